@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from tables import Paired, holm, paired, shown_p, table
+from tables import table
+
+from fedsim.results.significance import Paired, holm, paired, shown_p
 
 HERE = Path(__file__).parent
 FILE = HERE / "README.md"
@@ -642,7 +644,7 @@ def selection(ours: str, theirs: str) -> Evidence:
     for selected in ("all", "K = 3", "K = 5"):
         transfer |= less(selected, "without others")
     tests = {
-        name: each._replace(mean=each.mean + MARGIN)
+        name: replace(each, mean=each.mean + MARGIN)
         for name, each in less(ours, theirs, f" + {MARGIN}").items()
     }
     about = (

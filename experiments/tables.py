@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
-from scipy.stats import nct, t
 
 import fedsim
 from fedsim import Grid
 from fedsim.config_file import RawConfig
+from fedsim.results.significance import Paired, holm, paired, shown_p
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -65,68 +63,6 @@ def finished(grids: Iterable[Grid]) -> Iterator[tuple[dict[str, Any], fedsim.Run
                 cells[(*entry["cell"].items(), entry["seed"])] = (grid, entry)
     for grid, entry in cells.values():
         yield {**entry["cell"], "seed": entry["seed"]}, fedsim.load(grid.path / entry["folder"])
-
-
-class Paired(NamedTuple):
-    """A difference over pairs of runs that share a seed, and so partition and initial weights.
-
-    Attributes:
-        mean: of the difference, ours less theirs.
-        sem: the standard error of the mean.
-        pairs: their number.
-    """
-
-    mean: float
-    sem: float
-    pairs: int
-
-    @property
-    def low(self) -> float:
-        """The lower end of the 95 % confidence interval."""
-        return self.mean - float(t.ppf(0.975, self.pairs - 1)) * self.sem
-
-    @property
-    def high(self) -> float:
-        """The upper end of the 95 % confidence interval."""
-        return self.mean + float(t.ppf(0.975, self.pairs - 1)) * self.sem
-
-    @property
-    def detectable(self) -> float:
-        """The difference that as many pairs find with a probability of 0.8 at p < 0.05."""
-        freedom = self.pairs - 1
-        critical = t.ppf(0.975, freedom)
-        in_errors = brentq(lambda x: nct.sf(critical, freedom, x) - 0.8, 0.1, 50)
-        return float(in_errors) * self.sem
-
-    def p(self, size: float = 0.0) -> float:
-        """Of a two-tailed paired t-test that the difference is of this size."""
-        return float(2 * t.sf(abs(self.mean - size) / self.sem, self.pairs - 1))
-
-    def __str__(self) -> str:
-        text = f"{self.mean:+z.3f} ({self.low:+z.3f} to {self.high:+z.3f})"
-        return text.replace("-", "−")
-
-
-def paired(ours: pd.Series, theirs: pd.Series) -> Paired:
-    """Compare two series of figures with the same index, such as the seed."""
-    difference = (ours - theirs).dropna()
-    return Paired(difference.mean(), difference.sem(), len(difference))
-
-
-def holm(p: Iterable[float]) -> list[float]:
-    """p-values of several tests, corrected for their number by Holm's method."""
-    values = np.array(list(p))
-    order = values.argsort()
-    corrected = np.empty_like(values)
-    corrected[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)).clip(
-        0, 1
-    )
-    return [float(value) for value in corrected]
-
-
-def shown_p(p: float) -> str:
-    """A p-value as tables have it."""
-    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:

@@ -75,10 +75,11 @@ class Evaluate(Config):
             `partition.test_fraction`).
         metrics: further scores beside those of the objective, each a column. For classification:
             `macro_f1`, `balanced_accuracy`, `class_accuracy` (`class_accuracy/<class>`),
-            `top5_accuracy` (any k), `auroc`, `ece` (expected calibration error), and `confusion`,
-            a table of its own. For regression: `pearson` and `spearman`. Or
-            `package.module:function`, your own function of (outputs, targets), NumPy arrays of all
-            test examples, that returns a score or a dict of scores; in Python also the function.
+            `top5_accuracy` (any k below the number of classes), `auroc`, `ece` (expected
+            calibration error), and `confusion`, a table of its own. For regression: `pearson` and
+            `spearman`. Or `package.module:function`, your own function of (outputs, targets),
+            NumPy arrays of all test examples, that returns a score or a dict of scores; in Python
+            also the function.
         validation: share of the training examples that is held out as a validation set, stratified
             and drawn with the seed, before the rest is distributed to clients. Models are scored
             on it whenever they are scored on the test set, in columns `validation_<score>`, and

@@ -258,7 +258,7 @@ def _with_further(
     Raises:
         ExperimentError: one is not for this data, or has the name of another column.
     """
-    further = further_metrics(names, dataset)
+    further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
     reserved = {*RESERVED, "train_loss", *PrivateAggregation.column_names}
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples

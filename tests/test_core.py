@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,24 @@ def test_the_core_names_no_resident(path: Path) -> None:
     imported = imports_of(tree)
     wrong = {m for m in imported if any(m == r or m.startswith(r + ".") for r in RESIDENTS)}
     assert not wrong, f"{path}: imports {wrong}"
+
+
+def test_the_architecture_page_has_every_package_in_its_place() -> None:
+    """A row's packages are above those below it; within a row, left of what they import."""
+    page = (PACKAGE.parent / "docs" / "concepts" / "architecture.md").read_text()
+    rows = [re.findall(r"`fedsim\.(\w+)`", line.split("|")[1]) for line in page.splitlines()
+            if line.startswith("| `fedsim.")]  # fmt: skip
+    listed = [name for row in rows for name in row]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages <= set(listed)
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for module in imports_of(ast.parse(path.read_text())) if own in listed else ():
+            other = module.split(".")[1]
+            if other in listed and listed.index(other) < listed.index(own):
+                wrong.append(f"{path} imports {module}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_import_runs_upward() -> None:

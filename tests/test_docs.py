@@ -140,6 +140,8 @@ class TestReadme:
         controls = re.findall(r"`(\w+)`", rows[-1])
         assert f"{len(listed) - len(controls)} methods from the literature" in self.README
         assert f"{len(controls)} controls" in self.README
+        averaged = sum(method.learns.dp_compatible for _, method in methods.items())
+        assert f"{averaged} of all with secure aggregation" in self.README
 
     def test_the_make_targets_exist(self) -> None:
         makefile = text_of(ROOT / "Makefile")

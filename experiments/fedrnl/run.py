@@ -21,10 +21,11 @@ from fedsim import Grid
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.config_file import RawConfig
 from fedsim.explain.rationales import encoder_similarity
+from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from real import write as write_real
-from tables import against, finished, grids, paired, parser, spread, table, tested
+from tables import against, finished, grids, parser, spread, table, tested
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

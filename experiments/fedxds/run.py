@@ -26,10 +26,11 @@ from fedsim.analysis.audit import Inversion, PrivacyAudit
 from fedsim.config_file import RawConfig
 from fedsim.prepare import prepare
 from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
+from fedsim.results.significance import Paired, paired
 from fedsim.results.summary import of_run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import Paired, against, finished, grids, paired, parser, spread, table, tested
+from tables import against, finished, grids, parser, spread, table, tested
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

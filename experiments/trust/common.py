@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import ttest_rel
 from tables import spread, table
+
+from fedsim.results import significance
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -26,7 +27,7 @@ def paired(results: pd.DataFrame, axis: str, column: str, baseline: str) -> str:
         ps = []
         for value, part in own.groupby(axis, sort=False):
             ours = part.set_index("seed")[column]
-            ps.append(f"{ttest_rel(ours, plain[value].loc[ours.index]).pvalue:.3f}")
+            ps.append(f"{significance.paired(ours, plain[value]).p():.3f}")
         rows.append([str(method), *ps])
     values = list(dict.fromkeys(results[axis]))
     return table([f"p, {column}, against {baseline}", *map(str, values)], rows)

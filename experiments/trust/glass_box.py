@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from common import BAND, RESULTS, paired
 from matplotlib.figure import Figure
-from scipy.stats import ttest_rel
 from tables import finished, spread, table
 
 import fedsim
 from fedsim import Grid
+from fedsim.results import significance
 
 
 def rows(found: list[Grid]) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def tables(results: pd.DataFrame) -> Iterator[str]:
     for (name, learner), own in results.groupby(["table", "learner"], sort=False):
         means = [f"{own[c].mean():{form}}".replace("nan", "–") for c, (_, form) in sizes.items()]
         main.append([name, learner, *(spread(own[c]) for c in scores), *means])
-        p = f"{ttest_rel(own['own/insertion'], own['occlusion/insertion']).pvalue:.3f}"
+        p = f"{significance.paired(own['own/insertion'], own['occlusion/insertion']).p():.3f}"
         p = p.replace("nan", "–")  # of a single rule both are the same
         beside.append([name, learner, *(spread(own[c]) for c in by_occlusion), p])
     yield "\n" + table(["", "", *scores.values(), *(label for label, _ in sizes.values())], main)

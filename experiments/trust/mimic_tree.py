@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 from common import EXPLAINER
-from scipy.stats import ttest_rel
 from tables import finished, spread, table
 
 from fedsim import Grid
+from fedsim.results.significance import paired
 
 MIMICS = ("tree", EXPLAINER, "occlusion", "random")
 
@@ -51,7 +51,7 @@ def tables(results: pd.DataFrame) -> Iterator[str]:
             ps = []
             for score in ("insertion", "comprehensiveness"):
                 tree, ours = (own[f"{e}/personal_{score}"] for e in ("tree", explainer))
-                ps.append("–" if explainer == "tree" else f"{ttest_rel(tree, ours).pvalue:.4f}")
+                ps.append("–" if explainer == "tree" else f"{paired(tree, ours).p():.4f}")
             rows.append([explainer, *(spread(own[f"{explainer}/{c}"]) for c in columns), *ps])
         tested = ("p, insertion, personal, against the tree", "p, comprehensiveness")
         header = ["", *columns.values(), *tested]

@@ -37,10 +37,11 @@ from fedsim.models.masked_autoencoder import (
 )
 from fedsim.prepare import prepare
 from fedsim.privacy.inversion import fidelity as closeness
+from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
-from tables import against, finished, grids, paired, parser, spread, table, tested
+from tables import against, finished, grids, parser, spread, table, tested
 from tuning import SEED
 
 HERE = Path(__file__).parent

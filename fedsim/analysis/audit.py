@@ -56,9 +56,12 @@ from fedsim.privacy.inversion import (
     train_denoiser,
 )
 from fedsim.privacy.membership import (
+    Fit,
     Outcome,
     confidence,
     entropy_scores,
+    fit,
+    guessing,
     halves,
     insist_on_several,
     lira_scores,
@@ -91,6 +94,8 @@ SOURCES = {  # of reconstructed images, as a table names them
     "mean image": "the mean image, without any",
     "mean image of the class": "the mean image of the class, without any",
 }
+MODEL, SHADOWS, MAJORITY = "the model", "shadow models (mean)", "always the most frequent class"
+LESS = 0.05  # of accuracy, with which a model has not learnt what another has
 PROBE = 64  # examples by which it is estimated how long attacks take
 
 
@@ -146,6 +151,10 @@ class PrivacyAudit:
     each map to unit L2 norm and adds noise of this relative length (`obscured`). After scaling,
     the magnitude reveals nothing, even with a noise of 0.
 
+    Attributes:
+        fits: how well the model, and the shadow models, have learnt the members and the others;
+            known once membership was inferred.
+
     Raises:
         BadInput: the run is not finished or has no global classifier, or its data has changed.
     """
@@ -165,6 +174,7 @@ class PrivacyAudit:
         self._network, self._data = snapshot.network(), snapshot.data()
         self._model = snapshot.explained()
         self._path = run.path
+        self.fits: dict[str, Fit] = {}
         phases = run.rounds.get("phase")
         last = run.rounds if phases is None else run.rounds[phases == phases.iloc[-1]]
         self._rounds = len(last)
@@ -237,31 +247,37 @@ class PrivacyAudit:
                     found[_Sent(noise, explainer.name)] = sent
             return found
 
-        def compared(network: nn.Module, maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
+        def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
             """What LiRA compares with that of shadow models; by no explainer, of the model."""
             norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
             return {
-                _Sent(None, ""): confidence(logits(network, x), labels),
+                _Sent(None, ""): confidence(outputs, labels),
                 **{key: log_norm(norm) for key, norm in norms.items()},
             }
 
         seen, maps = logits(self._network, x), explained(self._network)
+        majority = np.eye(seen.shape[1])[np.full(len(labels), np.bincount(labels).argmax())]
+        self.fits = {MODEL: fit(seen, labels, inside), MAJORITY: fit(majority, labels, inside)}
         of_model = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
         scores: dict[float | None, dict[str, Scores]] = {noise: {} for noise in noises}
         for (noise, name), sent in maps.items():
             scores[noise][f"{name}/variance"] = by_row(variance_scores, there, sent)
             scores[noise][f"{name}/norm"] = by_row(norm_scores, there, sent)
         if shadows:
-            parts, values = halves(len(labels), shadows, rng), []
+            parts, values, fits = halves(len(labels), shadows, rng), [], []
             means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
             for s, network in enumerate(self._shadow_models(x, y, parts, self.passes)):
-                of_shadow = explained(network, s)
-                values.append(compared(network, of_shadow))
+                of_shadow, outputs = explained(network, s), logits(network, x)
+                fits.append(fit(outputs, labels, parts[s]))
+                values.append(compared(outputs, of_shadow))
                 for key, sent in of_shadow.items():
                     for mean, where in zip(means[key], (parts, ~parts), strict=True):
                         mean += sent * (where[s] / where.sum(axis=0))[:, np.newaxis]
                 on_shadow(s + 1)
-            for key, target in compared(self._network, maps).items():
+            self.fits[SHADOWS] = Fit(
+                *(float(np.mean([getattr(f, s) for f in fits])) for s in ("inside", "outside"))
+            )
+            for key, target in compared(seen, maps).items():
                 likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
                 if key.explainer:
                     scores[key.noise][f"{key.explainer}/norm_lira"] = likelier
@@ -544,7 +560,13 @@ class Audit:
         membership: one row per membership inference attack. Columns: `attack`; `explainer` (empty
             for attacks on the model itself) and its `noise` (NaN for none); `auc`,
             `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), see
-            `fedsim.privacy.membership.Outcome`. Guessing scores 0.5, 0.5 and 0.01.
+            `fedsim.privacy.membership.Outcome`.
+        guessing: where 95 % of the outcomes of guessing lie, with as many examples, by column of
+            `membership`.
+        fits: one row per model: the model, the shadow models and a constant guess. Columns:
+            `model`, and its accuracy on examples it was trained on (`inside`) and others
+            (`outside`).
+        warnings: where an attack has failed for a reason that is not privacy.
         reconstruction: one row per image reconstruction attack; empty if there is nothing to
             reconstruct images from. Columns: `source` (`shared` for the shared images themselves,
             `reconstructed` from these, `explanations`, or `mean image`, the attacker's guess
@@ -557,21 +579,27 @@ class Audit:
     membership: pd.DataFrame
     reconstruction: pd.DataFrame
     inversions: Mapping[str, Inversion]
+    guessing: Mapping[str, tuple[float, float]]
+    fits: pd.DataFrame
+    warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
         return f"<audit of {self.run.path}>"
 
     def text(self) -> str:
-        """Both tables as text, as `fedsim attack` prints them."""
+        """The tables and warnings as text, as `fedsim attack` prints them."""
         rows = [
             [
-                _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"]),
+                _attack(row),
                 *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr")),
             ]
             for row in self.membership.to_dict("records")
         ]
-        rows.append(["guessing", "0.500", "0.500", "0.010"])
+        ranges = (f"{low:.3f} to {high:.3f}" for low, high in self.guessing.values())
+        rows.append(["guessing, 95 % of cases", *ranges])
         parts = [_table(["membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"], rows)]
+        rows = [[name, f"{a:.3f}", f"{b:.3f}"] for name, a, b in self.fits.itertuples(index=False)]
+        parts.append(_table(["accuracy of", "on training examples", "on others"], rows))
         if len(self.reconstruction):
             rows = [
                 [
@@ -581,7 +609,7 @@ class Audit:
                 for row in self.reconstruction.to_dict("records")
             ]
             parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
-        return "\n\n".join(parts)
+        return "\n\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
         """Write the tables to attacks.json, and draw the reconstructed images.
@@ -603,7 +631,11 @@ class Audit:
         )
         folder.mkdir(parents=True, exist_ok=True)
         tables = {"membership": self.membership, "reconstruction": self.reconstruction}
-        content = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
+        tables["fits"] = self.fits
+        content: dict[str, Any] = {
+            name: json.loads(table.to_json(orient="records")) for name, table in tables.items()
+        }
+        content |= {"guessing": dict(self.guessing), "warnings": list(self.warnings)}
         paths = [folder / "attacks.json"]
         with atomic.named(paths[0]) as aside:
             aside.write_text(json.dumps(content, indent=2) + "\n")
@@ -624,7 +656,8 @@ class Audit:
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
             pictures = self._draw(Path(folder))
-            return as_html("", pictures, self.membership, self.reconstruction)
+            text = "\n".join(f"warning: {warning}" for warning in self.warnings)
+            return as_html(text, pictures, self.membership, self.fits, self.reconstruction)
 
 
 @checked
@@ -741,7 +774,56 @@ def _audit(
     tables = pd.DataFrame(membership), pd.DataFrame(images, columns=kinds)
     for table in tables:
         table["noise"] = table["noise"].astype(float)
-    return Audit(run, *tables, inversions)
+    chance = guessing(attacked.members, attacked.members)
+    fits = pd.DataFrame([{"model": name, **asdict(one)} for name, one in attacked.fits.items()])
+    of_members, of_images = (table.to_dict("records") for table in tables)
+    warnings = (*_doubts(of_members, chance, attacked.fits), *_failed(of_images))
+    return Audit(run, *tables, inversions, chance, fits, warnings)
+
+
+def _doubts(
+    rows: Sequence[Mapping[Any, Any]],
+    chance: Mapping[str, tuple[float, float]],
+    fits: Mapping[str, Fit],
+) -> Iterator[str]:
+    """Why a membership inference attack may be weak, other than for privacy."""
+    own, shadows = fits[MODEL], fits.get(SHADOWS)
+    if own.inside <= fits[MAJORITY].inside + LESS:
+        yield (
+            f"the model has learnt too little to reveal its examples (accuracy {own.inside:.3f} "
+            "on them): weak attacks are no evidence of privacy"
+        )
+    if shadows is not None and shadows.inside < own.inside - LESS:
+        yield (
+            "the shadow models have learnt their examples worse than the model "
+            f"({shadows.inside:.3f}, {own.inside:.3f}): what LiRA finds is too little, and no "
+            "evidence of privacy"
+        )
+    auc = {_attack(row): row["auc"] for row in rows}
+    width = chance["auc"][1] - 0.5
+    if "lira" in auc and auc["lira"] < auc["loss"] - width:
+        yield (
+            f"LiRA (AUC {auc['lira']:.3f}) is weaker than the loss ({auc['loss']:.3f}): its "
+            "shadow models do not behave as the model does; the strongest attack counts"
+        )
+    low = [name for name, found in auc.items() if found < chance["auc"][0]]
+    if low:
+        yield (
+            f"below guessing: {', '.join(low)}; members score lower than others, so that an "
+            "attacker who turns the scores round gains 1 − AUC"
+        )
+
+
+def _failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
+    """Which reconstructions are no better than the guess without anything."""
+    guess = min((r["mse"] for r in images if r["source"].startswith("mean image")), default=0)
+    for row in images:
+        if row["source"] in ("reconstructed", "explanations") and row["mse"] >= guess:
+            name = _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"])
+            yield (
+                f"images from {name}: no closer than a mean image (MSE {row['mse']:.4f}, "
+                f"{guess:.4f}): this denoiser has failed; another may not"
+            )
 
 
 def _explainers(
@@ -765,8 +847,12 @@ def _explainers(
         raise BadInput(f"explainer: {error.errors()[0]['msg']}") from None
 
 
+def _attack(row: Mapping[Any, Any]) -> str:
+    """A membership inference attack in a table: "loss", "occlusion/norm, noise 1"."""
+    return _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"])
+
+
 def _named(name: str, noise: float) -> str:
-    """An attack in a table: «loss», «occlusion/norm, noise 1»."""
     return name if math.isnan(noise) else f"{name}, noise {noise:g}"
 
 

@@ -18,7 +18,7 @@ from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.report.entries import names_of
 from fedsim.results.run import Run
-from fedsim.results.summary import LAST, aligned, of_run
+from fedsim.results.summary import LAST, aligned, of_run, on_record
 from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import check_end
 from fedsim.words import size
@@ -187,10 +187,9 @@ def figures(run: Run) -> dict[str, Any]:
     rounds, manifest = run.rounds, run.manifest
     found: dict[str, Any] = {"status": manifest["status"], "rounds": len(rounds)}
     if len(rounds):
-        for metric in run.metrics:
-            if metric.column in rounds:
-                scores = rounds[metric.column].dropna()
-                found[metric.column] = float(scores.iloc[-1]) if len(scores) else None
+        for column in on_record(run):
+            scores = rounds[column].dropna()
+            found[column] = float(scores.iloc[-1]) if len(scores) else None
         reported = of_run(rounds, run.primary_metric)
         found |= {"best": reported["best"], f"last{LAST}": reported[f"last{LAST}"]}
         found["bytes_up"] = int(rounds["total_bytes_up"].iloc[-1])

@@ -185,6 +185,15 @@ def report_command(
             show_default=False,
         ),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A score to show instead of all on record, such as macro_f1, gradient/deletion "
+            "or client_accuracy; may be repeated. Runs are judged by the first.",
+            metavar="COLUMN",
+            show_default=False,
+        ),
+    ] = None,
     latex: Annotated[
         Path | None, typer.Option(help="Also write the results tables as LaTeX.")
     ] = None,
@@ -211,8 +220,8 @@ def report_command(
     if watch:
         out.print("updating the page until everything has finished; stop with Ctrl-C")
     found = map(latest, folders)
-    written = report(*found, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
-                     figures=figures, watch=watch)  # fmt: skip
+    written = report(*found, out=page, rows=rows, columns=columns, metric=metric or (),
+                     latex=latex, csv=csv, figures=figures, watch=watch)  # fmt: skip
     say_written(path for path in (written, latex, csv, figures) if path is not None)
 
 

@@ -31,10 +31,14 @@ from fedsim.cli.console import (
 from fedsim.errors import ClientError, FedsimError, MethodError, RunError
 
 if TYPE_CHECKING:  # these import torch: imported by the commands that need them
+    import pandas as pd
+
     from fedsim import Grid, Run, Search
     from fedsim.progress import TerminalBar
     from fedsim.results.folder import Folder
     from fedsim.simulate import Progress
+
+MOST_SCORES = 4  # of a grid, beside the primary metric, in the terminal
 
 
 @app.command("run")
@@ -194,7 +198,7 @@ class _Lines:
 def _grid_summary(folder: Grid) -> None:
     """The results of a grid as a table."""
     from fedsim.objectives import VALIDATION
-    from fedsim.results.summary import LAST, compared_by, in_words, mean_std
+    from fedsim.results.summary import LAST, compared_by, further, in_words, mean_std
 
     summary = folder.summary
     if summary.empty:
@@ -235,15 +239,46 @@ def _grid_summary(folder: Grid) -> None:
         words += "; best round: by its score on the validation set"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
-        better = " or ".join(
-            dict.fromkeys({"max": "above", "min": "below"}[m.best] for m in metrics)
-        )
         words += (
-            f"; p: unpaired one-tailed Welch t-test, {figures[by]} {better} that of {against}, "
-            "corrected for all comparisons (Holm)"
+            f"; p: two-tailed t-test of the difference of {figures[by]} to {against}, "
+            "paired by seed, corrected for all comparisons (Holm)"
         )
     out.print(words, markup=False)
+    _print_further(summary, axes, {m.column: m.label for run in runs for m in further(run)})
     out.print(f"grid folder: {short(folder.path)}", markup=False)
+
+
+def _print_further(summary: pd.DataFrame, axes: Sequence[str], labels: dict[str, str]) -> None:
+    """The first of the further scores of a grid as a table.
+
+    Args:
+        labels: what all of them are called, by column.
+    """
+    from fedsim.results.significance import stars
+    from fedsim.results.summary import mean_std
+
+    known = [column for column in labels if f"{column}/last_mean" in summary]
+    if not known:
+        return
+    rows = [[str(row[axis]) for axis in axes] for row in summary.to_dict("records")]
+    for column in known[:MOST_SCORES]:
+        texts = mean_std(*(summary[f"{column}/last_{how}"] for how in ("mean", "std")))
+        ps = summary.get(f"{column}/p_holm", [math.nan] * len(rows))
+        for row, text, p in zip(rows, texts, ps, strict=True):
+            row.append(text + stars(p))
+    table = Table(box=None, pad_edge=False)
+    for axis in axes:
+        table.add_column(axis)
+    for column in known[:MOST_SCORES]:
+        table.add_column(labels[column], justify="right")
+    for row in rows:
+        table.add_row(*row)
+    out.print("")
+    print_table(table)
+    words = "in the last round; * p < 0.05, ** p < 0.01, *** p < 0.001"
+    if len(known) > MOST_SCORES:
+        words += f"; fedsim report shows {len(known) - MOST_SCORES} further scores"
+    out.print(words, markup=False)
 
 
 def _search_summary(folder: Search) -> None:
@@ -369,7 +404,7 @@ class _Screen:
 def _summary(done: Run) -> None:
     """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import LAST, best_round, chosen_by, digits, further_scores
+    from fedsim.results.summary import LAST, best_round, chosen_by, digits, last_scores
 
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -389,7 +424,7 @@ def _summary(done: Run) -> None:
             row = rounds.iloc[best]
             score = f"{digits(row[metric.column])} (round {int(row['round'])})"
             table.add_row(f"{metric.label}, best{by}", score)
-    for label, last_score in further_scores(done).items():
+    for label, last_score in last_scores(done).items():
         table.add_row(f"{label}, last round", digits(last_score))
     if "accuracy" in done.tasks:
         found = continual(done.tasks)

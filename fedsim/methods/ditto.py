@@ -19,7 +19,8 @@ from fedsim.training import Train
 class Ditto(PersonalBesideGlobal):
     """FedAvg; beside it each client minimises F_k(v_k) + (λ/2)·‖v_k − w‖² (Li et al. 2021).
 
-    The global model w is FedAvg's, and is evaluated on the central test set. A client of the
+    The global model w is FedAvg's, with clients weighted by their samples (equally in the authors'
+    code), and is evaluated on the central test set. A client of the
     cohort trains its v_k, starting from the v_k of its last round (at first w⁰), for as many
     epochs or steps as w. v_k is never sent; `evaluate.clients` evaluates it.
 

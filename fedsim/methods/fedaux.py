@@ -96,6 +96,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
     averages: ClassVar[bool] = False
+    private_by_example: ClassVar[bool] = False
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)
     regression: Literal["paper", "code"] = "paper"

@@ -120,6 +120,7 @@ class FedXDS(PoolMethod[FedXDSState]):
 
     name: str = "fedxds"
     pooled: ClassVar[tuple[str, ...]] = ("shared", "labels")
+    private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )

@@ -21,10 +21,11 @@ from fedsim.training import FlatModel
 class LGFedAvg(SharedPart):
     """FedAvg of the top layers θ^g; each client keeps the layers θ_k^l below (Liang et al. 2020).
 
-    A client trains both together, and sends θ^g alone: θ^g ← Σ_k n_k·θ_k^g / Σ_k n_k. There is no
-    global model: scores on the central test set are means over the clients' models, where the
-    paper lets them vote. In the authors' experiments, all begin with weights that FedAvg has
-    trained; here, as in Algorithm 1, with the run's initial weights.
+    A client trains both together, and sends θ^g alone: θ^g ← Σ_k n_k·θ_k^g / Σ_k n_k; the authors'
+    code weights clients equally. There is no global model: scores on the central test set are
+    means over the clients' models, where the paper lets them vote. In the authors' experiments,
+    all begin with weights that FedAvg has trained; here, as in Algorithm 1, with the run's initial
+    weights.
 
     Args:
         shared: names of the modules that are shared; by default the head. The authors share two

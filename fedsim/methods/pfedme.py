@@ -31,9 +31,10 @@ class PFedMe(PersonalModels[State]):
 
     The server takes w ← (1 − β)·w + β·Σ_k w_k / |S|, with equal weights as in the paper.
     `train.optimizer.lr` is the personal learning rate of step 1; R, the number of local rounds,
-    follows from `train.local_epochs` or `local_steps`. The last θ_k is the personal model, which
-    `evaluate.clients` evaluates; w is evaluated on the central test set. Batch norm's statistics
-    are those of θ_k.
+    follows from `train.local_epochs` or `local_steps`. The last θ_k is the personal model, as in
+    the paper, and `evaluate.clients` evaluates it; the personal accuracy that the authors publish
+    is of w_k, which their code evaluates. w is evaluated on the central test set. Batch norm's
+    statistics are those of θ_k.
 
     Args:
         lam: λ (the authors use 15). Steps of the personal learning rate diverge if it is above

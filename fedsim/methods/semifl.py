@@ -99,6 +99,7 @@ class SemiFL(Method[SemiFLState]):
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
     needs_labels: ClassVar[bool] = False
+    private_by_example: ClassVar[bool] = False  # mix examples are of two
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)

@@ -75,9 +75,10 @@ class XFedAlign(Method[XFedAlignState]):
     the masks z (so a part that matters but lies above its mean as often as below it is not
     detected):
 
-        β_c = argmin (1/n)·Σ_i (f_i − β·z_i)² + λ·‖β − α_c‖²,
+        β_c = argmin (1/n)·Σ_i (f_i − β·z_i)² + λ·‖β − α_c‖² + 10⁻³·‖β‖²,
 
-    with f and z standardised, and α the prior received with the model (0 at first). The artifact
+    with f and z standardised, and α the prior received with the model (0 at first); the last term
+    makes the solution unique. The artifact
     of c consists of the k groups with the largest |β_c| and their values, scaled to unit length.
     The server's new α_c is the elementwise median over clients, where groups that are not sent
     count as 0: a group named by fewer than half of the clients has no effect. A class that no
@@ -92,7 +93,8 @@ class XFedAlign(Method[XFedAlignState]):
 
     With `noise`, N(0, σ²) is added to every entry of β_c / ‖β_c‖ before the k largest are chosen:
     for each class and round (ε, δ)-private with a sensitivity of 2 (`fedsim.privacy.gaussian`).
-    Which classes a client holds, and its model, are sent as they are.
+    Which classes a client holds, and its model, are sent as they are. ε of DP-SGD does not cover
+    artifacts, so that `privacy` is refused.
 
     For each of its classes a client sends the class, k group numbers in the smallest integer type
     that fits (1 byte for up to 256), and k float32 values; it receives C·G float32 beside the
@@ -108,7 +110,7 @@ class XFedAlign(Method[XFedAlignState]):
     of images are numbered row by row). `fedsim explain` shows it after the last round.
 
     Args:
-        lam: λ; with 0, each client explains on its own, with a ridge penalty of 10⁻³.
+        lam: λ; with 0, each client explains on its own.
         size: side of a group in pixels; by default images are cut into 7×7 groups, or slightly
             fewer. For tables each feature is a group.
         top_k: k; by default a fifth of the groups, rounded.
@@ -126,6 +128,7 @@ class XFedAlign(Method[XFedAlignState]):
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
     averages: ClassVar[bool] = False
+    private_by_example: ClassVar[bool] = False
     lam: float = Field(0.5, ge=0)
     size: int | None = Field(None, ge=1)
     top_k: int | None = Field(None, ge=1)

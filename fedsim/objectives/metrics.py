@@ -139,7 +139,7 @@ KNOWN_METRICS: dict[str, str] = {
     **{name: label for name, (label, _, _) in {**_OF_CLASSES, **_OF_NUMBERS}.items()},
     CLASS_ACCURACY: "accuracy of each class, in columns class_accuracy/<class>",
     CONFUSION: "counts of true and predicted classes, in the table confusion",
-    "top5_accuracy": "accuracy of the five most probable classes; top<k>_accuracy for any k",
+    "top5_accuracy": "accuracy of the five most probable classes; or of top<k>_accuracy, of k",
 }
 
 
@@ -155,16 +155,18 @@ def check_name(name: str) -> None:
         raise unknown_name("metric", name, KNOWN_METRICS)
 
 
-def further_metrics(names: Sequence[str], data: Dataset) -> tuple[FurtherMetric, ...]:
-    """The metrics of these names, for a data set.
+def further_metrics(
+    names: Sequence[str], data: Dataset, outputs: int
+) -> tuple[FurtherMetric, ...]:
+    """The metrics of these names, for a data set and the number of a network's outputs.
 
     Raises:
-        ExperimentError: one does not support the data.
+        ExperimentError: one does not support them.
     """
-    return tuple(_further_metric(name, data) for name in names)
+    return tuple(_further_metric(name, data, outputs) for name in names)
 
 
-def _further_metric(name: str, data: Dataset) -> FurtherMetric:
+def _further_metric(name: str, data: Dataset, outputs: int) -> FurtherMetric:
     where, C = f"evaluate.metrics: {name}", len(data.classes)
     if ":" in name:
         function = _own_function(name)
@@ -178,10 +180,16 @@ def _further_metric(name: str, data: Dataset) -> FurtherMetric:
         if C or data.y.ndim > 1:
             what = f"{C} classes" if C else f"{data.y.shape[1]} targets"
             raise ExperimentError(f"{where} needs a numeric target, and the data has {what}")
+        if outputs != 1:
+            raise ExperimentError(f"{where} needs one output, and the objective has {outputs}")
         label, best, score = _OF_NUMBERS[name]
         return FurtherMetric(name, score, Metric(name, label, best))
     if not C:
         raise ExperimentError(f"{where} needs classes, and the target here is a number")
+    if outputs != C:
+        raise ExperimentError(
+            f"{where} needs an output for each of the {C} classes, and the objective has {outputs}"
+        )
     if name == CONFUSION:
         return FurtherMetric(name, partial(_confusion_rows, data.classes), is_table=True)
     if name == CLASS_ACCURACY:

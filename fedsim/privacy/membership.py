@@ -89,6 +89,52 @@ def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
     )
 
 
+def guessing(members: int, others: int) -> dict[str, tuple[float, float]]:
+    """Where 95 % of the outcomes of random scores lie, by the outcome's name.
+
+    The balanced accuracy of guessing is 0.5 or more, because it is that of the best threshold.
+
+    Args:
+        members: n, the number of members.
+        others: m, of non-members.
+
+    Source:
+        Of the AUC the normal approximation of Mann and Whitney (1947), of the balanced accuracy
+        the limit of Smirnov's one-sided statistic; the TPR is a beta-binomial share.
+    """
+    from scipy.stats import betabinom, norm
+
+    tails = np.array([0.025, 0.975])
+    aucs = norm.ppf(tails, 0.5, np.sqrt((members + others + 1) / (12 * members * others)))
+    gap = np.sqrt(-np.log(0.05) * (members + others) / (2 * members * others))
+    allowed = int(MAX_FPR * others)  # non-members above the threshold
+    hits = betabinom.ppf(tails, members, allowed + 1, others - allowed) / members
+    shares = {"auc": aucs, "balanced_accuracy": (0.5, (1 + gap) / 2), "tpr": hits}
+    return {
+        name: (max(float(low), 0), min(float(high), 1)) for name, (low, high) in shares.items()
+    }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The accuracy of a model on examples that it was trained on, and on others."""
+
+    inside: float
+    outside: float
+
+
+def fit(logits: NDArray[Any], labels: NDArray[Any], inside: NDArray[np.bool_]) -> Fit:
+    """The fit of a model.
+
+    Args:
+        logits: (n, C) of the model.
+        labels: (n,) true classes.
+        inside: (n,) which examples it was trained on.
+    """
+    right = logits.argmax(axis=1) == labels
+    return Fit(float(right[inside].mean()), float(right[~inside].mean()))
+
+
 def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) log(p_y / (1 − p_y)) = z_y − log Σ_{c≠y} e^(z_c), which is nearly Gaussian.
 

@@ -10,13 +10,15 @@ from markupsafe import Markup
 
 from fedsim.config_file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
+from fedsim.results.significance import stars
 from fedsim.results.summary import (
     aligned,
     best_round,
     cell_label,
     chosen_by,
     digits,
-    further_scores,
+    further,
+    last_scores,
     mean_std,
 )
 from fedsim.words import size
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fedsim.results.sweeps import Grid, Search
 
 MOST_ROWS = 20
+_STARS = "* p < 0.05, ** p < 0.01, *** p < 0.001 against the baseline, paired by seed (Holm)"
 # The variables that the figures of a report are coloured by. The notebook's own text colour fits
 # dark themes, too; the lines are told apart on either.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d1f", "#56b4e9", "#7b4fbf", "#888")
@@ -55,12 +58,12 @@ def run_html(run: Run) -> str:
         scores = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
         if len(scores):
             facts += _scores(scores, metric)
-            further = further_scores(run).items()
-            facts += [(f"{label}, last round", digits(score)) for label, score in further]
+            last = last_scores(run).items()
+            facts += [(f"{label}, last round", digits(score)) for label, score in last]
             curve = _curve(metric, [_line(scores, metric.column, 0, metric.label)])
-        last = rounds.iloc[-1]
-        facts.append(("sent up", size(last["total_bytes_up"])))
-        facts.append(("sent down", size(last["total_bytes_down"])))
+        sent = rounds.iloc[-1]
+        facts.append(("sent up", size(sent["total_bytes_up"])))
+        facts.append(("sent down", size(sent["total_bytes_down"])))
     if "result_hash" in run.manifest:
         facts.append(("result hash", run.result_hash))
     facts.append(("folder", str(run.path)))
@@ -79,7 +82,14 @@ def grid_html(grid: Grid) -> str:
     rounds = grid.rounds
     by_cell = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
     parts = {_key(cell): rows for cell, rows in by_cell.groupby(grid.axes, sort=False)}
-    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in ("last", "best")]
+    figures = {"last": f"{metric.label}, last round", "best": "best"}
+    figures |= {f"{m.column}/last": m.label for run in done for m in further(run)}
+    figures = {f: words for f, words in figures.items() if f"{f}_mean" in summary}
+    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in figures]
+    for of_figure, figure in zip(scores, figures, strict=True):
+        ps = summary.get(f"{figure.rpartition('last')[0]}p_holm") if figure != "best" else None
+        if ps is not None:
+            of_figure[:] = [text + stars(p) for text, p in zip(of_figure, ps, strict=True)]
     for number, (row, *of_row) in enumerate(zip(summary.to_dict("records"), *scores, strict=True)):
         style = number if len(summary) <= STYLES else None
         cell = tuple(row[axis] for axis in grid.axes)
@@ -88,11 +98,12 @@ def grid_html(grid: Grid) -> str:
             lines.append(_line(parts[cell], metric.column, style, label))
         mark = swatch(style) if style is not None else ""
         rows.append((mark, *cell, row["seeds"], *of_row))
-    header = ("", *grid.axes, "seeds", f"{metric.label}, last round", "best")
+    header = ("", *grid.axes, "seeds", *figures.values())
     return _page(
         title,
         _facts([("status", how), ("folder", str(grid.path))]),
         _table(header, rows),
+        Markup(_STARS if "p_holm" in summary else ""),
         _curve(metric, lines) if lines else Markup(""),
     )
 

@@ -14,7 +14,7 @@ from fedsim.errors import BadInput
 from fedsim.registry import nearest
 from fedsim.results.confusion import last_confusion, plot_confusion
 from fedsim.results.pareto import draw_pair, front
-from fedsim.results.summary import cell_label
+from fedsim.results.summary import cell_label, of_score, on_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,10 +79,10 @@ def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rounds.dropna(subset=[metric])
 
 
-def _label(run: Run, metric: str) -> str:
+def _label(run: Run, column: str) -> str:
     """A column of the rounds, as a person calls it."""
-    known = {m.column: m.label for m in (*run.metrics, *run.explained)}
-    return known.get(metric, metric.replace("_", " "))
+    metric = on_record(run).get(column)
+    return column.replace("_", " ") if metric is None else metric.label
 
 
 def _by_round(ax: Axes, label: str) -> None:
@@ -163,10 +163,14 @@ def _grid_curves(grid: Grid, ax: Axes, metric: str | None) -> None:
 
 
 def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
-    if metric is not None:
-        raise BadInput("plot: 'summary' shows the primary metric; 'curves' takes any")
-    _, label = _grid_metric(grid, metric)
+    column, label = _grid_metric(grid, metric)
     rows = grid.summary
+    if metric is not None and f"{metric}/last_mean" in rows:
+        rows = of_score(rows, grid.axes, column)
+    elif column != _grid_metric(grid, None)[0]:
+        columns = map(str, rows)
+        known = (c.removesuffix("/last_mean") for c in columns if c.endswith("/last_mean"))
+        raise BadInput(f"plot: the summary has no score '{metric}'{nearest(metric, known)}")
     names = [cell_label({axis: row[axis] for axis in grid.axes}) for _, row in rows.iterrows()]
     places = np.arange(len(rows))
     ax.errorbar(rows["last_mean"], places, xerr=rows["last_std"].fillna(0), fmt="o", capsize=3)

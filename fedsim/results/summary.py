@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.config_file import RawConfig
+from fedsim.errors import BadInput
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.objectives.metrics import CLASS_ACCURACY
+from fedsim.registry import nearest
 from fedsim.results.run import Run
+from fedsim.results.significance import Paired, compared, holm
 
-if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
+if TYPE_CHECKING:  # it takes long to import: only where it is needed
     import pandas as pd
 
 CLOCK = "total_simulated_seconds"  # a column of rounds with simulated devices
@@ -45,8 +47,8 @@ def mean_std(means: Iterable[float], stds: Iterable[float]) -> list[str]:
     column without any is rounded by `digits`.
     """
     pairs = list(zip(means, stds, strict=True))
-    found = [std for _, std in pairs if np.isfinite(std)]
-    decimals = max((_decimals(std) for std in found), default=None)
+    some = any(np.isfinite(std) for _, std in pairs)
+    decimals = decimals_of(std for _, std in pairs) if some else None
 
     def text(number: float) -> str:
         if decimals is None or not abs(number) < 1e6:
@@ -59,9 +61,10 @@ def mean_std(means: Iterable[float], stds: Iterable[float]) -> list[str]:
     ]
 
 
-def _decimals(std: float) -> int:
-    """How many show two digits of a deviation, at most four."""
-    return 4 if std < 5e-5 else min(max(1 - math.floor(math.log10(std)), 0), 4)
+def decimals_of(stds: Iterable[float]) -> int:
+    """The decimals that show two digits of the smallest of some deviations, at most four."""
+    least = min((std for std in stds if np.isfinite(std)), default=0)
+    return 4 if least < 5e-5 else min(max(1 - math.floor(math.log10(least)), 0), 4)
 
 
 def aligned(values: Iterable[Any]) -> list[str]:
@@ -106,21 +109,75 @@ def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
     return None if np.isnan(scores).all() else int(np.nanargmax(scores))
 
 
-def further_scores(run: Run) -> dict[str, float]:
-    """The last scores of the run's `evaluate.metrics`, by label; the accuracy of each class is not
-    among them.
+# Prefixes of scores on other examples than the central test set's.
+ELSEWHERE = {
+    "client_": "{}, mean over clients",
+    "worst_client_": "{} of the worst client",
+    VALIDATION: "validation {}",
+}
+
+
+def on_record(run: Run) -> dict[str, Metric]:
+    """The scores in a run's rounds, by column; the primary metric is the first.
+
+    They are the metrics of its objective and of `evaluate.metrics`, of each class and slice and on
+    clients' own test examples (`evaluate.clients`), and the scores of explanations. A metric that
+    returns several scores has a column for each. Reading them runs no code.
     """
-    content = RawConfig.read(run.path / "experiment.yaml").content  # which imports no metric
-    labels = {metric.column: metric.label for metric in run.metrics}
-    found = {}
-    for name in content.get("evaluate", {}).get("metrics", ()):
-        _, own, metric = name.rpartition(":")
-        for column in map(str, run.rounds):
-            if column == metric or (own and column.startswith(f"{metric}/")):
-                scores = run.rounds[column].dropna()
-                if len(scores):
-                    found[labels.get(column, column)] = float(scores.iloc[-1])
+    columns = [str(column) for column in run.rounds]
+    by_column = {metric.column: metric for metric in run.metrics}
+    classes = Metric(CLASS_ACCURACY, "class accuracy")
+    found: dict[str, Metric] = {}
+    for metric in (run.primary_metric, *run.metrics, classes):
+        for column in columns:
+            base, _, part = column.rpartition("/")
+            if column == metric.column or (base == metric.column and column not in by_column):
+                label = f"{metric.label}/{part}" if base == metric.column else metric.label
+                found.setdefault(column, replace(metric, column=column, label=label))
+    for metric in list(found.values()):
+        for prefix, words in ELSEWHERE.items():
+            if (column := prefix + metric.column) in columns:
+                label = words.format(metric.label)
+                found[column] = replace(metric, column=column, label=label, primary=False)
+    for metric in run.explained:
+        if metric.column in columns:
+            explainer = metric.column.partition("/")[0]
+            found[metric.column] = replace(metric, label=f"{metric.label}, by {explainer}")
     return found
+
+
+def further(run: Run) -> list[Metric]:
+    """The scores on record that tables show beside the primary metric.
+
+    All but those on a validation set, and the accuracy of each class.
+    """
+    left_out = (VALIDATION, f"{CLASS_ACCURACY}/")
+    return [
+        metric
+        for column, metric in on_record(run).items()
+        if column != run.primary_metric.column and not column.startswith(left_out)
+    ]
+
+
+def last_scores(run: Run) -> dict[str, float]:
+    """The last of each further score, by what a person calls it."""
+    series = {metric.label: run.rounds[metric.column].dropna() for metric in further(run)}
+    return {label: float(scores.iloc[-1]) for label, scores in series.items() if len(scores)}
+
+
+def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
+    """The scores of these names (columns of rounds), of runs.
+
+    Raises:
+        BadInput: no run has it on record, or it is named twice.
+    """
+    known = {column: metric for run in runs for column, metric in on_record(run).items()}
+    for name in names:
+        if name not in known:
+            raise BadInput(f"metric: no score '{name}' is on record{nearest(name, known)}")
+        if names.count(name) > 1:
+            raise BadInput(f"metric: '{name}' is named twice")
+    return [known[name] for name in names]
 
 
 def tidy(
@@ -147,32 +204,31 @@ def tidy(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) -> dict[str, float]:
+def of_run(
+    rounds: pd.DataFrame,
+    metric: Metric,
+    target: float | None = None,
+    others: Iterable[Metric] = (),
+) -> dict[str, float]:
     """The figures of one run that papers report.
 
     Args:
         rounds: a row for each round; rounds without evaluation have no score.
         metric: what is reported.
         target: a score to be reached.
+        others: further scores that are reported.
 
     Returns:
         The score in the last round (`last`), that in the best (`best`; see `best_round`), the
         mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes`
         sent both ways; with a target `rounds_to_target`, the first round that reached it, and
         `bytes_to_target`, what had been sent by the end of that round, NaN if none did. With
-        simulated devices also `simulated_seconds` of all rounds, and `seconds_to_target`.
+        simulated devices also `simulated_seconds` of all rounds, and `seconds_to_target`. Of a
+        further score the first three, as `<column>/last` and so on.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
-    known = metric.column in rounds
-    scores = rounds[metric.column].dropna() if known else sent[:0]
-    found = dict.fromkeys(("last", "best", "last5"), np.nan)
-    if len(scores):
-        best = best_round(rounds, metric)
-        found = {
-            "last": float(scores.iloc[-1]),
-            "best": np.nan if best is None else float(rounds[metric.column].iloc[best]),
-            "last5": float(scores.iloc[-LAST:].mean()),
-        }
+    scores = rounds[metric.column].dropna() if metric.column in rounds else sent[:0]
+    found = _scores(rounds, metric)
     found["total_bytes"] = float(sent.iloc[-1])
     costs = {"rounds_to_target": rounds["round"], "bytes_to_target": sent}
     if CLOCK in rounds:
@@ -183,21 +239,37 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
         first = reached[:1]
         for figure, values in costs.items():
             found[figure] = float(values.loc[first[0]]) if len(first) else np.nan
+    for other in others:
+        found |= {f"{other.column}/{name}": n for name, n in _scores(rounds, other).items()}
     return found
 
 
-def compared_by(runs: Iterable[Run]) -> Compared:
-    """The figure by which runs are compared.
+def _scores(rounds: pd.DataFrame, metric: Metric) -> dict[str, float]:
+    """The figures of one score; NaN if no round has it."""
+    scores = rounds[metric.column].dropna() if metric.column in rounds else None
+    if scores is None or scores.empty:
+        return dict.fromkeys(("last", "best", "last5"), np.nan)
+    best = best_round(rounds, metric)
+    return {
+        "last": float(scores.iloc[-1]),
+        "best": np.nan if best is None else float(rounds[metric.column].iloc[best]),
+        "last5": float(scores.iloc[-LAST:].mean()),
+    }
+
+
+def compared_by(runs: Iterable[Run], metric: Metric | None = None) -> Compared:
+    """The figure by which runs are compared: by a score, or each by its primary metric.
 
     It is the mean of the last five evaluated rounds (`last5`), or the score in the last round
     (`last`) if a run has evaluated fewer than five: a mean over all of them would be mostly of
     the first rounds. Unfinished runs count only if none is finished.
     """
     runs = [run for run in runs if len(run.rounds)]
+    columns = [(run, (metric or run.primary_metric).column) for run in runs]
     evaluated = [
-        int(run.rounds[run.primary_metric.column].notna().sum())
-        for run in [run for run in runs if run.status == "finished"] or runs
-        if run.primary_metric.column in run.rounds
+        int(run.rounds[column].notna().sum())
+        for run, column in [(r, c) for r, c in columns if r.status == "finished"] or columns
+        if column in run.rounds
     ]
     return "last5" if min(evaluated, default=LAST) >= LAST else "last"
 
@@ -207,28 +279,31 @@ def summarise(
     axes: Sequence[str],
     baseline: Mapping[str, Any] | None = None,
     target: float | None = None,
+    metrics: Sequence[Metric] = (),
 ) -> pd.DataFrame:
     """A row for each cell of a grid: mean and standard deviation over its seeds.
 
     Args:
-        runs: as `tidy` takes them. Each is reported by its primary metric; those without a round
-            are left out.
+        runs: as `tidy` takes them; those without a round are left out.
         axes: what cells have values of.
         baseline: the values of some axes. Each cell is compared with the cell that has these
             values and is otherwise equal to it.
-        target: a score, for `rounds_to_target` and `bytes_to_target`.
+        target: a value of the primary metric, for `rounds_to_target` and `bytes_to_target`.
+        metrics: the scores that are reported, of all runs; by default the primary metric of each,
+            and what is `further` on record of any.
 
     Returns:
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures
         of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed). With a target
         `reached`: how many seeds reached it; the means of rounds and bytes are over these. With a
         baseline, by the figure that `compared_by` names: `difference_mean` and `difference_std`,
-        of the cell's score less the baseline's, paired by seed; `p_value` of the one-tailed Welch
-        t-test that the score is better than the baseline's; `p_holm`, the same corrected by Holm's
-        method for all cells that are compared.
+        of the cell's score less the baseline's; `difference_low` and `difference_high`, the 95 %
+        confidence interval; `p_value` of the two-tailed t-test; `p_holm`, the same corrected by
+        Holm's method for all cells that are compared. `pairs` is the number of seeds that both
+        have, by which they are paired; if they share none it is 0, and the test is Welch's.
 
-    The test is not paired. Accuracies on a test set are multiples of 1/n: a few seeds often have
-    equal differences, for which a paired t-test would give a p of 0.
+        For each further score the first three figures and the comparison, as
+        `<column>/<figure>_mean` and so on; see `of_score`.
     """
     import pandas as pd
 
@@ -236,42 +311,61 @@ def summarise(
     for cell, seed, run in runs:
         if len(run.rounds):
             by_cell.setdefault(tuple(cell[axis] for axis in axes), []).append((seed, run))
-    metrics = {key: of_cell[0][1].primary_metric for key, of_cell in by_cell.items()}
-    by_run = {
-        key: pd.DataFrame(
-            [of_run(run.rounds, metrics[key], target) for _, run in of_cell],
-            index=[seed for seed, _ in of_cell],
-        )
-        for key, of_cell in by_cell.items()
-    }
-    by = compared_by(run for _, _, run in runs)
+    each = [run for of_cell in by_cell.values() for _, run in of_cell]
+    judges = {key: (*metrics, of_cell[0][1].primary_metric)[0] for key, of_cell in by_cell.items()}
+    others = {metric.column: metric for metric in metrics[1:]}
+    if not metrics:
+        others = {metric.column: metric for run in each for metric in further(run)}
+        for judge in judges.values():
+            others.pop(judge.column, None)
+    by = {"": compared_by(each, *metrics[:1])}
+    by |= {f"{column}/": compared_by(each, metric) for column, metric in others.items()}
+    by_run = {}
+    for key, of_cell in by_cell.items():
+        rows = [of_run(run.rounds, judges[key], target, others.values()) for _, run in of_cell]
+        by_run[key] = pd.DataFrame(rows, index=[seed for seed, _ in of_cell])
     table = []
     for key, figures in by_run.items():
         cell = dict(zip(axes, key, strict=True))
-        row: dict[str, Any] = {**cell, "seeds": len(figures)}
+        line: dict[str, Any] = {**cell, "seeds": len(figures)}
         for figure, values in figures.items():
-            row[f"{figure}_mean"] = values.mean()
-            row[f"{figure}_std"] = values.std(ddof=1)
+            line[f"{figure}_mean"] = values.mean()
+            line[f"{figure}_std"] = values.std(ddof=1)
         if target is not None:
-            row["reached"] = int(figures["bytes_to_target"].notna().sum())
+            line["reached"] = int(figures["bytes_to_target"].notna().sum())
         if baseline is not None:
             other = tuple({**cell, **baseline}[axis] for axis in axes)
-            row |= dict.fromkeys(("difference_mean", "difference_std", "p_value"), np.nan)
-            if other != key and metrics.get(other) == metrics[key]:
-                ours, theirs = figures[by], by_run[other][by]
-                differences = _by_seed(ours) - _by_seed(theirs)  # NaN: one lacks it
-                row["difference_mean"] = differences.mean()
-                row["difference_std"] = differences.std(ddof=1)
-                row["p_value"] = _welch(ours, theirs, metrics[key])
-        table.append(row)
+            alike = other != key and judges.get(other) == judges[key]
+            for prefix, figure in by.items():
+                pair = [by_run[k][prefix + figure] for k in (key, other)] if alike else None
+                line |= {prefix + name: number for name, number in _against(pair).items()}
+        table.append(line)
     found = pd.DataFrame(table)
     if baseline is not None and len(found):
-        found["p_holm"] = _holm(found["p_value"].to_numpy(dtype=float))
+        corrected = {f"{prefix}p_holm": holm(found[f"{prefix}p_value"]) for prefix in by}
+        found = pd.concat([found, pd.DataFrame(corrected)], axis=1)
     return found
 
 
-def _by_seed(scores: pd.Series[float]) -> pd.Series[float]:
-    return scores.groupby(level=0).mean()
+def of_score(summary: pd.DataFrame, axes: Sequence[str], column: str) -> pd.DataFrame:
+    """What a summary has of a further score, under the names of the primary metric's columns."""
+    own = [c for c in map(str, summary) if c.rpartition("/")[0] == column]
+    found = summary[[*axes, "seeds", *own]]
+    return found.rename(columns={c: c.rpartition("/")[2] for c in own})
+
+
+def _against(pair: Sequence[pd.Series[float]] | None) -> dict[str, float]:
+    """The comparison of two series of scores by seed; NaN for none."""
+    found = Paired(np.nan, np.nan, 0) if pair is None else compared(*pair)
+    pairs = found.pairs if isinstance(found, Paired) else 0
+    return {
+        "difference_mean": found.mean,
+        "difference_std": found.sem * math.sqrt(pairs) if pairs else np.nan,
+        "difference_low": found.low,
+        "difference_high": found.high,
+        "pairs": pairs,
+        "p_value": found.p(),
+    }
 
 
 def cell_label(cell: Mapping[str, Any]) -> str:
@@ -280,25 +374,3 @@ def cell_label(cell: Mapping[str, Any]) -> str:
         str(value) if axis in ("method", "method.name") else f"{axis}={value}"
         for axis, value in cell.items()
     )
-
-
-def _welch(runs: pd.Series[float], against: pd.Series[float], metric: Metric) -> float:
-    """P-value of «the mean of these runs is not better than that of the others»."""
-    if min(len(runs), len(against)) < 2:
-        return float("nan")  # no variance to be had of one run
-    from scipy.stats import ttest_ind
-
-    better = "greater" if metric.best == "max" else "less"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal seeds cost it precision
-        test = ttest_ind(runs, against, equal_var=False, alternative=better)
-    return float(test.pvalue)
-
-
-def _holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P-values corrected for how many there are (Holm 1979); NaN stands for no test."""
-    order = np.argsort(p)[: np.isfinite(p).sum()]  # NaN comes last
-    corrected = np.full(len(p), np.nan)
-    steps = p[order] * np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1)
-    return corrected

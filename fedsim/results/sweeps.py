@@ -16,7 +16,7 @@ from fedsim.registry import importing
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of, meant
 from fedsim.results.run import Run
-from fedsim.results.summary import of_run, summarise, tidy
+from fedsim.results.summary import further, of_run, summarise, tidy
 from fedsim.results.tables import Table
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Grid(Sweep):
         Args:
             figure: `curves` (a line for each cell over the rounds, mean ± standard deviation over
                 seeds) or `summary` (the last round of each cell, in the same way).
-            metric: a column of `rounds`; by default the primary metric.
+            metric: a column of `rounds`, for `summary` one that is a score; by default the
+                primary metric.
             ax: what to draw on; by default a figure is made.
 
         Returns:
@@ -108,7 +109,8 @@ class Grid(Sweep):
         last evaluated round (`last`), its `best` value and its mean over the last five evaluated
         rounds (`last5`; over all, if there are fewer), `total_bytes` (sent up and down), and with
         a target `rounds_to_target`, the first round that reached it, and `bytes_to_target`, the
-        bytes sent by the end of that round (both NaN if none did).
+        bytes sent by the end of that round (both NaN if none did). Every further score, such as
+        those of `evaluate.metrics` and of explanations, has `<column>/last` and so on.
         """
         import pandas as pd
 
@@ -117,7 +119,8 @@ class Grid(Sweep):
             row = {**about["cell"], "seed": about["seed"], **_how(about, run)}
             row["folder"] = about["folder"]
             if run is not None and row["status"] == "finished":
-                row |= of_run(run.rounds, run.primary_metric, self.manifest.get("target"))
+                target, others = self.manifest.get("target"), further(run)
+                row |= of_run(run.rounds, run.primary_metric, target, others)
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -136,14 +139,18 @@ class Grid(Sweep):
         Columns: the axes, `seeds` (how many), and `<figure>_mean` and `<figure>_std` (sample
         standard deviation, ddof=1; NaN for one seed) for each figure in `cells`. With a target:
         `reached` (how many seeds reached it). With a baseline, for `last5`, or for `last` if runs
-        evaluated fewer than five rounds: `difference_mean` and `difference_std` (paired by seed),
-        `p_value` (unpaired one-tailed Welch t-test that the cell is better than the baseline) and
-        `p_holm` (corrected for all cells).
+        evaluated fewer than five rounds: `difference_mean`, `difference_std`, `difference_low` and
+        `difference_high` (95 % confidence interval), `p_value` (two-tailed t-test), `p_holm`
+        (corrected for all cells) and `pairs` (seeds by which both are paired; 0 if they share
+        none, and the test is Welch's). Every further score has these as `<column>/last_mean` and
+        so on.
         """
+        baseline = self.manifest.get("baseline")
         if self._concluded:
-            return self._table("summary")
-        about = self.manifest
-        return summarise(self._finished, self.axes, about.get("baseline"), about.get("target"))
+            found = self._table("summary")
+            if baseline is None or "pairs" in found:  # else of before tests were paired
+                return found
+        return summarise(self._finished, self.axes, baseline, self.manifest.get("target"))
 
     @property
     def _concluded(self) -> bool:

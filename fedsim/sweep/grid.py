@@ -40,7 +40,7 @@ COLUMNS = (
     *("rmse", "mae", "r2", "client_r2", "worst_client_r2"),
     *("worst_client_accuracy", "train_loss", "samples", "steps", "seconds", "phase"),
     *("bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down", "one_off_up"),
-    *("one_off_down", "epsilon", "seeds", "reached", "p_value", "p_holm"),
+    *("one_off_down", "epsilon", "seeds", "reached", "pairs", "p_value", "p_holm"),
 )
 
 MOST_CELLS = 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 
 from experiments import Say, run_example, small_experiment
 from fedsim import Run, audit, replay, run
-from fedsim.analysis.audit import PrivacyAudit, _about, _sent
+from fedsim.analysis.audit import PrivacyAudit, _about, _doubts, _sent
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import Gradient, IntegratedGradients, Random
 from fedsim.privacy import membership
+from fedsim.privacy.membership import Fit, guessing
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
 FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1}
@@ -77,6 +79,58 @@ def test_members_are_told_from_others_where_they_are_learnt_by_heart(
     once = little.infer_membership(0, [Gradient()])[None]
     for found in once.values():
         assert found.auc < 0.65
+
+
+class TestWhatHasFailedIsNotPrivacy:
+    """Attacks that are weak for another reason say so."""
+
+    def test_shadow_models_that_learnt_less(
+        self, learnt_by_heart: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        good = audit(learnt_by_heart, shadows=4, progress=False)
+        assert good.warnings == ()
+        monkeypatch.setattr(PrivacyAudit, "passes", 1)
+        found = audit(learnt_by_heart, shadows=4, progress=False)
+        fits = found.fits.set_index("model")
+        assert fits["inside"]["the model"] == good.fits["inside"][0] > 0.9
+        assert fits["inside"]["shadow models (mean)"] < 0.7
+        assert fits["outside"].between(0.1, 0.5).all()
+        auc = found.membership.set_index("attack")["auc"]
+        assert auc["lira"] < auc["loss"] - 0.1
+        text = found.text()
+        assert "warning: the shadow models have learnt their examples worse than the mod" in text
+        assert f"warning: LiRA (AUC {auc['lira']:.3f}) is weaker than the loss" in text
+        low, high = found.guessing["auc"]
+        assert (low, high) == pytest.approx((0.443, 0.557), abs=0.001)
+        row = next(line for line in text.splitlines() if line.startswith("guessing"))
+        assert "0.443 to 0.557" in row
+        assert "warning: LiRA" in found._repr_html_()
+
+    def test_a_model_that_has_learnt_nothing(self, tmp_path: Path) -> None:
+        train = {"optimizer": {"name": "sgd", "lr": 1e-6}}
+        found = audit(trained(tmp_path, {"name": "fedavg"}, 1, train=train), progress=False)
+        assert found.warnings[0].startswith("the model has learnt too little to reveal its exam")
+        paths = found.save(tmp_path / "out")
+        content = json.loads(paths[0].read_text())
+        assert content["warnings"] == list(found.warnings)
+        assert set(content["guessing"]) == {"auc", "balanced_accuracy", "tpr"}
+        assert [row["model"] for row in content["fits"]] == list(found.fits["model"])
+
+    def test_a_denoiser_that_has_learnt_nothing(self, tmp_path: Path) -> None:
+        found = audit(trained(tmp_path, {"name": "fedavg"}, 1), "random", progress=False)
+        mse = found.reconstruction.set_index("source")["mse"]
+        assert mse["explanations"] > mse["mean image of the class"]
+        assert "images from explanations by random: no closer than a mean image" in found.text()
+
+    def test_scores_that_can_be_turned_round(self) -> None:
+        rows: list[dict[str, Any]] = [
+            {"attack": "loss", "explainer": "", "noise": math.nan, "auc": 0.6},
+            {"attack": "norm", "explainer": "gradient", "noise": 0.5, "auc": 0.31},
+        ]
+        fits = dict.fromkeys(("the model",), Fit(0.9, 0.5))
+        fits["always the most frequent class"] = Fit(0.2, 0.2)
+        (warning,) = _doubts(rows, guessing(200, 200), fits)
+        assert warning.startswith("below guessing: gradient/norm, noise 0.5; ")
 
 
 def test_noise_keeps_explanations_from_telling_members(learnt_by_heart: Run) -> None:

@@ -112,7 +112,7 @@ def test_correlations_are_those_of_scipy(seed: int) -> None:
 
 
 def test_any_cut_gives_the_same_bits() -> None:
-    objective = Classification().with_further(ours.further_metrics(OF_CLASSES, data_of(C)))
+    objective = Classification().with_further(ours.further_metrics(OF_CLASSES, data_of(C), C))
     outputs, y = (torch.tensor(a) for a in examples(0))
     found = []
     for size in (200, 37, 1):
@@ -126,7 +126,7 @@ def test_any_cut_gives_the_same_bits() -> None:
 
 def test_of_some_classes_the_others_have_no_part() -> None:
     objective = Classification().with_further(
-        ours.further_metrics(["ece", "class_accuracy"], data_of(C))
+        ours.further_metrics(["ece", "class_accuracy"], data_of(C), C)
     )
     outputs, y = examples(0)
     rows = np.isin(y, [2, 5])
@@ -267,6 +267,17 @@ TASKS = {"kind": "own_tasks", "tasks": [[["0", "1"]]]}
 FRIEDMAN = {"name": "friedman", "samples": 60, "test_samples": 20}
 
 
+@pytest.mark.parametrize("name", [*ours.KNOWN_METRICS, "top3_accuracy"])
+def test_metrics_need_outputs_of_their_kind(name: str) -> None:
+    """Own objectives may have others: the only one of three outputs has no class, nor a number."""
+    of_classes = name not in ("pearson", "spearman")
+    with pytest.raises(ExperimentError) as refusal:
+        ours.further_metrics([name], data_of(10 if of_classes else 0), 3)
+    what = "an output for each of the 10 classes" if of_classes else "one output"
+    expected = f"evaluate.metrics: {name} needs {what}, and the objective has 3"
+    assert str(refusal.value) == expected
+
+
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
@@ -329,5 +340,5 @@ def test_metrics_are_listed(say: Say) -> None:
 def test_regressions_know_nothing_of_them_unless_asked() -> None:
     y = np.array([1.0, 2.0, 4.0])
     assert "pearson" not in Regression().scores_of(y, y)
-    asked = Regression().with_further(ours.further_metrics(["pearson"], data_of(0)))
+    asked = Regression().with_further(ours.further_metrics(["pearson"], data_of(0), 1))
     assert asked.scores_of(y, y)["pearson"] == pytest.approx(1)

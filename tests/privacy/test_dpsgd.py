@@ -19,7 +19,8 @@ from experiments import (
     with_method,
 )
 from fedsim import Run, resume, run
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, ClientError
+from fedsim.methods.fedsam import FedSAM
 from fedsim.objectives import Classification
 from fedsim.privacy.central import Privacy
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
@@ -166,23 +167,21 @@ def test_networks_that_draw_random_numbers(finish: Finish, sections: dict[str, A
     assert done.clients["epsilon"].gt(0).all()
 
 
-def test_what_it_does_not_cover() -> None:
-    for name in (
-        "xpfl",
-        "centralised",
-        "fedfed",
-        "mime_lite",
-        "qfedavg",
-        "ifca",
-        "pfedme",
-        "fedsam",
-    ):
+def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_loops = ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme")
+    # Explanations of examples, images, scores of features; examples mixed in a loss; gradients.
+    for name in (*own_loops, "xfedalign", "fedxds", "fedaux", "semifl", "fedsam"):
         message = f"privacy.level=example: method.name={name} computes more from clients' examples"
         with pytest.raises(BadInput, match=message):
             small_experiment(**with_method(name, privacy=PRIVACY))
     for fields in ({"sampler": "balanced"}, {"accumulate": 2}, {"precision": "bfloat16"}):
         with pytest.raises(BadInput, match=f"train.{next(iter(fields))} has no effect on DP-SGD"):
             small_experiment(train=fields, privacy=PRIVACY)
+    monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
+    fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
+    fed.begin_round(1)
+    with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):
+        fed.mean(fed._context.spec.functions.local_update, [0], weights=fed.initial_weights())
     made = small_experiment(model={"name": "resnet8", "width": 2}, privacy=PRIVACY)
     with pytest.raises(BadInput, match=r"privacy.level=example: batch norm mixes examples"):
         federation(made)

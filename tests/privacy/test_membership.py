@@ -22,6 +22,8 @@ from fedsim.privacy.membership import (
     Outcome,
     confidence,
     entropy_scores,
+    fit,
+    guessing,
     halves,
     lira_scores,
     log_norm,
@@ -92,6 +94,24 @@ def test_outcome_of_chance() -> None:
     assert abs(found.auc - 0.5) < 0.02
     assert 0.5 <= found.balanced_accuracy < 0.53
     assert 0.003 < found.tpr < 0.02
+
+
+@pytest.mark.parametrize(("members", "others"), [(40, 40), (200, 200), (150, 400)])
+def test_guessing_has_its_interval(members: int, others: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [
+        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(1500)
+    ]
+    for name, (low, high) in guessing(members, others).items():
+        drawn = np.array([getattr(one, name) for one in found])
+        assert ((low <= drawn) & (drawn <= high)).mean() > 0.93, name
+        assert (drawn < high).mean() < 0.985, name
+
+
+def test_fit_is_the_accuracy_inside_and_outside() -> None:
+    logits = np.array([[1.0, 0], [0, 1], [1, 0], [1, 0]])
+    found = fit(logits, np.array([0, 1, 1, 0]), np.array([True, True, True, False]))
+    assert (found.inside, found.outside) == (2 / 3, 1.0)
 
 
 def test_outcome_of_perfect_separation_and_of_its_opposite() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import re
 import shutil
 import sys
@@ -49,7 +50,14 @@ from fedsim.results.report.html import Report, _breakable
 from fedsim.results.report.overview import hyper_parameters, label_counts, overview
 from fedsim.results.report.page import Datum, mark_best
 from fedsim.results.report.page import number as figure
-from fedsim.results.report.results import finding, missing, notes, pivots, results
+from fedsim.results.report.results import (
+    all_scores,
+    finding,
+    missing,
+    notes,
+    pivots,
+    results,
+)
 from fedsim.results.summary import mean_std, summarise
 
 PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
@@ -416,8 +424,9 @@ def test_the_table_is_the_summary(grid: Path, runs: Mapping[tuple[str, float, in
     scores = mean_std(expected.last5_mean, expected.last5_std)
     assert row[:3] == [PROX, "0.3", scores[2]]
     assert len({len(text.partition(" ")[0].partition(".")[2]) for text in scores}) == 1
-    difference = mean_std(expected.difference_mean, expected.difference_std)[2]
-    assert row[3].replace("−", "-").removeprefix("+") == difference
+    low, high = expected.difference_low[2], expected.difference_high[2]
+    difference = f"{expected.difference_mean[2]:+z.3f} ({low:+z.3f} to {high:+z.3f})"
+    assert row[3].replace("−", "-") == difference
     assert row[4] == f"{expected.p_holm[2]:.3f}"
 
 
@@ -478,6 +487,124 @@ def test_few_rounds_are_compared_by_the_last_and_ties_are_named(tmp_path: Path) 
     assert "because some evaluated fewer than 5 rounds." in report.latex()
 
 
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of two axes and three seeds with own metrics, explanations, and an own explainer."""
+    folder = tmp_path_factory.mktemp("scored")
+    cells: list[tuple[dict[str, Any], int, Path | None]] = []
+    for method, alpha, seed in itertools.product(("fedavg", "fedprox"), (0.3, 10), range(3)):
+        done = run(
+            small_experiment(
+                seed=seed,
+                method={"name": method},
+                partition={"kind": "dirichlet", "clients": 4, "alpha": alpha},
+                train={"rounds": 2},
+                evaluate={"metrics": ["own_metrics:error_rate", "own_metrics:extremes",
+                                      "macro_f1", "class_accuracy"]},
+                explain={"explainers": ["gradient", "own_relevances:OfPixels"], "every": 1,
+                         "inputs": 4, "scores": ["deletion", "agreement", "sparseness"]},
+            ),
+            folder / "runs",
+        )  # fmt: skip
+        cells.append(({"method": method, "partition.alpha": alpha}, seed, done.path))
+    # As many settings as there are in a figure, twice: those of FedProx stand for more methods.
+    for name in ("second", "third"):
+        for cell, seed, path in cells[6:12]:
+            assert path is not None
+            copy = shutil.copytree(path, folder / f"{name}-{cell['partition.alpha']}-{seed}")
+            change_manifest(copy, result_hash=f"{name}-{path.name}")
+            cells.append(({**cell, "method": name}, seed, copy))
+    return make_grid(folder / "grid" / "1", cells, baseline={"method": "fedavg"})
+
+
+SCORED = {
+    "loss": "test loss",
+    "error_rate": "test error rate",
+    "extremes/least": "test extremes/least",
+    "extremes/greatest": "test extremes/greatest",
+    "macro_f1": "test macro F1",
+    **{
+        f"{explainer}/{column}": f"{words}, by {explainer}"
+        for explainer in ("gradient", "own_relevances:OfPixels")
+        for column, words in {
+            "deletion": "area under the deletion curve, global model",
+            "sparseness": "sparseness (Gini), global model",
+            "client_deletion": "area under the deletion curve, models of clients",
+            "client_sparseness": "sparseness (Gini), models of clients",
+            "client_agreement_rank": "agreement of clients (rank correlation), models of clients",
+            "client_agreement_top_k": "agreement of clients (top-k overlap), models of clients",
+            "client_agreement_cosine": "agreement of clients (cosine), models of clients",
+        }.items()
+    },
+}
+
+
+class TestEveryScore:
+    """Whatever was asked for is wherever accuracy is."""
+
+    def test_it_is_in_every_table_and_figure(self, scored: Path) -> None:
+        report = Report([scored])
+        compared = report.compared
+        assert {m.column: compared.named(m) for m in compared.further} == SCORED
+        table = all_scores(compared)
+        rows = {row[0].text.lower() for row in table.rows[1:]}
+        assert rows == {words.lower() for words in SCORED.values()}
+        assert len(table.columns) == 1 + 8
+        assert all("±" in d.text for row in table.rows for d in row[1:])
+        latex, csv = report.latex(), pd.read_csv(io.StringIO(report.csv()))
+        assert latex.count(r"\begin{tabular}") == 2 * (1 + len(SCORED))
+        for view in compared.views:
+            (column,) = (metric.column for metric in view.primary)
+            words = SCORED[column]
+            (pivot,) = pivots(view)
+            assert [row[0].text for row in pivot.rows] == ["fedavg", "fedprox", "second", "third"]
+            shown = results(view)
+            assert [c.title for c in shown.columns][-4:] == ["last round", "vs. baseline", "p",
+                                                             "seeds"]  # fmt: skip
+            assert {row[-1].text for row in shown.rows} == {"3"}
+            values = [run.rounds[column].iloc[-1] for run in load(scored).runs[:3]]
+            assert csv[f"{column}/last_mean"][0] == pytest.approx(np.mean(values))
+            assert csv[f"{column}/last_std"][0] == pytest.approx(np.std(values, ddof=1))
+            assert csv[f"{column}/p_holm"].notna().sum() == 6
+            assert f"% {words[0].upper()}{words[1:]}".replace("_", r"\_") in latex
+        headings = {plot.heading.lower() for plots in report.plots.values() for plot in plots}
+        for words in SCORED.values():
+            assert any(h.startswith(words.partition(", by ")[0].lower()) for h in headings)
+        text = report.html()
+        assert "OfPixels" in text
+        assert "Class accuracy" not in latex  # a figure has it
+
+    def test_chosen_ones_alone(self, scored: Path, say: Say) -> None:
+        words = ["report", scored, "--metric", "gradient/deletion", "--metric", "class_accuracy/3"]
+        words += ["--latex", "a.tex", "--csv", "a.csv", "--out", "a.html"]
+        assert say(*words)[0] == 0
+        latex = Path("a.tex").read_text()
+        captions = [line for line in latex.splitlines() if re.match(r"% (Area|Test class)", line)]
+        assert len(captions) == 3 * 2  # of the pivot and the table of each; and what two are of
+        found = pd.read_csv("a.csv")
+        everything = ReportData([scored]).summary
+        for column in ("last_mean", "p_holm"):
+            expected = everything[f"gradient/deletion/{column}"]
+            np.testing.assert_allclose(found[column], expected)
+        assert "lowest" in re.sub(r"<[^>]+>", "", Path("a.html").read_text()).lower()
+
+    def test_a_single_setting_has_them_in_one_table(self, scored: Path) -> None:
+        folders = [run.path for run in load(scored).runs[:3]]  # type: ignore[union-attr]
+        latex = Report(folders).latex()
+        assert latex.count(r"\begin{tabular}") == 2
+        assert latex.count(" by gradient") == 7
+
+    def test_a_notebook_and_a_figure_have_them(self, scored: Path) -> None:
+        grid = load(scored)
+        assert isinstance(grid, fedsim.Grid)
+        page = grid._repr_html_()
+        for column, words in SCORED.items():
+            assert f"<th>{words.removeprefix('test ')}</th>" in page
+            assert column in grid.rounds
+            assert f"{column}/last" in grid.cells
+        assert "agreement of clients (cosine)" in grid.runs[0]._repr_html_()
+
+
 def test_what_stands_there_as_equal_is_marked_alike() -> None:
     texts = [("0.80 ± 0.02", 0.8014), ("0.801 ± 0.003", 0.8010), ("0.7 ± 0.1", 0.7), ("–", None)]
     rows = [[Datum(text, value)] for text, value in texts]
@@ -503,7 +630,7 @@ def test_further_axes_make_further_pivots(
     captions = [pivot.caption for pivot in pivots(report.compared)]
     assert captions == [f"Test accuracy by method and skew; data={data}" for data in "ab"]
     assert [row[1].text for row in pivots(report.compared)[1].rows][1] == "–"  # left out
-    assert report.latex().count(r"\begin{tabular}") == 3
+    assert report.latex().count(r"\begin{tabular}") == 3 * len(report.compared.metrics)
     table = pd.read_csv(io.StringIO(report.csv()))
     assert list(table.columns[:4]) == ["data", "method", "skew=mild", "skew=mild std"]
     assert len(table) == 4
@@ -1018,7 +1145,7 @@ class TestLessIsBetter:
         assert compared.score == "Hamming loss"
         assert compared.summary["best_mean"].tolist() == pytest.approx([0.405, 0.105])
         assert compared.summary["reached"].tolist() == [0, 2]
-        assert compared.summary["p_value"][1] < 0.05
+        assert math.isnan(compared.summary["p_value"][1])  # the same difference at both seeds
         assert finding(compared).startswith("Lowest test Hamming loss, as mean of the last 5 ")
         assert finding(compared).endswith(", by b.")
         table = results(compared)
@@ -1028,9 +1155,9 @@ class TestLessIsBetter:
         assert best == [[], ["mean of last 5", "last", "best"]]
         assert not any(column.high for column in table.columns)  # a click puts the lowest first
         latex = report.latex()
-        assert "% p: one-tailed Welch t-test that the mean over seeds is below" in latex
+        assert "% No p: a single pair, or the same difference at every seed." in latex
         assert r"\textbf{0.1050 $\pm$ 0.0071}" in latex
-        assert latex.count(r"\textbf") == 3
+        assert latex.count(r"\textbf") == 3 + 3  # loss, macro F1 and its error over clients
         row = pd.read_csv(io.StringIO(report.csv())).set_index("method").loc["b"]
         assert row["last_mean"] == pytest.approx(0.105)
 
@@ -1040,7 +1167,7 @@ class TestLessIsBetter:
         assert "accuracy" not in words.lower()
         assert "Hamming loss on the central test set" in words
         assert "Hamming loss against communication" in words
-        assert "the mean over seeds is below the baseline" in words
+        assert "paired by seed, corrected by Holm&#39;s method" in words
         assert [figure.heading for figure in curves(report.compared)] == [
             "Test Hamming loss by round",
             "Test macro F1 by round",
@@ -1291,11 +1418,17 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     pd.testing.assert_frame_equal(
         pd.read_csv("a.csv"), ReportData([grid]).summary, check_dtype=False
     )
-    pivot, summary = Path("a.tex").read_text().split("\n\n")
+    pivot, summary, *others = Path("a.tex").read_text().split("\n\n")
+    captions = [table.splitlines()[0].removeprefix("% ") for table in others]
+    assert captions == [
+        r"Test loss by method and $\alpha$", "Test loss",
+        r"Accuracy, mean over clients by method and $\alpha$", "Accuracy, mean over clients",
+        r"Accuracy of the worst client by method and $\alpha$", "Accuracy of the worst client",
+    ]  # fmt: skip
     lines = summary.splitlines()
     comments = [line for line in lines if line.startswith("% ")]
     assert comments[1] == r"% needs \usepackage{booktabs}"
-    for word in ("mean of the last 5 rounds", "Bold: ", "paired by seed", "Welch", "Holm"):
+    for word in ("mean of the last 5 rounds", "Bold: ", "paired by seed", "two-tailed", "Holm"):
         assert any(word in comment for comment in comments[2:])
     first = len(comments)
     assert lines[first : first + 2] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"]

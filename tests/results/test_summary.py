@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -11,17 +13,25 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_rel
 
 from fedsim import Grid, Run
+from fedsim.errors import BadInput
 from fedsim.objectives import Metric
+from fedsim.results.significance import holm
 from fedsim.results.summary import (
     aligned,
     cell_label,
+    chosen,
     compared_by,
     digits,
+    further,
     in_words,
+    last_scores,
     mean_std,
     of_run,
+    of_score,
+    on_record,
     summarise,
 )
 
@@ -49,9 +59,15 @@ def regression(r2: list[float]) -> pd.DataFrame:
     return rounds(r2).rename(columns={"accuracy": "r2"}).assign(loss=2.0, rmse=1.4, mae=1.0)
 
 
-def a_run(rounds: pd.DataFrame, metric: Metric) -> Run:
+def a_run(
+    rounds: pd.DataFrame,
+    metric: Metric,
+    others: Sequence[Metric] = (),
+    explained: Sequence[Metric] = (),
+) -> Run:
     """What is summarised of a run."""
-    return cast(Run, SimpleNamespace(rounds=rounds, primary_metric=metric, status="finished"))
+    facts = {"primary_metric": metric, "metrics": (metric, *others), "explained": (*explained,)}
+    return cast(Run, SimpleNamespace(rounds=rounds, status="finished", **facts))
 
 
 def table(runs: dict[tuple[str, float, int], list[float]]) -> Runs:
@@ -116,7 +132,7 @@ class TestRegression:
         found = summarise(table, ["method"], {"method": "fedavg"}, target=0.4)
         assert list(found["last_mean"]) == [-6.5, 0.4]
         assert list(found["reached"]) == [0, 1]
-        assert found["p_value"][1] < 0.05
+        assert found["p_value"][1] < 0.1  # two seeds are a single degree of freedom
 
     def test_runs_of_both_kinds_keep_their_own(self) -> None:
         both: Runs = [
@@ -148,16 +164,16 @@ class TestLessIsBetter:
         assert math.isnan(of_run(errors([0.9, 0.3]), ERROR, 0.2)["bytes_to_target"])
 
     def test_lower_than_the_baseline_is_better(self) -> None:
-        runs = {"fedavg": (0.5, 0.6, 0.55), "fedprox": (0.1, 0.2, 0.15)}
+        runs = {"fedavg": (0.5, 0.6, 0.55), "fedprox": (0.1, 0.21, 0.16)}
         table: Runs = [
             ({"method": method}, seed, a_run(errors([value]), ERROR))
             for method, values in runs.items()
             for seed, value in enumerate(values)
         ]
-        p = summarise(table, ["method"], {"method": "fedavg"})["p_value"]
-        assert p[1] < 0.001
-        p = summarise(table, ["method"], {"method": "fedprox"})["p_value"]
-        assert p[0] > 0.999
+        for method, other in (("fedavg", 1), ("fedprox", 0)):
+            found = summarise(table, ["method"], {"method": method}).iloc[other]
+            assert found["p_value"] < 0.001
+            assert (found["difference_high"] < 0) == (method == "fedavg")
 
     @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1))
     def test_a_target_is_reached_exactly_if_the_best_round_reaches_it(
@@ -201,20 +217,21 @@ class TestCells:
 
     def test_a_cell_is_tested_against_the_baseline_that_is_otherwise_equal(self) -> None:
         found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedavg"})
-        p = found.set_index(["method", "alpha"])["p_value"]
-        assert math.isnan(p["fedavg", 0.1])
-        assert math.isnan(p["fedprox", 1.0])  # one seed has no variance
-        # Welch's t and the Welch-Satterthwaite degrees of freedom, written out.
-        a, b = np.array([0.80, 0.80, 0.82]), np.array([0.60, 0.66, 0.64])
-        va, vb = a.var(ddof=1) / 3, b.var(ddof=1) / 3
-        t = (a.mean() - b.mean()) / math.sqrt(va + vb)
-        freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 2)
-        assert p["fedprox", 0.1] == pytest.approx(upper_tail(t, freedom), rel=1e-4)
+        found = found.set_index(["method", "alpha"])
+        assert math.isnan(found["p_value"]["fedavg", 0.1])
+        assert math.isnan(found["p_value"]["fedprox", 1.0])  # one seed has no variance
+        assert found["pairs"].tolist() == [0, 3, 0, 1]
+        expected = ttest_rel([0.80, 0.80, 0.82], [0.60, 0.66, 0.64])
+        of_cell = found.loc["fedprox", 0.1]
+        assert of_cell["p_value"] == pytest.approx(expected.pvalue)
+        interval = of_cell["difference_low"], of_cell["difference_high"]
+        assert interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
-    def test_a_baseline_that_is_better_is_not_bettered(self) -> None:
+    def test_a_cell_that_is_worse_is_told_from_one_that_is_equal(self) -> None:
         found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedprox"})
-        p = found.set_index(["method", "alpha"])["p_value"]
-        assert p["fedavg", 0.1] > 0.99
+        of_cell = found.set_index(["method", "alpha"]).loc["fedavg", 0.1]
+        assert of_cell["p_value"] < 0.05
+        assert of_cell["difference_high"] < 0
 
     @pytest.mark.parametrize(("evaluated", "by"), [(4, "last"), (5, "last5")])
     def test_a_mean_of_the_last_five_takes_five_rounds(self, evaluated: int, by: str) -> None:
@@ -232,14 +249,6 @@ class TestCells:
 
     def test_nothing_finished_is_an_empty_table(self) -> None:
         assert summarise([], ["method"]).empty
-
-
-def upper_tail(t: float, freedom: float) -> float:
-    """P(T > t) of Student's distribution, by summing up its density."""
-    x = np.linspace(t, t + 2000, 20_000_001)
-    c = math.gamma((freedom + 1) / 2) / math.sqrt(freedom * math.pi) / math.gamma(freedom / 2)
-    y = c * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
-    return float(((y[1:] + y[:-1]) / 2).sum() * (x[1] - x[0]))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.01, 1))
@@ -321,18 +330,94 @@ def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:
     assert found["difference_std"]["fedprox"] == pytest.approx(0.01)
     assert found.loc["fedavg", ["difference_mean", "p_value", "p_holm"]].isna().all()
     p, corrected = found["p_value"], found["p_holm"]
-    assert p["better"] < p["good"] < p["fedprox"]
-    assert corrected["better"] == pytest.approx(3 * p["better"])
-    assert corrected["good"] == pytest.approx(max(2 * p["good"], 3 * p["better"]))
-    assert corrected["fedprox"] == pytest.approx(p["fedprox"])
+    assert corrected.tolist() == pytest.approx(holm(p), nan_ok=True)
+    assert (corrected.dropna() >= p.dropna()).all()
 
 
-def test_a_corrected_p_is_1_at_most_and_no_smaller_than_one_before() -> None:
-    scores = {"a": (0.5, 0.6), "b": (0.5, 0.6), "c": (0.49, 0.6)}
-    runs: Runs = [
-        ({"method": method}, seed, a_run(rounds([score]), ACCURACY))
-        for method, seeds in scores.items()
-        for seed, score in enumerate(seeds)
-    ]
-    found = summarise(runs, ["method"], {"method": "a"})["p_holm"]
-    assert found.tolist()[1:] == [1, 1]
+class TestFurtherScores:
+    """Whatever stands beside the primary metric: own metrics, slices, clients, explanations."""
+
+    OWN = Metric("own", "own", best="min")
+    SEVERAL = Metric("several", "several")
+    MAP = Metric("gradient/client_deletion", "deletion, models of clients", best="min")
+    COLUMNS: ClassVar[dict[str, str]] = {
+        "own": "own",
+        "several/a": "several/a",
+        "several/b": "several/b",
+        "accuracy/night": "accuracy/night",
+        "client_accuracy": "accuracy, mean over clients",
+        "worst_client_accuracy": "accuracy of the worst client",
+        "gradient/client_deletion": "deletion, models of clients, by gradient",
+    }
+    OTHERS = ("validation_accuracy", "class_accuracy/3", "train_loss")  # not in every table
+
+    def run(self, scores: list[float]) -> Run:
+        made = rounds(scores)
+        for k, column in enumerate((*self.COLUMNS, *self.OTHERS)):
+            made[column] = made["accuracy"] * (k + 2)
+        made.loc[0, "gradient/client_deletion"] = math.nan  # explained every other round
+        return a_run(made, ACCURACY, [self.OWN, self.SEVERAL], [self.MAP])
+
+    def summary(self, metrics: Sequence[Metric] = ()) -> pd.DataFrame:
+        scores = {"fedavg": (0.2, 0.3, 0.1), "own": (0.4, 0.45, 0.37)}
+        runs: Runs = [
+            ({"method": method}, seed, self.run([score, score / 2]))
+            for method, of_seeds in scores.items()
+            for seed, score in enumerate(of_seeds)
+        ]
+        return summarise(runs, ["method"], {"method": "fedavg"}, metrics=metrics)
+
+    def test_all_are_on_record_by_their_names(self) -> None:
+        assert {m.column: m.label for m in further(self.run([0.1]))} == self.COLUMNS
+        found = on_record(self.run([0.1]))
+        assert next(iter(found)) == "accuracy"
+        assert set(found) == {"accuracy", *self.COLUMNS, *self.OTHERS[:2]}
+        assert found["class_accuracy/3"].label == "class accuracy/3"
+        best = {column: metric.best for column, metric in found.items()}
+        assert [c for c in best if best[c] == "min"] == ["own", "gradient/client_deletion"]
+        assert last_scores(self.run([0.1]))["own"] == pytest.approx(0.2)
+
+    def test_each_has_all_that_the_primary_has(self) -> None:
+        found = self.summary()
+        plain = of_score(found, ["method"], "own")
+        for column in self.COLUMNS:
+            of = of_score(found, ["method"], column)
+            assert list(of) == list(plain)
+            assert {"last_mean", "last5_std", "p_holm", "difference_low", "pairs"} <= set(of)
+            assert of["p_value"][1] == pytest.approx(found["p_value"][1])  # a multiple of it
+        assert plain["best_mean"][0] == pytest.approx(0.2)  # the lowest
+        deletion = of_score(found, ["method"], "gradient/client_deletion")
+        assert deletion["last5_mean"][0] == pytest.approx(deletion["last_mean"][0])
+        assert not [c for c in found if c.startswith(self.OTHERS)]
+
+    def test_chosen_ones_take_their_place(self) -> None:
+        names = ["own", "validation_accuracy", "class_accuracy/3"]
+        metrics = chosen([self.run([0.1])], names)
+        found = self.summary(metrics)
+        everything = self.summary()
+        for column in ("last_mean", "last_std", "difference_mean", "p_holm"):
+            expected = everything[f"own/{column}"]
+            pd.testing.assert_series_equal(found[column], expected, check_names=False)
+        further = {c.rpartition("/")[0] for c in found if "/" in c}
+        assert further == set(names[1:])
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (["owm"], "metric: no score 'owm' is on record; did you mean 'own'?"),
+            (["several"], "metric: no score 'several' is on record; did you mean 'several/"),
+            (["train_loss"], "metric: no score 'train_loss' is on record; known: "),
+            (["own", "own"], "metric: 'own' is named twice"),
+        ],
+    )
+    def test_those_that_there_are_not(self, names: list[str], message: str) -> None:
+        with pytest.raises(BadInput, match=re.escape(message)):
+            chosen([self.run([0.1])], names)
+
+    def test_a_run_that_lacks_one_has_none(self) -> None:
+        runs: Runs = [
+            ({"method": "a"}, 0, self.run([0.5])),
+            ({"method": "b"}, 0, a_run(rounds([0.4]), ACCURACY)),
+        ]
+        found = of_score(summarise(runs, ["method"]), ["method"], "own")
+        assert found["last_mean"].isna().tolist() == [False, True]

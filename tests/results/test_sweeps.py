@@ -147,13 +147,14 @@ class TestGrid:
         assert mine.get_ylabel() == "loss"
         summary = grid.plot("summary")
         assert len(summary.get_yticks()) == 4
+        assert grid.plot("summary", metric="loss").get_xlabel().startswith("loss, last round")
 
     @pytest.mark.parametrize(
         ("figure", "metric", "message"),
         [
             ("curve", None, "there is no figure 'curve'; did you mean 'curves'?"),
             ("curves", "acuracy", "no column 'acuracy' was recorded; did you mean 'accuracy'?"),
-            ("summary", "loss", "'summary' shows the primary metric; 'curves' takes any"),
+            ("summary", "los", "the summary has no score 'los'; did you mean 'loss'?"),
         ],
     )
     def test_figures_that_there_are_not(

@@ -201,7 +201,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     code, text, complaints = say("resume", str(folder))
     assert code == 0, complaints
     assert "[8/8]" in text
-    assert "one-tailed Welch t-test, mean of last 5 above that of method=FedAvg" in text
+    assert "two-tailed t-test of the difference of mean of last 5 to method=FedAvg, paired" in text
     assert all(path.stat().st_mtime_ns == written for path, written in weights.items())
     assert not pickles(folder)
     found = pd.read_parquet(folder / "rounds.parquet")

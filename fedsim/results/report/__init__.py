@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ def report(
     out: str | Path | None = None,
     rows: str | None = None,
     columns: str | None = None,
+    metric: str | Sequence[str] = (),
     latex: str | Path | None = None,
     csv: str | Path | None = None,
     figures: str | Path | None = None,
@@ -41,6 +42,9 @@ def report(
         rows, columns: the two axes of a results table such as methods × α, given by key
             (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default, the axes of a
             grid with two varying axes, with methods as rows.
+        metric: a score, or several, that are shown instead of all on record, as columns of
+            `rounds` (`macro_f1`, `gradient/deletion`, `client_accuracy`). Runs are judged by the
+            first; by default by their primary metric.
         latex: also write the results tables as LaTeX to this file; they need the package booktabs.
         csv: also write the summary as CSV to this file: one row per cell, in full precision. If
             `rows` or `columns` are given, the results table instead, one line per table row.
@@ -54,7 +58,7 @@ def report(
     Raises:
         RunFolderError: a folder does not hold a run, a grid or a search, or there are no results
             to write to a table or a figure.
-        BadInput: there is no axis with the name given as `rows` or `columns`.
+        BadInput: there is no axis with the name given as `rows` or `columns`, or no such score.
         RunError: a file cannot be written.
 
     Example:
@@ -69,9 +73,14 @@ def report(
         raise BadInput("give at least one folder to report")
     folders = tuple(map(meant, folders))
     page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
-    found = Report(folders, rows, columns)
+    metrics = [metric] if isinstance(metric, str) else list(metric)
+
+    def look() -> Report:
+        return Report(folders, rows, columns, metrics)
+
+    found = look()
     if watch and found.compared.unfinished:
-        found = _watch(page, found, lambda: Report(folders, rows, columns))
+        found = _watch(page, found, look)
     _write(page, found.html())
     if latex is not None:
         _write(Path(latex), found.latex())

@@ -47,7 +47,10 @@ class ClientScores:
         tables = [table for table in tables if not table.empty]
         tested = [
             replace(metric, column=f"test_{metric.column}", label=f"test {metric.label}")
-            for metric in compared.metrics
+            for metric in (
+                *compared.metrics,
+                *(cell.metric for cell in compared.cells if cell.runs),
+            )
         ]
         for metric in (*tested, _TRAINING_LOSS):
             if tables and all(_has(table, metric.column) for table in tables):

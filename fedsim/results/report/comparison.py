@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,18 @@ from fedsim.results.report.entries import (
 )
 from fedsim.results.report.figures import STYLES
 from fedsim.results.run import Run
-from fedsim.results.summary import cell_label, compared_by, in_words, sign, summarise, tidy
+from fedsim.results.summary import (
+    ELSEWHERE,
+    cell_label,
+    chosen,
+    compared_by,
+    further,
+    in_words,
+    of_score,
+    sign,
+    summarise,
+    tidy,
+)
 from fedsim.results.sweeps import Grid, Search, open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
@@ -54,7 +67,7 @@ class ComparedCell:
 
     @property
     def metric(self) -> Metric:
-        """What it is judged by."""
+        """The primary metric of its runs."""
         return self.runs[0][2].primary_metric
 
     @property
@@ -69,6 +82,8 @@ class ReportData:
     Args:
         folders: of runs, grids and searches.
         rows, columns: axes of the pivot; see `axes.layout`.
+        metrics: columns of the scores that are shown. The runs are judged by the first. By
+            default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
         grids, searches: their folders.
@@ -78,10 +93,12 @@ class ReportData:
         labels: what papers call these.
         layout: which cells compete with each other, and the rows and columns of the pivot.
         cells: those together that differ in nothing but their seeds.
-        metrics: what is shown of them, each once, the primary ones first.
         primary: what they are judged by; of each cell there is one.
+        further: the other scores that are shown.
+        explained: columns of scores of explanations.
+        elsewhere: columns of scores on a validation set, or on clients' own test examples.
         baseline: the values of some axes, of the cells that the others are tested against.
-        target: a score to be reached.
+        target: a score to be reached; None unless they are judged by their primary metrics.
         rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
             metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
@@ -89,7 +106,7 @@ class ReportData:
 
     Raises:
         RunFolderError: one of the folders is none of these.
-        BadInput: there is no axis that is called `rows` or `columns`.
+        BadInput: there is no axis that is called `rows` or `columns`, or no such score.
     """
 
     def __init__(
@@ -97,6 +114,7 @@ class ReportData:
         folders: Sequence[str | Path],
         rows: str | None = None,
         columns: str | None = None,
+        metrics: Sequence[str] = (),
     ) -> None:
         paths = dict.fromkeys(Path(os.path.realpath(meant(folder))) for folder in folders)
         opened = [open_folder(path) for path in paths]
@@ -117,16 +135,57 @@ class ReportData:
         self.layout = layout(self.labels, values, rows, columns)
         self.cells = cells_of(self.entries, self.labels)
         runs = [run for cell in self.cells for run in cell.runs]
-        self.primary, self.metrics = _metrics_of([run for _, _, run in runs if len(run.rounds)])
+        begun = [run for _, _, run in runs if len(run.rounds)]
+        picked = chosen(begun, metrics)
+        judges = {metric.column: metric for metric in (run.primary_metric for run in begun)}
+        others = {metric.column: metric for run in begun for metric in further(run)}
+        self.primary = picked[:1] or list(judges.values())
+        self.further = picked[1:] if picked else [others[c] for c in others if c not in judges]
+        self.explained = {metric.column for run in begun for metric in run.explained}
+        shown = {metric.column for run in begun for metric in run.metrics}
+        self.elsewhere = {prefix + column for prefix in ELSEWHERE for column in shown} - shown
         baseline = self._of_grids("baseline")
         self.baseline: dict[str, Value] | None = None
         if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
             self.baseline = {axis: word(value) for axis, value in baseline.items()}
         self.target: float | None = self._of_grids("target")
+        if [metric.column for metric in self.primary] != list(judges):
+            self.target = None
         self.rounds = self._rounds(runs)
-        self.by = compared_by(run for _, _, run in runs)
-        self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target)
+        self.by = compared_by(begun, *picked[:1])
+        self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target, picked)
         _arrange(self)
+
+    @cached_property
+    def views(self) -> list[ReportData]:
+        """The same runs judged by each of the further scores; cells that lack it are left out."""
+        views = []
+        for metric in self.further:
+            view = copy.copy(self)
+            view.primary, view.further, view.target = [metric], [], None
+            runs = [run for cell in self.cells for _, _, run in cell.runs]
+            view.by = compared_by(runs, metric)
+            table = of_score(self.summary, self.axes, metric.column)
+            view.summary = table[table["last_mean"].notna()].reset_index(drop=True)
+            views.append(view)
+        return views
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The scores that are shown, those first that the runs are judged by."""
+        return [*self.primary, *self.further]
+
+    def metric_of(self, cell: ComparedCell) -> Metric:
+        """What a cell is judged by."""
+        return cell.metric if len(self.primary) > 1 else self.primary[0]
+
+    def central(self, metric: Metric) -> bool:
+        """Whether it is a score on the central test set."""
+        return metric.column not in self.explained | self.elsewhere
+
+    def named(self, metric: Metric) -> str:
+        """What a score is called, and what it is of."""
+        return f"test {metric.label}" if self.central(metric) else metric.label
 
     def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
         rounds, clients = tidy(runs), tidy(runs, "clients")
@@ -152,6 +211,12 @@ class ReportData:
     def score(self) -> str:
         """What the runs are judged by, in words."""
         return in_words(self.primary)
+
+    @property
+    def titled(self) -> str:
+        """The same, and what it is of, as a title begins."""
+        words = f"test {self.score}" if all(map(self.central, self.primary)) else self.score
+        return words[:1].upper() + words[1:]
 
     @property
     def seeds(self) -> int:
@@ -185,13 +250,6 @@ class ReportData:
         return wanted is not None and all(cell.values[a] == v for a, v in wanted.items())
 
 
-def _metrics_of(runs: Sequence[Run]) -> tuple[list[Metric], list[Metric]]:
-    """The primary metrics of runs, and all: each column once."""
-    primary = {metric.column: metric for metric in (run.primary_metric for run in runs)}
-    others = {metric.column: metric for run in runs for metric in run.metrics}
-    return list(primary.values()), list((primary | others | primary).values())
-
-
 def _arrange(compared: ReportData) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
@@ -214,7 +272,7 @@ def _arrange(compared: ReportData) -> None:
     for _, row in compared.summary.iterrows():
         cell = compared.cell(row)
         is_first = compared.is_baseline(cell)
-        merit = np.inf if is_first else sign(cell.metric) * row[f"{compared.by}_mean"]
+        merit = np.inf if is_first else sign(compared.metric_of(cell)) * row[f"{compared.by}_mean"]
         merits[cell.line] = np.nanmax([merits[cell.line], merit])
     told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
     styles = {line: k for k, line in enumerate(line for line in merits if line in told)}

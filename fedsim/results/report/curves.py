@@ -64,44 +64,50 @@ def band(compared: ReportData) -> str:
 
 def curves(compared: ReportData) -> list[Plot]:
     """What is on record of each round, of runs with more than one."""
-    shown = [replace(metric, label=f"test {metric.label}") for metric in compared.metrics]
-    if len({cell.panel for cell in compared.cells}) > 1:  # each is a row of figures
-        shown = shown[: len(compared.primary) + 1]
-    else:
-        shown += [
-            replace(metric, column=VALIDATION + metric.column, label=f"validation {metric.label}")
-            for metric in compared.primary
-        ]
-        shown.append(_TRAINING_LOSS)
+    drawn_elsewhere = {*compared.explained, *(m.column for m in _of_clients(compared, ""))}
+    shown = [
+        replace(metric, label=compared.named(metric))
+        for metric in compared.metrics
+        if metric.column not in drawn_elsewhere
+    ]
+    shown += [
+        replace(metric, column=VALIDATION + metric.column, label=f"validation {metric.label}")
+        for metric in compared.primary
+    ]
+    shown.append(_TRAINING_LOSS)
     return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
 def of_clients(compared: ReportData) -> list[Plot]:
     """How the clients' scores on their own tests come along."""
-    shown = []
-    for metric in compared.primary:
-        column, label = metric.column, metric.label
-        worst = replace(
+    deciles = [
+        replace(
             metric,
-            column=f"{WORST_DECILE}{column}",
-            label=f"{label} of the worst decile of clients",
+            column=f"{WORST_DECILE}{metric.column}",
+            label=f"{metric.label} of the worst decile of clients",
         )
-        if len({cell.panel for cell in compared.cells}) > 1:
-            shown.append(worst)
-            continue
-        shown += [
-            replace(metric, column=f"client_{column}", label=f"{label}, mean over clients"),
-            worst,
-            replace(metric, column=f"worst_client_{column}", label=f"{label} of the worst client"),
-        ]
+        for metric in compared.primary
+    ]
+    shown = [*_of_clients(compared, "client_"), *deciles, *_of_clients(compared, "worst_client_")]
     return [plot for metric in shown if (plot := draw(compared, metric))]
+
+
+def _of_clients(compared: ReportData, prefix: str) -> list[Metric]:
+    """The scores on clients' own test examples whose columns begin so."""
+    return [
+        metric
+        for metric in compared.metrics
+        if metric.column in compared.elsewhere
+        and metric.column.startswith(prefix)
+        and not metric.column.startswith(VALIDATION)
+    ]
 
 
 def costs(compared: ReportData) -> list[Plot]:
     """Scores against communication and simulated time, if that is more than a single point."""
     if len(compared.rounds) < 2:
         return []
-    shown = [replace(metric, label=f"test {metric.label}") for metric in compared.primary]
+    shown = [replace(metric, label=compared.named(metric)) for metric in compared.primary]
     scales: list[Scale] = ["bytes"]
     if CLOCK in compared.rounds:
         scales.append("seconds")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain import map_figures
-from fedsim.explain.section import MODELS, SIMILARITIES
+from fedsim.explain.section import SIMILARITIES
 from fedsim.objectives import Metric
 from fedsim.results.maps import agreement_matrix, relevance_maps
 from fedsim.results.report.comparison import ReportData, label
@@ -18,22 +18,21 @@ from fedsim.results.report.curves import Plot, draw
 from fedsim.results.report.page import PageTable, Picture, capital, distinct, listed, plain
 from fedsim.results.run import Run
 
-_EXPLAINED = 6  # settings whose explanations are shown as tables
+_EXPLAINED = 12  # settings whose maps and rules are shown
 _ROWS_EXPLAINED = 8  # rows of such a table
 _INPUTS = 4  # whose maps are shown
 _ROUNDS = 6  # of which maps and scores are shown
-# Scores that are drawn; the table has all.
-_DRAWN = ("deletion", "insertion", "relevance_mass", "agreement_rank", "drift_rank")
 
 
 def curves(compared: ReportData) -> list[Plot]:
     """Scores of explanations by round: a figure for each score, a panel for each explainer."""
     metrics: dict[str, Metric] = {}
     columns: dict[str, dict[str, str]] = {}
+    shown = {metric.column for metric in compared.metrics}
     for entry in compared.entries:
         for metric in entry.run.explained if entry.run is not None else ():
             explainer, _, score = metric.column.partition("/")
-            if any(name in score for name in _DRAWN):
+            if metric.column in shown:
                 metrics.setdefault(score, metric)
                 columns.setdefault(score, {})[explainer] = metric.column
     drawn = (draw(compared, metrics[score], columns=own) for score, own in columns.items())
@@ -41,7 +40,7 @@ def curves(compared: ReportData) -> list[Plot]:
 
 
 def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[Picture]]]:
-    """What each run explains: its pictures; and as tables, for one seed of a few settings."""
+    """The pictures of each run; the maps and rules of one seed of each setting, up to a number."""
     first = [cell.entries[0] for cell in compared.cells][:_EXPLAINED]
     found = []
     for entry in compared.entries:
@@ -51,7 +50,7 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
         pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
         tables = []
         if entry in first:
-            tables = list(_tables(entry.run))
+            tables = list(_rules(entry.run))
             if not entry.run.maps.empty:
                 pictures = [*_maps(entry.run), *pictures]
         if pictures or tables:
@@ -61,21 +60,18 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
     return found
 
 
-def _tables(run: Run) -> Iterator[PageTable]:
-    """The scores of explanations, and what the method itself has put on record."""
+def about(compared: ReportData) -> str:
+    """Of which runs the maps and rules are."""
+    count = len(compared.cells)
+    few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
+    return f"Maps and rules are of the first seed of {few}. The scores are over all seeds." * (
+        len(compared.entries) > 1
+    )
+
+
+def _rules(run: Run) -> Iterator[PageTable]:
+    """What the method itself has put on record."""
     rows = run.own_explanations
-    scored = run.explanations.drop(index=rows.index)
-    if len(scored):
-        shown = _spread(np.unique(scored["round"]))
-        means = scored[scored["round"].isin(shown)].drop(columns="client").groupby(
-            ["explainer", "model", "round"], as_index=False
-        ).mean(numeric_only=True)  # fmt: skip
-        # The order of explainers and models is that in which they came.
-        means = means.merge(scored[["explainer", "model"]].drop_duplicates(), how="right")
-        means["model"] = means["model"].map(MODELS)
-        some = f"; {len(shown)} of {scored['round'].nunique()} rounds"
-        words = some if len(shown) < scored["round"].nunique() else ""
-        yield plain(f"Scores of explanations by round, mean over models{words}", means)
     if rows.empty:
         return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])

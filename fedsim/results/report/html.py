@@ -28,10 +28,11 @@ class Report:
         folders: of runs, grids and searches.
         rows, columns: axes of the table of results, such as `method` and `partition.alpha`. If
             two axes vary, or one beside the method and its settings, these are the default.
+        metrics: columns of the scores that are shown; the runs are judged by the first.
 
     Raises:
         RunFolderError: one of the folders is none of these.
-        BadInput: there is no such axis.
+        BadInput: there is no such axis or score.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Report:
         folders: Sequence[str | Path],
         rows: str | None = None,
         columns: str | None = None,
+        metrics: Sequence[str] = (),
     ) -> None:
-        self.compared = ReportData(folders, rows, columns)
+        self.compared = ReportData(folders, rows, columns, metrics)
         self._pivot_wanted = rows is not None or columns is not None
 
     def html(self, refresh: float | None = None) -> str:
@@ -66,14 +68,17 @@ class Report:
             overview=overview.overview(compared),
             hyper_parameters=overview.hyper_parameters(compared),
             missing=results.missing(compared),
-            pivots=results.pivots(compared),
-            results=results.results(compared),
+            all_scores=results.all_scores(compared),
+            pivots=results.pivots,
+            results=results.results,
             notes=results.notes,
+            about_all=results.about_all(compared),
             legend=curves.legend(compared),
             band=curves.band(compared),
             plots=self.plots,
             clients=self.clients,
             explanations=explanations.explanations(compared),
+            about_explanations=explanations.about(compared),
             searches=self.searches,
             grids=provenance.grids(compared),
             experiments=provenance.experiments(compared),
@@ -141,15 +146,23 @@ class Report:
         return str(table.to_csv(index=False))
 
     def latex(self) -> str:
-        """The tables of results for a paper: the pivots, if there are any, and the summary.
+        """The tables of results for a paper: of each score the pivots, if any, and the summary.
+
+        Of a single cell the further scores are in one table.
 
         Raises:
             RunFolderError: there are none.
         """
         self._insist()
         compared = self.compared
-        tables = [pivot.latex(results.notes(compared, True)) for pivot in results.pivots(compared)]
-        tables.append(results.results(compared).latex(results.notes(compared, False)))
+        several = len(compared.cells) > 1
+        tables = []
+        for view in (compared, *(compared.views if several else ())):
+            pivots = results.pivots(view)
+            tables += [pivot.latex(results.notes(view, True)) for pivot in pivots]
+            tables.append(results.results(view).latex(results.notes(view, False)))
+        if compared.further and not several:
+            tables.append(results.all_scores(compared).latex(results.about_all(compared)))
         return "\n".join(tables)
 
     def _insist(self) -> None:

@@ -26,24 +26,30 @@ from fedsim.results.report.page import (
     number,
     sent,
 )
-from fedsim.results.summary import LAST, mean_std
+from fedsim.results.significance import stars
+from fedsim.results.summary import LAST, decimals_of, mean_std
 
 _MOST_FOUND = 6  # settings whose best are named one by one
 
 
 def results(compared: ReportData) -> PageTable:
-    """The summary: a row for each cell, the best of those that compete with each other marked."""
-    high = not compared.less_is_better
+    """The summary: a row for each cell, the best of those that compete with each other marked.
+
+    Of one of the `views` it is the compared figure and its test alone.
+    """
+    high, whole = not compared.less_is_better, "total_bytes_mean" in compared.summary
     best = "best by validation" if compared.validated else "best"
     scores = {"last5": f"mean of last {LAST}", "last": "last", "best": best}
     if compared.by == "last":
         scores = {"last": "last round", "best": best}
+    if not whole:
+        scores = {compared.by: scores[compared.by]}
     costs = {"rounds_to_target": "rounds to", "bytes_to_target": "bytes to"}
     first, *later = (Column(title, True, high) for title in scores.values())
     columns = [*axis_columns(compared), first]
     if compared.baseline is not None:
         columns += [Column("vs. baseline", True, high), Column("p", True)]
-    columns += [*later, Column("bytes sent", True)]
+    columns += [*later, *([Column("bytes sent", True)] if whole else [])]
     if "simulated_seconds_mean" in compared.summary:
         columns.append(Column("simulated time", True))
         costs["seconds_to_target"] = "time to"
@@ -52,7 +58,7 @@ def results(compared: ReportData) -> PageTable:
     columns.append(Column("seeds", True))
     shown = {figure: _scores(compared, figure) for figure in scores}
     if compared.baseline is not None:
-        shown["difference"] = _scores(compared, "difference", signed=True)
+        shown["difference"] = _differences(compared)
     rows = [
         _result(compared, row, {figure: column[k] for figure, column in shown.items()})
         for k, (_, row) in enumerate(compared.summary.iterrows())
@@ -65,7 +71,7 @@ def results(compared: ReportData) -> PageTable:
         if column.title.startswith(tuple(costs.values()))
     }
     mark_best(rows, aimed, _rivals(compared, reached=True) if aimed else [])
-    return PageTable(f"Test {compared.score} and communication", columns, rows)
+    return PageTable(f"{compared.titled}{' and communication' * whole}", columns, rows)
 
 
 def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
@@ -95,10 +101,12 @@ def _result(compared: ReportData, row: pd.Series[Any], scores: Mapping[str, Datu
         found += [Datum("baseline", None), Datum(DASH, None)]
     elif compared.baseline is not None:
         p = row["p_holm"]
-        stars = "*" * sum(p < level for level in (0.05, 0.01, 0.001))
+        note = f"{stars(p)} unpaired".strip() if _is_unpaired(row) else stars(p)
         found.append(scores["difference"])
-        found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=stars))
-    found += [*later, sent(row["total_bytes_mean"])]
+        found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=note))
+    found += later
+    if "total_bytes_mean" in row:
+        found.append(sent(row["total_bytes_mean"]))
     if timed:
         found.append(lasted(row["simulated_seconds_mean"]))
     if compared.target is not None:
@@ -113,16 +121,32 @@ def _result(compared: ReportData, row: pd.Series[Any], scores: Mapping[str, Datu
     return found
 
 
-def _scores(compared: ReportData, figure: str, signed: bool = False) -> list[Datum]:
+def _is_unpaired(row: pd.Series[Any]) -> bool:
+    return bool(row["pairs"] == 0 and row["p_value"] == row["p_value"])
+
+
+def _scores(compared: ReportData, figure: str) -> list[Datum]:
     """A figure of each row of the summary, all rounded to the same decimals."""
     if compared.summary.empty:
         return []
     means = compared.summary[f"{figure}_mean"]
     texts = mean_std(means, compared.summary[f"{figure}_std"])
-    if signed:
-        signs = ("+" if mean > 0 else "" for mean in means)
-        texts = [f"{s}{text}".replace("-", "−") for s, text in zip(signs, texts, strict=True)]
     return [number(text, mean) for text, mean in zip(texts, means, strict=True)]
+
+
+def _differences(compared: ReportData) -> list[Datum]:
+    """The difference to the baseline and its interval, of each row, with the same decimals."""
+    if compared.summary.empty:
+        return []
+    table = compared.summary
+    means, highs = table["difference_mean"], table["difference_high"]
+    decimals, found = decimals_of(highs - means), []
+    for mean, low, high in zip(means, table["difference_low"], highs, strict=True):
+        text = f"{mean:+z.{decimals}f}"
+        if low < high:
+            text += f" ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
+        found.append(number(text.replace("-", "−"), mean))
+    return found
 
 
 def pivots(compared: ReportData) -> list[PageTable]:
@@ -151,7 +175,9 @@ def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
     for k, (_, row) in zip(part.index, part.iterrows(), strict=True):
         cell = compared.cell(row)
         key = tuple(cell.values[axis] for axis in down)
-        by_row.setdefault(key, {})[cell.values[over]] = replace(scores[k], best=k in best)
+        note = stars(row["p_holm"]) if "p_holm" in row else ""
+        scored = replace(scores[k], best=k in best, note=note)
+        by_row.setdefault(key, {})[cell.values[over]] = scored
         if cell.panel:  # then the row is a line in each of the panels
             styles[key] = cell.style
     across = distinct(value for of_row in by_row.values() for value in of_row)
@@ -168,7 +194,7 @@ def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
     by_axis = dict(zip(compared.axes, axis_columns(compared), strict=True))
     heads = [by_axis[axis] for axis in down]  # in the order of the cells
     return PageTable(
-        f"Test {compared.score} {'; '.join(filter(None, words))}",
+        f"{compared.titled} {'; '.join(filter(None, words))}",
         [*heads, *(Column(str(value), True, high) for value in across)],
         rows,
         called[over],
@@ -180,16 +206,52 @@ def pivot_frame(compared: ReportData) -> pd.DataFrame:
     """The same in full precision: a row for each row of the pivots.
 
     Columns: the axes but that of the pivot's columns; for each value of this axis the mean,
-    `<axis>=<value>`, and the standard deviation over seeds, `<axis>=<value> std`.
+    `<axis>=<value>`, the standard deviation over seeds, `<axis>=<value> std`, and with a baseline
+    `<axis>=<value> p`. Of the further scores, the same below `<column>/`.
     """
     over = compared.layout.columns
     index = [*compared.layout.others, *compared.layout.rows]
     parts = {}
-    for value in compared.summary[over].unique():
-        scores = compared.summary[compared.summary[over] == value].set_index(index)
-        parts[f"{over}={value}"] = scores[f"{compared.by}_mean"]
-        parts[f"{over}={value} std"] = scores[f"{compared.by}_std"]
+    for view in (compared, *compared.views):
+        prefix = "" if view is compared else f"{view.primary[0].column}/"
+        for value in view.summary[over].unique():
+            scores = view.summary[view.summary[over] == value].set_index(index)
+            columns = {"": f"{view.by}_mean", " std": f"{view.by}_std", " p": "p_holm"}
+            for ending, column in columns.items():
+                if column in scores:
+                    parts[f"{prefix}{over}={value}{ending}"] = scores[column]
     return pd.DataFrame(parts).reset_index()
+
+
+def all_scores(compared: ReportData) -> PageTable:
+    """A row for each score, a column for each cell; no rows if there is but one score."""
+    cells = [compared.cell(row) for _, row in compared.summary.iterrows()]
+    rows = []
+    for view in (compared, *compared.views) if compared.further else ():
+        shown = {}
+        best = {k for group in _winners(view) for k in group}
+        for k, (scored, (_, row)) in enumerate(
+            zip(_scores(view, view.by), view.summary.iterrows(), strict=True)
+        ):
+            note = stars(row["p_holm"]) if "p_holm" in row else ""
+            shown[compared.cell(row).label] = replace(scored, best=k in best, note=note)
+        name = Datum(view.titled, view.titled)
+        rows.append([name, *(shown.get(cell.label, Datum(DASH, None)) for cell in cells)])
+    columns = [
+        Column("score", prose=True),
+        *(Column(cell.label or "value", True, True) for cell in cells),
+    ]
+    return PageTable("Every score", columns, rows)
+
+
+def about_all(compared: ReportData) -> list[str]:
+    """What a reader has to know about `all_scores`."""
+    return [
+        f"Each score as the mean of the last {LAST} rounds that have it, or in the last of these "
+        "if they are fewer: mean ± standard deviation over seeds. Bold: the best of those that "
+        "compete.",
+        *_tests(compared, differences=False),
+    ]
 
 
 def notes(compared: ReportData, pivot: bool) -> list[str]:
@@ -198,8 +260,10 @@ def notes(compared: ReportData, pivot: bool) -> list[str]:
     Args:
         pivot: of the pivots, not of the summary.
     """
-    score = f"{capital(compared.score)} on the central test set"
-    if pivot:
+    central = all(map(compared.central, compared.primary))
+    score = f"{capital(compared.score)}{' on the central test set' * central}"
+    whole = "total_bytes_mean" in compared.summary
+    if pivot or not whole:
         found = [f"{score}{_by(compared)}: mean ± standard deviation over seeds."]
     elif compared.by == "last5":
         found = [
@@ -219,28 +283,44 @@ def notes(compared: ReportData, pivot: bool) -> list[str]:
         bold = f"Bold: the best {called[layout.competing[0]]}{f' for each {each}' if each else ''}"
         found.append(f"{bold}; results that are equal as printed are all bold.")
     if pivot:
-        return found
-    chosen = "the validation set" if compared.validated else "the test set itself"
-    found.append(f"The best round is chosen on {chosen}.")
-    found.append("Bytes are those of all clients, up and down.")
+        return [*found, *_tests(compared, differences=False)]
+    if whole:
+        chosen = "the validation set" if compared.validated else "the test set itself"
+        found.append(f"The best round is chosen on {chosen}.")
+        found.append("Bytes are those of all clients, up and down.")
     if compared.target is not None:
         found.append(
             f"Rounds and bytes to {compared.target:g}: the first round in which the "
             f"{compared.score} was reached and what had been sent by its end, mean over the seeds "
             "that reached it."
         )
-    if compared.baseline is not None:
-        against = ", ".join(f"{called[a]} = {value}" for a, value in compared.baseline.items())
-        better = "below" if compared.less_is_better else "above"
-        found += [
-            f"vs. baseline: the difference{_by(compared)} to the cell with {against} and all "
-            "else equal, paired by seed (mean ± standard deviation of the pairs).",
-            f"p: one-tailed Welch t-test that the mean over seeds is {better} the baseline's. It "
-            "is unpaired and assumes no equal variances, so it does not follow from the ± of the "
-            "difference. Holm's method corrects it for all comparisons in the table.",
-            "* p < 0.05, ** p < 0.01, *** p < 0.001.",
-        ]
-    return found
+    return [*found, *_tests(compared, differences=True)]
+
+
+def _tests(compared: ReportData, differences: bool) -> list[str]:
+    """How the cells are tested against the baseline.
+
+    Args:
+        differences: whether the table has these and p, not only stars.
+    """
+    if compared.baseline is None:
+        return []
+    called, table = compared.labels, compared.summary
+    against = ", ".join(f"{called[a]} = {value}" for a, value in compared.baseline.items())
+    other = f"the cell with {against} and all else equal"
+    test = "a two-tailed t-test of the difference, paired by seed, corrected by Holm's method for "
+    found = []
+    if differences:
+        found.append(
+            f"vs. baseline: the difference to {other}{_by(compared)}, with its 95 % confidence "
+            f"interval. p: {test}all comparisons in the table."
+        )
+    if any(_is_unpaired(row) for _, row in table.iterrows()):
+        found.append("Unpaired: no seed in common with the baseline; Welch's t-test.")
+    if len(table) and (table["p_value"].isna() & table["difference_mean"].notna()).any():
+        found.append("No p: a single pair, or the same difference at every seed.")
+    stars = "* p < 0.05, ** p < 0.01, *** p < 0.001"
+    return [*found, f"{stars}." if differences else f"{stars} against {other}: {test}all cells."]
 
 
 def _by(compared: ReportData) -> str:
@@ -259,10 +339,10 @@ def finding(compared: ReportData) -> str:
     scores = [score.text for score in _scores(compared, compared.by)]
     if len(compared.cells) == 1:
         if compared.by == "last":
-            return f"Test {metric.label}: {scores[0]} in the last round."
+            return f"{compared.titled}: {scores[0]} in the last round."
         last = _scores(compared, "last")[0].text
         return (
-            f"Test {metric.label}: {last} in the last round, {scores[0]} as mean of the last "
+            f"{compared.titled}: {last} in the last round, {scores[0]} as mean of the last "
             f"{LAST} evaluated."
         )
     cells = [compared.cell(row) for _, row in table.iterrows()]
@@ -271,9 +351,9 @@ def finding(compared: ReportData) -> str:
         if len(cells) > _MOST_FOUND:
             return ""
         told = "; ".join(f"{s} at {c.label}" for s, c in zip(scores, cells, strict=True))
-        return f"Test {metric.label}{_by(compared)}: {told}."
+        return f"{compared.titled}{_by(compared)}: {told}."
     extreme = "Lowest" if compared.less_is_better else "Highest"
-    found = f"{extreme} test {metric.label}{_by(compared)}: "
+    found = f"{extreme} {compared.named(metric)}{_by(compared)}: "
     layout, called = compared.layout, compared.labels
     wins: dict[str, list[str]] = {}
     for group in filter(None, groups):
