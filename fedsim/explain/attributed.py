@@ -15,6 +15,7 @@ from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
 from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.scores import informative
 
 MOST_DRAWN = 24  # inputs in a picture
 MOST_NAMED = 5  # words or features for a decision, and the same number against it
@@ -64,8 +65,8 @@ class Attributed(Explanation):
             lines.append(f"(baseline: {self.baseline})")
         for k, title in enumerate(self.titles):
             lines.append(f"\n{title}")
-            if not self.relevance[k].any():
-                lines.append("  no part of it is relevant")
+            if why := self._silence(k):
+                lines.append(f"  {why}, so this says nothing")
             elif self._images:
                 lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
             else:
@@ -85,7 +86,7 @@ class Attributed(Explanation):
                 "label": self.inputs.labels[k],
             }
             if self._images:
-                row["half"] = self._half(k)
+                row["half"] = None if self._silence(k) else self._half(k)
             else:
                 row |= {about: self._most(k, about) for about in ("for", "against")}
             found.append(row)
@@ -95,6 +96,21 @@ class Attributed(Explanation):
     def _images(self) -> bool:
         return len(self.dataset.shape) == 3
 
+    def _silence(self, k: int) -> str:
+        """Why the relevances of an input say nothing; empty if they do."""
+        if self._images:
+            own, parts = self.relevance[k].ravel(), "pixels"
+        else:
+            own = self.relevance[k].ravel()[: len(self._parts(k))]
+            parts = "words" if self.dataset.words else "features"
+        if not np.isfinite(own).all():
+            return f"the relevance of some of its {parts} is not finite"
+        if not own.any():
+            return "no part of it is relevant"
+        if informative(np.ones((1, len(own)), np.bool_), own[None]).all():
+            return ""
+        return f"all of its {parts} are equally relevant ({own[0]:.4g})"
+
     def _half(self, k: int) -> float:
         """The share of an image's pixels that has half of the relevance."""
         size = np.sort(np.abs(self.relevance[k]).ravel())[::-1]
@@ -102,6 +118,8 @@ class Attributed(Explanation):
 
     def _most(self, k: int, about: str) -> str:
         """The most relevant parts `for` or `against` a decision: «lovely +1.2, head +0.3»."""
+        if self._silence(k):
+            return ""
         own, parts = self.relevance[k].ravel(), self._parts(k)
         order = np.argsort(-own[: len(parts)], kind="stable").tolist()
         some = order[:MOST_NAMED] if about == "for" else order[::-1][:MOST_NAMED]

@@ -39,7 +39,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.faithfulness import without
-from fedsim.explain.groups import group_parts
+from fedsim.explain.groups import check_size, group_parts
 from fedsim.explain.inputs import Inputs
 from fedsim.extras import require
 from fedsim.models.networks import ResidualBlock
@@ -125,6 +125,13 @@ class Attribution(OfDecision, ABC):
             ExperimentError: it cannot; the message names the layer and an alternative.
         """
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Reject inputs of a shape that the attribution cannot explain.
+
+        Raises:
+            ExperimentError: it cannot; the message says what it can.
+        """
+
     @abstractmethod
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -148,6 +155,7 @@ class Attribution(OfDecision, ABC):
         """
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        self.check_shape(data.dataset.shape)
         if model.network is None:
             if self.differentiates:
                 raise ExperimentError(
@@ -368,6 +376,9 @@ class Occlusion(Attribution):
     zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        check_size(f"attribution {self.name}: size", shape, self.size)
+
     @torch.no_grad()
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -417,10 +428,12 @@ class Lrp(Attribution):
     name                  first layer       convolutions       linear layers
     ====================  ================  =================  ==============
     epsilon_plus_flat     flat              z⁺                 ε
-    epsilon_gamma_box     box (if it is a   γ                  ε
-                          convolution)
+    epsilon_gamma_box     box               γ                  ε
     epsilon               ε                 ε                  ε
     ====================  ================  =================  ==============
+
+    Flat and box are for convolutions. A linear first layer has the ε-rule in all composites: the
+    flat rule would make all inputs equally relevant, since each of its outputs sees all of them.
 
     Biases absorb relevance (including those of merged batch norm): without any, the relevances sum
     to f_y(x), as far as each rule allows.
@@ -447,7 +460,8 @@ class Lrp(Attribution):
             after fedsim's, to a copy.
 
     Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
-    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`.
+    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`, of convolutional
+    networks.
     Zennit's merge leaves each batch norm dividing by √(1 + eps); here it divides by 1.
     """
 
@@ -497,7 +511,8 @@ class Lrp(Attribution):
         with _evaluation(network):
             self._refuse_changed(network, canonised, x[:_COMPARED])
         for rows in _batches(x):
-            with self._rules(x[rows]).context(canonised), self._order(canonised) as order:
+            rules = self._rules(canonised, x[rows])
+            with rules.context(canonised), self._order(canonised) as order:
                 inputs = x[rows].detach().clone().requires_grad_()
                 with torch.enable_grad():
                     logits = canonised(inputs)
@@ -581,17 +596,20 @@ class Lrp(Attribution):
                 "each batch norm right after the layer that it follows"
             )
 
-    def _rules(self, x: Tensor) -> Any:
+    def _rules(self, canonised: nn.Module, x: Tensor) -> Any:
         """The Zennit composite for one batch."""
-        composites, types = _zennit("composites"), _zennit("types")
-        if self.composite == "epsilon_plus_flat":
+        composites, types, rules = _zennit("composites"), _zennit("types"), _zennit("rules")
+        begins = isinstance(_first_layer(canonised)[1], types.Convolution)
+        if self.composite == "epsilon_plus_flat" and begins:
             return composites.EpsilonPlusFlat(epsilon=self.epsilon)
-        if self.composite == "epsilon_gamma_box":
+        if self.composite == "epsilon_gamma_box" and begins:
             return composites.EpsilonGammaBox(*self._box(x), epsilon=self.epsilon)
-        epsilon = _zennit("rules").Epsilon(epsilon=self.epsilon)
-        return composites.LayerMapComposite(
-            [*composites.layer_map_base(), (types.Linear, epsilon)]
-        )
+        layers = [(types.Linear, rules.Epsilon(epsilon=self.epsilon))]
+        if self.composite == "epsilon_plus_flat":
+            layers = [(types.Convolution, rules.ZPlus()), *layers]
+        if self.composite == "epsilon_gamma_box":
+            layers = [(types.Convolution, rules.Gamma(gamma=0.25)), *layers]
+        return composites.LayerMapComposite([*composites.layer_map_base(), *layers])
 
     def _box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The minimum and maximum values, (1 or b, 1 or C, 1, ...)."""
@@ -640,15 +658,11 @@ class Lrp(Attribution):
                 self._refuse(name, module, "called more than once in a forward pass")
         if self.composite == "epsilon":
             return
-        types = _zennit("types")
-        sort = types.Linear if self.composite == "epsilon_plus_flat" else types.Convolution
-        for name, module in canonised.named_modules():
-            if isinstance(module, sort):
-                linear = [other for other in called if isinstance(other, types.Linear)]
-                if linear and linear[0] is not module:
-                    what = f"defined first, so the first rule of {self.composite} applies, but "
-                    self._refuse(name, module, what + "another layer is called before it")
-                return
+        name, first = _first_layer(canonised)
+        linear = [other for other in called if isinstance(other, _zennit("types").Linear)]
+        if first is not None and linear and linear[0] is not first:
+            what = f"defined first, so the first rule of {self.composite} applies, but "
+            self._refuse(name, first, what + "another layer is called before it")
 
 
 # Layers that need no own rule, because their gradient or the rule for activations is right.
@@ -658,6 +672,13 @@ _LAYERS = (
     *(nn.SiLU, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Hardshrink, nn.Softshrink),
     *(nn.Tanhshrink, nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd),
 )
+
+
+def _first_layer(network: nn.Module) -> tuple[str, nn.Module | None]:
+    """The layer with weights that is defined first, with its name."""
+    linear = _zennit("types").Linear
+    layers = ((n, m) for n, m in network.named_modules() if isinstance(m, linear))
+    return next(layers, ("", None))
 
 
 def _zennit(part: str) -> Any:

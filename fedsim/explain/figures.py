@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.scores import informative
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
 if TYPE_CHECKING:
@@ -486,7 +487,10 @@ def draw_bars(
     figure = new_figure(6.0, len(relevance) * (high + gap))
     low, top = min(relevance.min(), 0), max(relevance.max(), 0)
     margin = 0.04 * (top - low) or 1.0
+    told = informative(np.ones(relevance.shape, np.bool_), relevance)
     for k, (row, caption) in enumerate(zip(relevance, titles, strict=True)):
+        if not told[k]:
+            caption = f"{caption}; all features are alike, which says nothing"
         order = np.argsort(-np.abs(row), kind="stable")[:shown][::-1]
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
         colours = [_FOR if row[i] > 0 else _AGAINST for i in order]

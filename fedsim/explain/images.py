@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
 from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.scores import informative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def draw_shared(
             axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
             axes.set_axis_off()
             if kind == "relevance":
-                _show_relevance(axes, e.heatmap)
+                show_relevance(axes, e.heatmap)
             elif kind == "kept":
                 axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
             else:
@@ -137,10 +138,10 @@ def draw_relevances(
                 _show(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
-                largest = _show_relevance(axes, heatmap)
+                scale = show_relevance(axes, heatmap)
                 axes.text(
                     *(0.5, -0.03),
-                    f"±{largest:.3g}",
+                    scale,
                     transform=axes.transAxes,
                     ha="center",
                     va="top",
@@ -165,11 +166,19 @@ def _show(axes: Axes, image: Array) -> None:
         axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
 
 
-def _show_relevance(axes: Axes, heatmap: Array) -> float:
-    """Show a map; returns its largest relevance, to which colours are scaled."""
-    largest = float(np.abs(heatmap).max())
-    axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest or -1, vmax=largest or 1)
-    return largest
+def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
+    """Show a map, or in words that it says nothing; returns its scale in words."""
+    flat = heatmap.reshape(1, -1)
+    if informative(np.ones(flat.shape, np.bool_), flat).all():
+        largest = float(np.abs(heatmap).max())
+        axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        return f"±{largest:.3g}"
+    axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
+    finite = bool(np.isfinite(heatmap).all())
+    words = "says nothing:\nall pixels\nare alike" if finite else "says nothing:\nnot finite"
+    middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    axes.text(0.5, 0.5, words, fontsize=_FONT - 1, **middle)
+    return f"{heatmap.flat[0]:.3g} everywhere" if finite else ""
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:

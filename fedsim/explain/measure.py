@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.explain import faithfulness, scores
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
-from fedsim.explain.scores import Scores
+from fedsim.explain.scores import Scores, informative
 from fedsim.explain.section import SCORES, Explain
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
@@ -81,9 +81,9 @@ def measure(
     """Explain a model's decisions on some inputs, and score the explanation.
 
     Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
-    whose value is the closeness to the original prediction. If relevances are not finite, as for a
-    class that the model cannot predict, no score is defined. Randomness depends only on the seed,
-    the round, the client and the explainer.
+    whose value is the closeness to the original prediction. If the relevances of an input are not
+    finite, as for a class that the model cannot predict, or do not tell its parts apart, no score
+    of it is defined. Randomness depends only on the seed, the round, the client and the explainer.
 
     Args:
         section: the resolved section, with the scores.
@@ -145,7 +145,7 @@ def measure(
                 lambda z: torch.from_numpy(relevances(z)), x, RADIUS * spread, SAMPLES, rng
             )
         if name == "repeatability":
-            return by_row(scores.cosine, present, relevance, relevances(x, "/again"))
+            return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
         return by_row(ALONE[name], present, relevance)
 
     found = {}
@@ -156,8 +156,9 @@ def measure(
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
         elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
             found[name] = score(name)
-    finite = _finite(present, relevance)
-    found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
+    told = informative(present, ranked)
+    found = {name: np.where(told, values, np.nan) for name, values in found.items()}
+    curves = {name: np.where(told[:, None], curve, np.nan) for name, curve in curves.items()}
     seconds = time.perf_counter() - started
     return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
 
@@ -207,6 +208,13 @@ def by_row(
         if n := present[k].sum():
             found[k] = score(*(array[k : k + 1, :n] for array in of_parts))[0]
     return found
+
+
+def similarity(
+    score: Callable[..., Scores], present: NDArray[np.bool_], a: NDArray[Any], b: NDArray[Any]
+) -> Scores:
+    """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
+    return np.where(informative(present, a, b), by_row(score, present, a, b), np.nan)
 
 
 def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:

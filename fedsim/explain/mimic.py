@@ -224,6 +224,8 @@ class Mimicked(Explanation):
             f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} deep, "
             f"mimics its predictions for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
         ]
+        if mimic.tree.leaves == 1:
+            lines[0] += "; it predicts one class for all of them, so the tree says nothing"
         agree = mimic.held_out_fidelity
         if agree is not None:
             unseen = len(mimic.images) - mimic.known

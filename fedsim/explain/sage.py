@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import OfDecision
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
-from fedsim.explain.groups import group_parts
+from fedsim.explain.groups import check_size, group_parts
 from fedsim.training import logits
 
 
@@ -58,6 +58,7 @@ class Sage(OfDecision):
             raise ExperimentError(
                 f"{self.name} explains the loss of a class, and the target here is a number"
             )
+        check_size(f"{self.name}: size", data.dataset.shape, self.size)
 
     @torch.no_grad()
     def relevances(

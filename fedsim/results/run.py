@@ -230,8 +230,9 @@ class Run:
         """One row per explanation; empty if there are none.
 
         Rows of the `explain` section have `model` (global, cohort, personal or shared), `client`,
-        and the scores of that `explainer` for that model. The other rows are recorded by the
-        method itself, such as a rule.
+        and the scores of that `explainer` for that model; `uninformative` is the number of inputs
+        without scores, because all parts are equally relevant (or not finite), empty if there are
+        none. The other rows are recorded by the method itself, such as a rule.
         """
         return self._table("explanations", fault=_fault_of_explanations)
 

@@ -217,6 +217,11 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         rng = keyed_rng(SEED, "explain/sensitivity")
         asked = (lambda z: torch.from_numpy(relevances(z))), x, 0.02 * spread, 10, rng
         found["sensitivity"] = faithfulness.sensitivity(*asked)
+    # Where no part is more relevant than another, there is nothing to score.
+    alike = [n > 1 and np.ptp(row[:n]) == 0 for row, n in zip(ranked, words, strict=True)]
+    for name, of_inputs in found.items():
+        found[name] = np.where(alike, np.nan, of_inputs)
+    curves = {n: np.where(np.array(alike)[:, None], np.nan, c) for n, c in curves.items()}
     return {"relevance": R, "curves": curves, "scores": found}
 
 

@@ -75,6 +75,11 @@ def _tables(run: Run) -> Iterator[PageTable]:
         means["model"] = means["model"].map(MODELS)
         some = f"; {len(shown)} of {scored['round'].nunique()} rounds"
         words = some if len(shown) < scored["round"].nunique() else ""
+        if "uninformative" in scored:
+            words += (
+                "; of `uninformative` inputs the explanation says nothing, as all parts are "
+                "equally relevant, and they have no scores"
+            )
         yield plain(f"Scores of explanations by round, mean over models{words}", means)
     if rows.empty:
         return
@@ -91,13 +96,14 @@ def _maps(run: Run) -> Iterator[Picture]:
     of_global = last[last["model"] == "global"]
     removal = {
         name: {
-            str(explainer): np.stack(own[name].to_list())
+            str(explainer): curves
             for explainer, own in of_global.groupby("explainer", sort=False)
+            if len(curves := _defined(np.stack(own[name].to_list())))
         }
         for name in ("deletion", "insertion")
         if name in of_global and of_global[name].notna().all()
     }
-    if removal and len(of_global):
+    if any(removal.values()):
         png = map_figures.draw_removal(removal, "value of the decision")
         yield _picture("Deletion and insertion, global model: median and middle half", png)
     for explainer in distinct(rows["explainer"]):
@@ -111,6 +117,11 @@ def _maps(run: Run) -> Iterator[Picture]:
         if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
             png = _drift(run, explainer, np.unique(own["round"]), shape)
             yield _picture(f"Global model, {explainer}, by round", png)
+
+
+def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows without NaN."""
+    return rows[~np.isnan(rows).any(axis=1)]
 
 
 def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
