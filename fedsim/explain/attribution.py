@@ -74,7 +74,7 @@ class OfDecision(FeatureExplainer, ABC):
         x, classes = data.prepare(inputs.x), data.dataset.classes
         outputs = torch.from_numpy(logits(model.as_network(), x))
         best = outputs.argmax(dim=1)
-        relevance = self.relevances(model, data, x, best.to(x.device), rng)
+        relevance = self.each(model, data, x, best.to(x.device), rng)
         if classes:
             chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
             decisions = tuple(classes[c] for c in best.tolist())
@@ -208,6 +208,7 @@ class _OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
+    draws: ClassVar[bool | None] = False
     target: Literal["class", "centred", "outputs"] = "class"
 
     def relevance(
@@ -295,6 +296,7 @@ class SmoothGrad(_OfGradients):
     """
 
     name: str = "smoothgrad"
+    draws: ClassVar[bool | None] = True
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
@@ -305,9 +307,11 @@ class SmoothGrad(_OfGradients):
         spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
         # an example's samples are drawn together, so that the draws do not depend on the batch
         draws = rng.standard_normal((len(x), self.samples, *x.shape[1:]), dtype=np.float32)
-        total = torch.zeros_like(x)
-        for i in range(self.samples):
-            total += gradient(x + self.noise * spread * torch.from_numpy(draws[:, i]).to(x))
+        total, together = torch.zeros_like(x), max(1, BATCH // len(x))  # samples at a time
+        for i in range(0, self.samples, together):
+            some = torch.from_numpy(draws[:, i : i + together]).to(x).transpose(0, 1)
+            noisy = x + self.noise * spread * some
+            total += gradient(noisy.flatten(0, 1)).view_as(noisy).sum(0)
         return total / self.samples
 
 
@@ -346,6 +350,7 @@ class Random(Attribution):
     """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
+    draws: ClassVar[bool | None] = True
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -373,6 +378,7 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
+    draws: ClassVar[bool | None] = False
     zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 
@@ -466,6 +472,7 @@ class Lrp(Attribution):
     """
 
     differentiates: ClassVar[bool] = True
+    draws: ClassVar[bool | None] = False
     name: str = "lrp"
     composite: Literal["epsilon_plus_flat", "epsilon_gamma_box", "epsilon"] = "epsilon_plus_flat"
     epsilon: float = Field(1e-6, gt=0)
@@ -758,7 +765,7 @@ def _joined(logits: Tensor) -> str | None:
 
 
 class _Gradient:
-    """∂f_t/∂x of a network at a batch of inputs."""
+    """∂f_t/∂x of a network at a batch of inputs, or at several changed copies of all of them."""
 
     def __init__(self, name: str, target: str, network: nn.Module, y: Tensor) -> None:
         self.name, self.target, self.network, self.y = name, target, network, y
@@ -772,7 +779,8 @@ class _Gradient:
             if self.target == "outputs":
                 of_logits = logits.detach()
             else:
-                of_logits = _contrast(self.target, self.name, logits, self.y)
+                y = self.y.repeat(len(x) // len(self.y))
+                of_logits = _contrast(self.target, self.name, logits, y)
             (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(

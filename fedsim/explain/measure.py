@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from fedsim.explain import faithfulness, scores
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
 from fedsim.explain.scores import Scores, informative
 from fedsim.explain.section import SCORES, Explain
-from fedsim.rng import keyed_rng
+from fedsim.rng import input_rngs, keyed_rng, torch_seed
 from fedsim.training import logits
 
-NOISE = 0.1  # standard deviation for infidelity, relative to the inputs' range
+NOISE = 0.1  # standard deviation for infidelity, relative to the input's range
 RADIUS = 0.02  # radius for sensitivity, likewise
 SAMPLES = 10  # samples of both
 CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
@@ -83,7 +83,8 @@ def measure(
     Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
     whose value is the closeness to the original prediction. If the relevances of an input are not
     finite, as for a class that the model cannot predict, or do not tell its parts apart, no score
-    of it is defined. Randomness depends only on the seed, the round, the client and the explainer.
+    of it is defined. Randomness depends only on the seed, the round, the client, the explainer and
+    the input, not on inputs beside it.
 
     Args:
         section: the resolved section, with the scores.
@@ -119,7 +120,9 @@ def measure(
         purpose = f"explain/{explainer.name}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
-        return relevances_of(explainer, model, data, changed, decided, rng)
+        seed = torch_seed(model.seed, purpose) if again else model.seed
+        drawn = replace(model, seed=seed)
+        return relevances_of(explainer, drawn, data, changed, decided, rng, x)
 
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x)
@@ -134,16 +137,23 @@ def measure(
             return faithfulness.comprehensiveness(value, x, ranked)
         if name == "sufficiency":
             return faithfulness.sufficiency(value, x, ranked)
-        spread, rng = float(x.max() - x.min()), keyed_rng(model.seed, f"explain/{name}")
+        if name in ("infidelity", "sensitivity"):
+            own = input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
+            rows = x.flatten(1).double()
+            spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
         if name == "infidelity":
             parts, over_parts = _by_part(raw, x)
-            return faithfulness.infidelity(
-                over_parts, parts, torch.from_numpy(relevance), NOISE * spread, SAMPLES, rng
+            sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
+            errors = faithfulness.infidelity(
+                over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
             )
+            return np.where(spread > 0, errors, np.nan)  # without a range there is no noise
         if name == "sensitivity":
-            return faithfulness.sensitivity(
-                lambda z: torch.from_numpy(relevances(z)), x, RADIUS * spread, SAMPLES, rng
+            radius = RADIUS * spread.reshape(-1, *[1] * (x.dim() - 1))
+            changes = faithfulness.sensitivity(
+                lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own
             )
+            return np.where(spread > 0, changes, np.nan)
         if name == "repeatability":
             return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
         return by_row(ALONE[name], present, relevance)
@@ -170,18 +180,20 @@ def relevances_of(
     x: Tensor,
     decided: Tensor,
     rng: np.random.Generator,
+    like: Tensor | None = None,
 ) -> Scores:
     """(m, P) an explainer's relevances of inputs; the network stays in evaluation mode.
 
     Args:
         x: (m, ...) as the network takes them.
         decided: (m,) the class explained; 0 for a regression.
+        rng, like: as of `FeatureExplainer.each`.
 
     Raises:
         ValueError: it returns a wrong shape.
     """
     with torch.enable_grad():
-        found = explainer.relevances(model, data, x, decided.to(x.device), rng)
+        found = explainer.each(model, data, x, decided.to(x.device), rng, like)
     if model.network is not None:
         model.network.eval()
     if found.shape != (shape := faithfulness.arranged(x)):

@@ -126,6 +126,7 @@ class TreeExplainer(FeatureExplainer):
 
     name: str = "tree"
     takes_inputs: ClassVar[bool] = False
+    draws: ClassVar[bool | None] = False  # but for the tree, of which all inputs have the same
     images: int = Field(1000, ge=2)
     held_out: float = Field(0.2, gt=0, lt=1)
     perplexity: float | None = Field(None, gt=0)
