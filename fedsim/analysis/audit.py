@@ -31,10 +31,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsim import atomic
+from fedsim.analysis.explanations import Wanted, find_explainer
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
-from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainer import Explainer, FeatureExplainer
 from fedsim.explain.faithfulness import present
 from fedsim.explain.measure import by_row, relevances_of
 from fedsim.explain.notebook import as_html
@@ -624,7 +625,7 @@ class Audit:
 
 def audit(
     run: Run,
-    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,
+    explainers: Wanted | Sequence[Wanted] | None = None,
     *,
     shadows: int = 0,
     noise: float | Sequence[float] | None = None,
@@ -667,7 +668,7 @@ def audit(
 
 def _audit(
     run: Run,
-    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    explainers: Wanted | Sequence[Wanted] | None,
     shadows: int,
     noise: float | Sequence[float] | None,
     tell: Callable[[str], None],
@@ -739,7 +740,7 @@ def _audit(
 
 
 def _explainers(
-    wanted: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    wanted: Wanted | Sequence[Wanted] | None,
     section: Explain | None,
 ) -> Sequence[FeatureExplainer]:
     """These, as the run's section sets those that it has; by default all of the section's.
@@ -750,9 +751,8 @@ def _explainers(
     usual = _usual(section)
     if wanted is None:
         return usual
-    each = [wanted] if isinstance(wanted, str | FeatureExplainer) else [*wanted]
-    known = {explainer.name: explainer for explainer in usual}
-    named = [known.get(one, one) if isinstance(one, str) else one for one in each]
+    each = [wanted] if isinstance(wanted, str | Mapping | Explainer) else wanted
+    named = [find_explainer(one, usual) for one in each]
     try:
         return Explain.model_validate({"explainers": named}).explainers if named else ()
     except ValidationError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from pydantic import ValidationError
 
 from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = int | Sequence[int]
+Wanted = str | Mapping[str, Any] | Explainer
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Explanations:
 
 def explanations(
     run: Run,
-    explainer: str | Explainer | None = None,
+    explainer: Wanted | None = None,
     *,
     client: Numbers | None = None,
     after: Numbers | None = None,
@@ -118,8 +120,10 @@ def explanations(
 
     Args:
         run: a finished run.
-        explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
-            Explainer. By default the explainer that suits the run's method or model.
+        explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, either of
+            them with settings (`"occlusion: {size: 1}"`, or `{"name": "occlusion", "size": 1}`),
+            or an Explainer. By default the explainer that suits the run's method or model.
+            Settings that are not given are those of the run's `explain` section, if it is there.
         client: client, or sequence of clients, whose model is explained (for explanations of a
             whole run: the clients to show). By default the global model.
         after: round, or sequence of rounds, after which the model is explained; by default the
@@ -211,29 +215,71 @@ def _overview(run: Run) -> Explainer | None:
     return found
 
 
-def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
-    """The explainer of a name, or the run's default, which may have settings.
+def _find(run: Run, wanted: Wanted | None) -> Explainer:
+    """The explainer that is wanted, by default the run's usual one, with the run's settings.
 
     Raises:
         BadInput: there is no such explainer.
     """
-    if isinstance(wanted, Explainer):
-        return wanted
-    experiment = run.experiment
+    experiment, section = run.experiment, run.experiment.explain
     usual: Explainer = experiment.method.explainer() or explainers.parse(
         {"name": experiment.model.explainer}
     )
-    if wanted in (None, usual.name):
-        return usual
-    assert wanted is not None
+    own = (usual, *(section.explainers if section else ()))
+    return find_explainer(usual.name if wanted is None else wanted, own)
+
+
+def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
+    """The explainer that a user asks for.
+
+    Args:
+        wanted: a name, a name with settings (`"occlusion: {size: 1}"`), a section with a `name`,
+            or an Explainer.
+        own: explainers of a run, whose settings count unless others are given; of two with the
+            same name the last.
+
+    Raises:
+        BadInput: there is no such explainer, or it has no such settings.
+    """
+    if isinstance(wanted, Explainer):
+        return wanted
+    name, settings = _parsed(wanted)
+    of_run = {each.name: each for each in own}
+    if name in of_run:
+        return _with(of_run[name], settings)
     known = [known for known, _ in explainers.items()]
-    if wanted not in known and ":" not in wanted:  # a colon names a user's explainer
-        raise BadInput(f"there is no explainer '{wanted}'{nearest(wanted, known)}")
+    if name not in known and ":" not in name:  # a colon names a user's explainer
+        raise BadInput(f"there is no explainer '{name}'{nearest(name, known)}")
     try:
-        found: Explainer = explainers.parse({"name": wanted})
+        found: Explainer = explainers.parse({"name": name})
     except ValidationError as error:
-        raise BadInput(f"explainer {wanted}: {_problem(error)}") from None
-    return found
+        raise BadInput(f"explainer {name}: {_problem(error)}") from None
+    return _with(found, settings)
+
+
+def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and settings.
+
+    Raises:
+        BadInput: they are not given as they should be.
+    """
+    given: Any = wanted
+    if isinstance(wanted, str):
+        try:
+            given = yaml.safe_load(wanted)
+        except yaml.YAMLError:
+            given = None
+    if isinstance(given, str):
+        return given, {}
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        return given["name"], {str(key): value for key, value in given.items() if key != "name"}
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((name, settings),) = given.items()
+        if isinstance(settings, Mapping | None):
+            return str(name), {str(key): value for key, value in (settings or {}).items()}
+    raise BadInput(
+        f"explainer '{wanted}': write a name, or a name with settings: 'occlusion: {{size: 1}}'"
+    )
 
 
 def _problem(error: ValidationError) -> str:

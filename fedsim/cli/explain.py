@@ -33,7 +33,8 @@ def explain_command(
     explainer: Annotated[
         str | None,
         typer.Option(
-            help="Explainer (`fedsim list explainers`), or your own: package.module:Name.",
+            help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
+            r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
             autocompletion=complete_explainer,
         ),
     ] = None,

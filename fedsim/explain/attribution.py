@@ -454,8 +454,8 @@ class Lrp(Attribution):
         epsilon: ε.
         target: where relevance starts: at f_y(x) for the class y (`class`), at f_y(x) for y less
             1/C of each logit (`centred`), or at 1 for every class among the labels of a batch of
-            64 (`batch`), as in FedXDS's released code. Rules hand on the sign: with `class`, most
-            relevances are negative where f_y(x) is.
+            64 (`batch`), as in FedXDS's released code; explanations have batches of one. Rules
+            hand on the sign: with `class`, most relevances are negative where f_y(x) is.
         low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
             pixels in [0, 1]. Without it, the least and greatest values of each image's own
             channels: a box that holds the image, needs no knowledge of the data, and does not
@@ -472,7 +472,6 @@ class Lrp(Attribution):
     """
 
     differentiates: ClassVar[bool] = True
-    draws: ClassVar[bool | None] = False
     name: str = "lrp"
     composite: Literal["epsilon_plus_flat", "epsilon_gamma_box", "epsilon"] = "epsilon_plus_flat"
     epsilon: float = Field(1e-6, gt=0)
@@ -480,6 +479,11 @@ class Lrp(Attribution):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     canonizer: str | None = None
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether a map would depend on other inputs, whose classes `batch` explains, too."""
+        return self.target == "batch"
 
     @field_validator("canonizer")
     @classmethod

@@ -208,7 +208,7 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         for name in ("relevance_mass", "relevance_rank", "pointing_game"):
             found[f"{name}_{kind}"] = singly(getattr(scores, name), R, where)
     if not data.dataset.words:
-        spread = np.array([float(row.max() - row.min()) for row in x])
+        spread = np.array([float(row.max()) - float(row.min()) for row in x])
         wide = [len(x), *[1] * (x.dim() - 1)]
         shape = (len(x), *x.shape[2:]) if x.dim() == 4 else x.shape
 
