@@ -35,6 +35,7 @@ from fedsim.analysis.explanations import Wanted, find_explainer
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import Explainer, FeatureExplainer
 from fedsim.explain.faithfulness import present
 from fedsim.explain.measure import by_row, relevances_of
@@ -609,7 +610,7 @@ class Audit:
         paths = []
         for stem, inversion in self.inversions.items():
             folder.mkdir(parents=True, exist_ok=True)
-            paths.append(folder / f"{stem}.png")
+            paths.append(picture(folder, stem))
             what = stem.removeprefix("reconstructed-").replace("-", " ")
             name = self.run.experiment.method.name if stem == SHARED else what
             t = self.run.last_round

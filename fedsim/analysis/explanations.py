@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 from pydantic import ValidationError
 
@@ -15,7 +16,9 @@ from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
-from fedsim.explain.inputs import Inputs
+from fedsim.explain.attributed import Attributed
+from fedsim.explain.canvas import FORMATS, drawing_as
+from fedsim.explain.inputs import PICTURES, Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.progress import LineProgress
 from fedsim.registry import first_line, nearest
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = int | Sequence[int]
+Clients = int | str | Sequence[int | str]
 Wanted = str | Mapping[str, Any] | Explainer
 
 
@@ -81,18 +85,34 @@ class Explanations:
         """Draw the pictures.
 
         Args:
-            folder: folder to write to, created if missing. By default `explanations` in the run's
-                folder, whose pictures `fedsim report` shows.
+            folder: folder to write to, created if missing; or a .png, .svg or .pdf file, whose
+                name is the beginning of the names if there are several pictures. By default
+                `explanations` in the run's folder, whose pictures `fedsim report` shows.
 
         Returns:
             The paths of the pictures, named like `occlusion-client-3-round-7-row-0.png`.
 
         Raises:
+            BadInput: pictures cannot have the file's format.
             OSError: they cannot be written.
         """
-        folder = self.run.path / "explanations" if folder is None else Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        return [path for each in self.found for path in each.save(folder)]
+        where = self.run.path / "explanations" if folder is None else Path(folder)
+        ending = where.suffix.lower()
+        if where.is_dir() or ending not in {*FORMATS, *PICTURES, ".eps"}:
+            where.mkdir(parents=True, exist_ok=True)
+            return [path for each in self.found for path in each.save(where)]
+        if ending not in FORMATS:
+            raise BadInput(f"{where}: pictures can be {', '.join(FORMATS)} files")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=where.parent) as aside, drawing_as(ending):
+            drawn = [path for each in self.found for path in each.save(Path(aside))]
+            names = [where.name]
+            if len(drawn) > 1:
+                names = [f"{where.stem}-{path.name}" for path in drawn]
+            return [
+                path.replace(where.with_name(name))
+                for path, name in zip(drawn, names, strict=True)
+            ]
 
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
@@ -103,7 +123,7 @@ def explanations(
     run: Run,
     explainer: Wanted | None = None,
     *,
-    client: Numbers | None = None,
+    client: Clients | None = None,
     after: Numbers | None = None,
     row: Numbers | None = None,
     input: str | Path | Inputs | None = None,
@@ -125,7 +145,8 @@ def explanations(
             or an Explainer. By default the explainer that suits the run's method or model.
             Settings that are not given are those of the run's `explain` section, if it is there.
         client: client, or sequence of clients, whose model is explained (for explanations of a
-            whole run: the clients to show). By default the global model.
+            whole run: the clients to show), by number, or by name if the data name them
+            (hospitals). By default the global model.
         after: round, or sequence of rounds, after which the model is explained; by default the
             last.
         row: row, or sequence of rows, of the central test set, counted from 0, whose prediction is
@@ -153,7 +174,7 @@ def explanations(
         >>> [path.name for path in found.save(folder / "pictures")]
         ['occlusion-client-3-round-1-rows-0-7.png']
     """
-    clients, times, rows = _several(client), _several(after), _several(row)
+    clients, times, rows = _clients(run, client), _several(after), _several(row)
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:
         raise BadInput("give only one of row, input and text")
@@ -193,9 +214,34 @@ def explanations(
                 models = [ModelSnapshot.of(run, None, t, on_round, dataset)]
             for model in models:
                 found.append(model.explain(chosen, inputs))
-                when = {"round": model.again.after, "client": model.client}
+                when: dict[str, Any] = {"round": model.again.after, "client": model.client}
+                if model.client is not None and run.manifest.get("client_names"):
+                    when["client_name"] = run.client_name(model.client)
                 about.append({**when, "explainer": chosen.name})
+    maps = [each for each in found if isinstance(each, Attributed)]
+    if len(maps) == len(found) > 1:  # bars have one order and one scale in all pictures
+        compared = np.concatenate([each.relevance for each in maps])
+        found = [replace(each, compared=compared) for each in maps]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
+
+
+def _clients(run: Run, given: Clients | None) -> list[int]:
+    """Clients by number or name.
+
+    Raises:
+        BadInput: there is none of a name.
+    """
+    names: list[str] = run.manifest.get("client_names", [])
+    found = []
+    for one in [given] if isinstance(given, int | str) else given or ():
+        if one in names:
+            found.append(names.index(str(one)))
+        elif isinstance(one, str) and not one.isdecimal():
+            hint = nearest(one, names) if names else "; here clients have numbers, not names"
+            raise BadInput(f"there is no client '{one}'{hint}")
+        else:
+            found.append(int(one))
+    return found
 
 
 def _several(numbers: Numbers | None) -> list[int]:

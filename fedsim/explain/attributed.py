@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
@@ -17,7 +18,7 @@ from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores import informative
 
-MOST_DRAWN = 24  # inputs in a picture
+MOST_DRAWN = 100  # inputs in a picture
 MOST_NAMED = 5  # words or features for a decision, and the same number against it
 
 
@@ -36,6 +37,8 @@ class Attributed(Explanation):
         decisions: the predicted class or number.
         probabilities: probability of the class; empty for a regression.
         baseline: what inputs are compared with; empty if there is no baseline.
+        compared: (m, ...) the relevances whose scale and order bars have, also those of other
+            models; empty for this one's alone.
     """
 
     title: str
@@ -47,6 +50,7 @@ class Attributed(Explanation):
     decisions: tuple[str, ...]
     probabilities: tuple[float, ...]
     baseline: str = ""
+    compared: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -137,8 +141,10 @@ class Attributed(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the (first) inputs with the relevance of their parts."""
-        path, title = folder / f"{self.file}.png", f"{self.title}, {self.attribution}"
+        path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
+        if len(self.inputs.x) > MOST_DRAWN:
+            title += f" (the first {MOST_DRAWN} of {len(self.inputs.x)} inputs)"
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
             documents = [
@@ -157,7 +163,10 @@ class Attributed(Explanation):
             draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
+            compared = self.compared.reshape(-1, rows.shape[1]) if self.compared.size else None
             predicted = "class" if self.probabilities else "value"
             xlabel = f"relevance for the predicted {predicted}"
-            draw_bars(rows, self._parts(0), titles, path, title=title, xlabel=xlabel)
+            draw_bars(
+                rows, self._parts(0), titles, path, title=title, xlabel=xlabel, compared=compared
+            )
         return [path]

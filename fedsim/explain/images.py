@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
-from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
 from fedsim.explain.scores import informative
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Array = NDArray[np.float32]
 _SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the rows' names, the gap between clients
 _FONT = 8  # points
 _ACROSS = 8  # explained images per line
+_LETTERS = 17  # of a caption's line, as wide as an image
 _ROWS = ("held", "relevance", "kept", "shared")
 
 
@@ -118,14 +119,16 @@ def draw_relevances(
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
-        captions: of each, a line or more.
-        path: of the PNG file.
+        captions: of each; wrapped to the width of an image.
+        path: of the picture.
         title: of the picture.
 
     Raises:
         OSError: it cannot be written.
     """
-    side, above, below = 1.3, 0.4, 0.2
+    side, below = 1.3, 0.2
+    captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
+    above = 0.13 + 0.135 * max((text.count("\n") + 1 for text in captions), default=1)
     down = above + 2 * side + below
     lines = -(-len(images) // _ACROSS)
     figure = new_figure(side * min(len(images), _ACROSS), lines * down)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -246,7 +247,7 @@ class Mimicked(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the tree, its disagreements with the model, and the embeddings."""
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
-        paths = [folder / f"{n}{self.suffix}.png" for n in ("tree", "confusion", "embedding")]
+        paths = [picture(folder, f"{n}{self.suffix}") for n in ("tree", "confusion", "embedding")]
         shape = None
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -27,7 +28,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.rng import input_rngs, keyed_torch_rng
 
-MOST_DRAWN = 24  # documents in a picture
+MOST_DRAWN = 100  # documents in a picture
 
 
 @explainers.register
@@ -142,8 +143,11 @@ class Rationales(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the (first) documents with the selected words."""
-        path = folder / f"rationales{self.suffix}.png"
-        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: selected words")
+        path = picture(folder, f"rationales{self.suffix}")
+        n = len(self.documents)
+        some = f", the first {MOST_DRAWN} of {n} documents" if n > MOST_DRAWN else ""
+        title = f"{self.title}: selected words{some}"
+        draw_rationales(self.documents[:MOST_DRAWN], path, title)
         return [path]
 
 

@@ -102,6 +102,11 @@ class Run:
 
         return plots.plot(plots.RUN, self, figure, ax, metric)
 
+    def client_name(self, client: int) -> str:
+        """What a client is called in the data, such as «Kiel»; or else «client 3»."""
+        names: Sequence[str] = self.manifest.get("client_names", ())
+        return names[client] if client < len(names) else f"client {client}"
+
     @property
     def status(self) -> str:
         """`running`, `finished`, `interrupted`, `failed` or `stopped` (early, in a search)."""

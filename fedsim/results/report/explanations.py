@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -84,6 +85,8 @@ def _tables(run: Run) -> Iterator[PageTable]:
     if rows.empty:
         return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
+    if run.manifest.get("client_names") and "client" in last:
+        last["client"] = last["client"].map(lambda k: run.client_name(int(k)), na_action="ignore")
     words = f"; the first {_ROWS_EXPLAINED} of {len(last)}" if len(last) > _ROWS_EXPLAINED else ""
     caption = f"{listed(distinct(rows['explainer']))}, after the last round{words}"
     yield plain(capital(caption), last.head(_ROWS_EXPLAINED))
@@ -110,13 +113,22 @@ def _maps(run: Run) -> Iterator[Picture]:
         matrix = agreement_matrix(run, explainer)
         if len(matrix) > 1:
             values = matrix.to_numpy(dtype=float)
-            png = map_figures.draw_agreement(list(map(str, matrix)), values, SIMILARITIES["rank"])
+            names = [_called(run, str(name)) for name in matrix]
+            png = map_figures.draw_agreement(names, values, SIMILARITIES["rank"])
             yield _picture(f"Agreement of explanations by {explainer}, last round", png)
         shape: list[int] = run.manifest.get("map_shape") or []
         own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
         if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
             png = _drift(run, explainer, np.unique(own["round"]), shape)
-            yield _picture(f"Global model, {explainer}, by round", png)
+            n, shown = own["input"].nunique(), len(own["round"].unique())
+            some = f"; the first {_INPUTS} of {n} inputs" if n > _INPUTS else ""
+            some += f"; {_ROUNDS} of {shown} rounds" if shown > _ROUNDS else ""
+            yield _picture(f"Global model, {explainer}, by round{some}", png)
+
+
+def _called(run: Run, model: str) -> str:
+    """A model by the name of its client: «client 3's own» is «Kiel's own»."""
+    return re.sub(r"^client (\d+)", lambda found: run.client_name(int(found[1])), model)
 
 
 def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
