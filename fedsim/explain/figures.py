@@ -48,7 +48,7 @@ def draw_partitions(
         rules: R of them.
         x: (n, F) examples.
         names: of the F features.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     save(_partitions(rules, x, names), path, title)
@@ -73,7 +73,7 @@ def draw_rules(
         rules: R of them; they are numbered from 1 in this order.
         sources: (R,) from how many clients each rule comes.
         names: of the F features.
-        path: of the PNG file.
+        path: of the picture.
         most: rules to draw; lighter ones are left out.
         title: of the picture.
     """
@@ -85,7 +85,7 @@ def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
 
     Args:
         found: what R rules, numbered from 1, make of n examples.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     save(_activations(found), path, title)

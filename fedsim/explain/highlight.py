@@ -88,7 +88,7 @@ def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") ->
 
     Args:
         documents: with the words.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
@@ -105,7 +105,7 @@ def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> N
 
     Args:
         documents: with the words.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:

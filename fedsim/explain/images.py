@@ -60,7 +60,7 @@ def draw_shared(
     Args:
         examples: at most one for each client and class.
         names: of the classes.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     clients = sorted({e.client for e in examples})

@@ -35,7 +35,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
 
     Args:
         tasks: the tasks table of a run, at least one row.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
@@ -92,7 +92,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
 
     Args:
         rows: see `transfer_table`; at least one.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
