@@ -159,11 +159,13 @@ class Attributed(Explanation):
             ]
             draw_weighed(documents, path, title)
         elif self._images:
-            captions = [title.replace(": ", "\n", 1) for title in titles]
+            captions = [  # a line for the name, the decision and the truth each
+                title.replace(": ", "\n", 1).replace(", true", "\ntrue", 1) for title in titles
+            ]
             draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
-            compared = self.compared.reshape(-1, rows.shape[1]) if self.compared.size else None
+            compared = self.compared.astype(np.float64).reshape(-1, rows.shape[1])
             predicted = "class" if self.probabilities else "value"
             xlabel = f"relevance for the predicted {predicted}"
             draw_bars(

@@ -485,7 +485,7 @@ def draw_bars(
         wrapped(text if says else f"{text}; all features are alike, which says nothing", 62, 3)
         for text, says in zip(titles, told, strict=True)
     ]
-    scale = relevance if compared is None else compared
+    scale = relevance if compared is None or not len(compared) else compared
     scale = np.where(np.isfinite(scale), scale, 0)
     order = np.argsort(-np.abs(scale).max(axis=0), kind="stable")[:shown][::-1]
     low, top = min(scale.min(), 0), max(scale.max(), 0)

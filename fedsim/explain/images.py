@@ -179,7 +179,7 @@ def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
     axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
     finite = bool(np.isfinite(heatmap).all())
     words = "says nothing:\nall pixels\nare alike" if finite else "says nothing:\nnot finite"
-    middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
     axes.text(0.5, 0.5, words, fontsize=_FONT - 1, **middle)
     return f"{heatmap.flat[0]:.3g} everywhere" if finite else ""
 
