@@ -87,18 +87,22 @@ def front(folder: Path) -> None:
     curves.set(xlabel="round", ylabel="accuracy", title="Four methods", ylim=(0, 1))
     curves.legend(frameon=False, fontsize=8)
     run = runs["FedAvg"]
-    snapshots = [ModelSnapshot.of(run, client=k, after=10) for k in first_two(run)]
-    snapshots.append(ModelSnapshot.of(run))
-    row = instructive(snapshots)
+    cohort = run.clients[run.clients["round"] == run.last_round]["client"]
+    snapshots, row = instructive(
+        ModelSnapshot.of_clients(run, sorted(cohort), run.last_round), ModelSnapshot.of(run)
+    )
+    truth = dataset.classes[dataset.test_y[row]]
     image.imshow(dataset.test_x[row, 0], cmap="gray_r")
-    image.set_title(f"What decides:\na {dataset.classes[dataset.test_y[row]]}", fontsize=10)
+    image.set_title(f"What decides:\na {truth}", fontsize=10)
     for axes, snapshot in zip(maps, snapshots, strict=True):
         inputs = Inputs.of_rows(snapshot.dataset, [row])
         found = snapshot.explain(IntegratedGradients(), inputs)
         most = np.abs(found.relevance).max()
         axes.imshow(found.relevance[0], cmap="RdBu_r", vmin=-most, vmax=most)
         whose = "global model" if snapshot.client is None else f"client {snapshot.client}"
-        axes.set_title(f"{whose}\nsays {found.decisions[0]}", fontsize=10)
+        (said,) = found.decisions
+        verdict = "right" if said == truth else "wrong"
+        axes.set_title(f"{whose}\nsays {said}: {verdict}", fontsize=10)
     for axes in (image, *maps):
         axes.set_xticks([])
         axes.set_yticks([])
@@ -106,18 +110,19 @@ def front(folder: Path) -> None:
     keep(folder / "front.png", HERE / "pictures" / "front.png")
 
 
-def instructive(snapshots: list[ModelSnapshot]) -> int:
-    """A row of the test set that the last model is right about, and the first one is not."""
-    dataset = snapshots[0].dataset
-    x = torch.as_tensor(dataset.test_x)
-    first, *_, last = [snapshot.network()(x).argmax(dim=1).numpy() for snapshot in snapshots]
-    return int(np.flatnonzero((last == dataset.test_y) & (first != last))[0])
+def instructive(
+    clients: list[ModelSnapshot], last: ModelSnapshot
+) -> tuple[list[ModelSnapshot], int]:
+    """A client that is wrong about a row of the test set, one that is right, and the last model.
 
-
-def first_two(run: fedsim.Run) -> list[int]:
-    """Clients of the cohort of round 10."""
-    rows = run.clients[run.clients["round"] == 10]
-    return sorted(rows["client"])[:2]
+    The last model is right about the row, too.
+    """
+    x, y = torch.as_tensor(last.dataset.test_x), last.dataset.test_y
+    right = [each.network()(x).argmax(dim=1).numpy() == y for each in clients]
+    known = last.network()(x).argmax(dim=1).numpy() == y
+    row = int(np.flatnonzero(known & np.any(right, axis=0) & ~np.all(right, axis=0))[0])
+    told = [bool(own[row]) for own in right]
+    return [clients[told.index(False)], clients[told.index(True)], last], row
 
 
 if __name__ == "__main__":

@@ -204,6 +204,9 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
+        if self.explain is not None:
+            explain = self.explain.with_explainers(self.model.explainer)
+            object.__setattr__(self, "explain", explain)
         secure = self.secure_aggregation is not None
         problem = Problem(self.model, self.objective, private=self._private, secure=secure)
         self.method.check_fit(problem)

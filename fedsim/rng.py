@@ -27,6 +27,19 @@ def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.
     return np.random.Generator(np.random.Philox(key=key))
 
 
+def input_rngs(rng: np.random.Generator, x: torch.Tensor) -> list[np.random.Generator]:
+    """A stream for each input of x (n, ...), keyed by its content and a draw from `rng`.
+
+    Thus what is drawn for an input does not depend on its place, nor on other inputs.
+    """
+    base = rng.bytes(16)
+    keys = (hashlib.blake2b(row.tobytes(), key=base, digest_size=16) for row in x.cpu().numpy())
+    return [
+        np.random.Generator(np.random.Philox(key=int.from_bytes(key.digest(), "little")))
+        for key in keys
+    ]
+
+
 def draw_clients(rng: np.random.Generator, count: int, share: float) -> NDArray[np.int64]:
     """A share of `count` clients, in ascending order; one at least, unless it is 0."""
     size = max(round(share * count), int(share > 0))

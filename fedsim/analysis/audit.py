@@ -31,11 +31,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsim import atomic
+from fedsim.analysis.explanations import Wanted, find_explainer
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.arguments import checked
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
-from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.canvas import picture
+from fedsim.explain.explainer import Explainer, FeatureExplainer
 from fedsim.explain.faithfulness import present
 from fedsim.explain.measure import by_row, relevances_of
 from fedsim.explain.notebook import as_html
@@ -645,7 +647,7 @@ class Audit:
         paths = []
         for stem, inversion in self.inversions.items():
             folder.mkdir(parents=True, exist_ok=True)
-            paths.append(folder / f"{stem}.png")
+            paths.append(picture(folder, stem))
             what = stem.removeprefix("reconstructed-").replace("-", " ")
             name = self.run.experiment.method.name if stem == SHARED else what
             t = self.run.last_round
@@ -663,7 +665,7 @@ class Audit:
 @checked
 def audit(
     run: Run | str | Path,
-    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,
+    explainers: Wanted | Sequence[Wanted] | None = None,
     *,
     shadows: int = 0,
     noise: float | Sequence[float] | None = None,
@@ -706,7 +708,7 @@ def audit(
 
 def _audit(
     run: Run,
-    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    explainers: Wanted | Sequence[Wanted] | None,
     shadows: int,
     noise: float | Sequence[float] | None,
     tell: Callable[[str], None],
@@ -827,7 +829,7 @@ def _failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
 
 
 def _explainers(
-    wanted: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    wanted: Wanted | Sequence[Wanted] | None,
     section: Explain | None,
 ) -> Sequence[FeatureExplainer]:
     """These, as the run's section sets those that it has; by default all of the section's.
@@ -838,9 +840,8 @@ def _explainers(
     usual = _usual(section)
     if wanted is None:
         return usual
-    each = [wanted] if isinstance(wanted, str | FeatureExplainer) else [*wanted]
-    known = {explainer.name: explainer for explainer in usual}
-    named = [known.get(one, one) if isinstance(one, str) else one for one in each]
+    each = [wanted] if isinstance(wanted, str | Mapping | Explainer) else wanted
+    named = [find_explainer(one, usual) for one in each]
     try:
         return Explain.model_validate({"explainers": named}).explainers if named else ()
     except ValidationError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import yaml
 from pydantic import ValidationError
 
 from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
@@ -15,7 +17,9 @@ from fedsim.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
-from fedsim.explain.inputs import Inputs
+from fedsim.explain.attributed import Attributed
+from fedsim.explain.canvas import FORMATS, drawing_as
+from fedsim.explain.inputs import PICTURES, Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.progress import LineProgress
 from fedsim.registry import first_line, nearest
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = int | Sequence[int]
+Clients = int | str | Sequence[int | str]
+Wanted = str | Mapping[str, Any] | Explainer
 
 
 @dataclass(frozen=True)
@@ -80,18 +86,34 @@ class Explanations:
         """Draw the pictures.
 
         Args:
-            folder: folder to write to, created if missing. By default `explanations` in the run's
-                folder, whose pictures `fedsim report` shows.
+            folder: folder to write to, created if missing; or a .png, .svg or .pdf file, whose
+                name is the beginning of the names if there are several pictures. By default
+                `explanations` in the run's folder, whose pictures `fedsim report` shows.
 
         Returns:
             The paths of the pictures, named like `occlusion-client-3-round-7-row-0.png`.
 
         Raises:
+            BadInput: pictures cannot have the file's format.
             OSError: they cannot be written.
         """
-        folder = self.run.path / "explanations" if folder is None else Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        return [path for each in self.found for path in each.save(folder)]
+        where = self.run.path / "explanations" if folder is None else Path(folder)
+        ending = where.suffix.lower()
+        if where.is_dir() or ending not in {*FORMATS, *PICTURES, ".eps"}:
+            where.mkdir(parents=True, exist_ok=True)
+            return [path for each in self.found for path in each.save(where)]
+        if ending not in FORMATS:
+            raise BadInput(f"{where}: pictures can be {', '.join(FORMATS)} files")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=where.parent) as aside, drawing_as(ending):
+            drawn = [path for each in self.found for path in each.save(Path(aside))]
+            names = [where.name]
+            if len(drawn) > 1:
+                names = [f"{where.stem}-{path.name}" for path in drawn]
+            return [
+                path.replace(where.with_name(name))
+                for path, name in zip(drawn, names, strict=True)
+            ]
 
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
@@ -101,9 +123,9 @@ class Explanations:
 @checked
 def explanations(
     run: Run | str | Path,
-    explainer: str | Explainer | None = None,
+    explainer: Wanted | None = None,
     *,
-    client: Numbers | None = None,
+    client: Clients | None = None,
     after: Numbers | None = None,
     of: Whose | None = None,
     row: Numbers | None = None,
@@ -121,10 +143,13 @@ def explanations(
 
     Args:
         run: a finished run, or its folder.
-        explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
-            Explainer. By default the explainer that suits the run's method or model.
+        explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, either of
+            them with settings (`"occlusion: {size: 1}"`, or `{"name": "occlusion", "size": 1}`),
+            or an Explainer. By default the explainer that suits the run's method or model.
+            Settings that are not given are those of the run's `explain` section, if it is there.
         client: client, or sequence of clients, whose model is explained (for explanations of a
-            whole run: the clients to show). By default the global model.
+            whole run: the clients to show), by number, or by name if the data name them
+            (hospitals). By default the global model.
         after: round, or sequence of rounds, after which the model is explained; by default the
             last.
         of: which of a client's models: `cohort`, as it was trained and sent; or `personal`, with
@@ -155,7 +180,7 @@ def explanations(
         ['occlusion-client-3-round-1-rows-0-7.png']
     """
     run = Run.of(run)
-    clients, times, rows = _several(client), _several(after), _several(row)
+    clients, times, rows = _clients(run, client), _several(after), _several(row)
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:
         raise BadInput("give only one of row, input and text")
@@ -195,9 +220,34 @@ def explanations(
                 models = [ModelSnapshot.of(run, None, t, on_round, dataset, of)]
             for model in models:
                 found.append(model.explain(chosen, inputs))
-                when = {"round": model.again.after, "client": model.client}
+                when: dict[str, Any] = {"round": model.again.after, "client": model.client}
+                if model.client is not None and run.manifest.get("client_names"):
+                    when["client_name"] = run.client_name(model.client)
                 about.append({**when, "explainer": chosen.name})
+    maps = [each for each in found if isinstance(each, Attributed)]
+    if len(maps) == len(found) > 1:  # bars have one order and one scale in all pictures
+        compared = np.concatenate([each.relevance for each in maps])
+        found = [replace(each, compared=compared) for each in maps]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
+
+
+def _clients(run: Run, given: Clients | None) -> list[int]:
+    """Clients by number or name.
+
+    Raises:
+        BadInput: there is none of a name.
+    """
+    names: list[str] = run.manifest.get("client_names", [])
+    found = []
+    for one in [given] if isinstance(given, int | str) else given or ():
+        if one in names:
+            found.append(names.index(str(one)))
+        elif isinstance(one, str) and not one.isdecimal():
+            hint = nearest(one, names) if names else "; here clients have numbers, not names"
+            raise BadInput(f"there is no client '{one}'{hint}")
+        else:
+            found.append(int(one))
+    return found
 
 
 def _several(numbers: Numbers | None) -> list[int]:
@@ -217,29 +267,71 @@ def _overview(run: Run) -> Explainer | None:
     return found
 
 
-def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
-    """The explainer of a name, or the run's default, which may have settings.
+def _find(run: Run, wanted: Wanted | None) -> Explainer:
+    """The explainer that is wanted, by default the run's usual one, with the run's settings.
 
     Raises:
         BadInput: there is no such explainer.
     """
-    if isinstance(wanted, Explainer):
-        return wanted
-    experiment = run.experiment
+    experiment, section = run.experiment, run.experiment.explain
     usual: Explainer = experiment.method.explainer() or explainers.parse(
         {"name": experiment.model.explainer}
     )
-    if wanted in (None, usual.name):
-        return usual
-    assert wanted is not None
+    own = (usual, *(section.explainers if section else ()))
+    return find_explainer(usual.name if wanted is None else wanted, own)
+
+
+def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
+    """The explainer that a user asks for.
+
+    Args:
+        wanted: a name, a name with settings (`"occlusion: {size: 1}"`), a section with a `name`,
+            or an Explainer.
+        own: explainers of a run, whose settings count unless others are given; of two with the
+            same name the last.
+
+    Raises:
+        BadInput: there is no such explainer, or it has no such settings.
+    """
+    if isinstance(wanted, Explainer):
+        return wanted
+    name, settings = _parsed(wanted)
+    of_run = {each.name: each for each in own}
+    if name in of_run:
+        return _with(of_run[name], settings)
     known = [known for known, _ in explainers.items()]
-    if wanted not in known and ":" not in wanted:  # a colon names a user's explainer
-        raise BadInput(f"there is no explainer '{wanted}'{nearest(wanted, known)}")
+    if name not in known and ":" not in name:  # a colon names a user's explainer
+        raise BadInput(f"there is no explainer '{name}'{nearest(name, known)}")
     try:
-        found: Explainer = explainers.parse({"name": wanted})
+        found: Explainer = explainers.parse({"name": name})
     except ValidationError as error:
-        raise BadInput(f"explainer {wanted}: {_problem(error)}") from None
-    return found
+        raise BadInput(f"explainer {name}: {_problem(error)}") from None
+    return _with(found, settings)
+
+
+def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and settings.
+
+    Raises:
+        BadInput: they are not given as they should be.
+    """
+    given: Any = wanted
+    if isinstance(wanted, str):
+        try:
+            given = yaml.safe_load(wanted)
+        except yaml.YAMLError:
+            given = None
+    if isinstance(given, str):
+        return given, {}
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        return given["name"], {str(key): value for key, value in given.items() if key != "name"}
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((name, settings),) = given.items()
+        if isinstance(settings, Mapping | None):
+            return str(name), {str(key): value for key, value in (settings or {}).items()}
+    raise BadInput(
+        f"explainer '{wanted}': write a name, or a name with settings: 'occlusion: {{size: 1}}'"
+    )
 
 
 def _problem(error: ValidationError) -> str:

@@ -26,7 +26,8 @@ def attack_command(
         list[str] | None,
         typer.Option(
             help="Explainer whose explanations are attacked (`fedsim list explainers`), or your "
-            r"own: package.module:Name. \[default: those of the run's `explain` section]",
+            "own: package.module:Name; with settings: 'occlusion: {size: 1}'. "
+            r"\[default: those of the run's `explain` section]",
             autocompletion=complete_explainer,
         ),
     ] = None,

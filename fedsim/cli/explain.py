@@ -25,9 +25,10 @@ def explain_command(
         typer.Option(help=r"Explain the model after this round. \[default: the last]"),
     ] = None,
     client: Annotated[
-        list[int] | None,
+        list[str] | None,
         typer.Option(
-            help=r"Explain this client's model, or shared images. \[default: the global model]"
+            help="Explain this client's model, or shared images; by number, or by name if the "
+            r"data name clients. \[default: the global model]"
         ),
     ] = None,
     of: Annotated[
@@ -40,7 +41,8 @@ def explain_command(
     explainer: Annotated[
         str | None,
         typer.Option(
-            help="Explainer (`fedsim list explainers`), or your own: package.module:Name.",
+            help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
+            r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
             autocompletion=complete_explainer,
         ),
     ] = None,
@@ -70,7 +72,8 @@ def explain_command(
         Path | None,
         typer.Option(
             "--out",
-            help=r"Folder for the pictures. \[default: explanations, in the run's folder]",
+            help="Folder for the pictures, or a .png, .svg or .pdf file. "
+            r"\[default: explanations, in the run's folder]",
         ),
     ] = None,
     trust: Trust = False,

@@ -145,7 +145,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     if len(splits.held_out):
         out.print(f"{len(splits.held_out):,} are held out for validation")
     with writing():
-        draw_labels(counts, names, path, axis)
+        draw_labels(counts, names, path, axis, splits.names)
     out.print(f"drawn: {path}", markup=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 BINS = 10  # of a regression's targets
 PICTURES = ("png", "pdf", "svg", "eps", "jpg", "jpeg", "tif", "tiff", "webp")  # formats
+MOST_NAMED = 40  # clients
 
 
 def label_names(dataset: Dataset) -> tuple[str, ...]:
@@ -94,7 +96,11 @@ def _bin_names(edges: NDArray[np.float64]) -> tuple[str, ...]:
 
 
 def draw_labels(
-    table: NDArray[np.int64], names: tuple[str, ...], path: Path, axis: str = "class"
+    table: NDArray[np.int64],
+    names: tuple[str, ...],
+    path: Path,
+    axis: str = "class",
+    clients: Sequence[str] = (),
 ) -> None:
     """Draw a label table: a column for each client, its size above, its labels below.
 
@@ -103,6 +109,7 @@ def draw_labels(
         names: names of the labels.
         path: file to draw it to.
         axis: the kind of label: `class`, or `target` for a regression.
+        clients: the clients' names, if they have any; of more than 40 clients numbers are shown.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -110,11 +117,10 @@ def draw_labels(
     figure = Figure(figsize=(10, 5), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-    clients = np.arange(len(table))
-    above.bar(clients, table.sum(axis=1), width=0.9, color="0.45")
+    above.bar(np.arange(len(table)), table.sum(axis=1), width=0.9, color="0.45")
     above.set_ylabel("examples")
     above.set_title(f"{len(table)} clients, {table.sum():,} examples")
-    plot_labels(below, table, names, axis)
+    plot_labels(below, table, names, axis, clients)
     with atomic.named(path) as aside:
         figure.savefig(aside, format=picture_format(path), dpi=120)
 
@@ -132,7 +138,11 @@ def picture_format(path: Path) -> str:
 
 
 def plot_labels(
-    axes: Axes, table: NDArray[np.int64], names: tuple[str, ...], axis: str = "class"
+    axes: Axes,
+    table: NDArray[np.int64],
+    names: tuple[str, ...],
+    axis: str = "class",
+    clients: Sequence[str] = (),
 ) -> None:
     """Draw a label table onto axes, a column for each client; see `draw_labels`."""
     from matplotlib.ticker import MaxNLocator
@@ -143,5 +153,8 @@ def plot_labels(
         axes.set_yticks(range(len(names)), labels=names)
     axes.set_ylabel(axis)
     axes.set_xlabel("client")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if 0 < len(clients) <= MOST_NAMED:
+        axes.set_xticks(range(len(clients)), labels=clients, rotation=90)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.colorbar(image, ax=axes, label="examples (white: none)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
 from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.scores import informative
 
-MOST_DRAWN = 24  # inputs in a picture
+MOST_DRAWN = 100  # inputs in a picture
 MOST_NAMED = 5  # words or features for a decision, and the same number against it
 
 
@@ -35,6 +37,8 @@ class Attributed(Explanation):
         decisions: the predicted class or number.
         probabilities: probability of the class; empty for a regression.
         baseline: what inputs are compared with; empty if there is no baseline.
+        compared: (m, ...) the relevances whose scale and order bars have, also those of other
+            models; empty for this one's alone.
     """
 
     title: str
@@ -46,6 +50,7 @@ class Attributed(Explanation):
     decisions: tuple[str, ...]
     probabilities: tuple[float, ...]
     baseline: str = ""
+    compared: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -64,8 +69,8 @@ class Attributed(Explanation):
             lines.append(f"(baseline: {self.baseline})")
         for k, title in enumerate(self.titles):
             lines.append(f"\n{title}")
-            if not self.relevance[k].any():
-                lines.append("  no part of it is relevant")
+            if why := self._silence(k):
+                lines.append(f"  {why}, so this says nothing")
             elif self._images:
                 lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
             else:
@@ -85,7 +90,7 @@ class Attributed(Explanation):
                 "label": self.inputs.labels[k],
             }
             if self._images:
-                row["half"] = self._half(k)
+                row["half"] = None if self._silence(k) else self._half(k)
             else:
                 row |= {about: self._most(k, about) for about in ("for", "against")}
             found.append(row)
@@ -95,6 +100,21 @@ class Attributed(Explanation):
     def _images(self) -> bool:
         return len(self.dataset.shape) == 3
 
+    def _silence(self, k: int) -> str:
+        """Why the relevances of an input say nothing; empty if they do."""
+        if self._images:
+            own, parts = self.relevance[k].ravel(), "pixels"
+        else:
+            own = self.relevance[k].ravel()[: len(self._parts(k))]
+            parts = "words" if self.dataset.words else "features"
+        if not np.isfinite(own).all():
+            return f"the relevance of some of its {parts} is not finite"
+        if not own.any():
+            return "no part of it is relevant"
+        if informative(np.ones((1, len(own)), np.bool_), own[None]).all():
+            return ""
+        return f"all of its {parts} are equally relevant ({own[0]:.4g})"
+
     def _half(self, k: int) -> float:
         """The share of an image's pixels that has half of the relevance."""
         size = np.sort(np.abs(self.relevance[k]).ravel())[::-1]
@@ -102,6 +122,8 @@ class Attributed(Explanation):
 
     def _most(self, k: int, about: str) -> str:
         """The most relevant parts `for` or `against` a decision: «lovely +1.2, head +0.3»."""
+        if self._silence(k):
+            return ""
         own, parts = self.relevance[k].ravel(), self._parts(k)
         order = np.argsort(-own[: len(parts)], kind="stable").tolist()
         some = order[:MOST_NAMED] if about == "for" else order[::-1][:MOST_NAMED]
@@ -119,8 +141,10 @@ class Attributed(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the (first) inputs with the relevance of their parts."""
-        path, title = folder / f"{self.file}.png", f"{self.title}, {self.attribution}"
+        path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
+        if len(self.inputs.x) > MOST_DRAWN:
+            title += f" (the first {MOST_DRAWN} of {len(self.inputs.x)} inputs)"
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
             documents = [
@@ -135,11 +159,16 @@ class Attributed(Explanation):
             ]
             draw_weighed(documents, path, title)
         elif self._images:
-            captions = [title.replace(": ", "\n", 1) for title in titles]
+            captions = [  # a line for the name, the decision and the truth each
+                title.replace(": ", "\n", 1).replace(", true", "\ntrue", 1) for title in titles
+            ]
             draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
+            compared = self.compared.astype(np.float64).reshape(-1, rows.shape[1])
             predicted = "class" if self.probabilities else "value"
             xlabel = f"relevance for the predicted {predicted}"
-            draw_bars(rows, self._parts(0), titles, path, title=title, xlabel=xlabel)
+            draw_bars(
+                rows, self._parts(0), titles, path, title=title, xlabel=xlabel, compared=compared
+            )
         return [path]

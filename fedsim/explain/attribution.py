@@ -41,7 +41,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.faithfulness import without
-from fedsim.explain.groups import group_parts
+from fedsim.explain.groups import check_size, group_parts
 from fedsim.explain.inputs import Inputs
 from fedsim.extras import require
 from fedsim.models.networks import ResidualBlock
@@ -76,7 +76,7 @@ class OfDecision(FeatureExplainer, ABC):
         x, classes = data.prepare(inputs.x), data.dataset.classes
         outputs = torch.from_numpy(logits(model.as_network(), x))
         best = outputs.argmax(dim=1)
-        relevance = self.relevances(model, data, x, best.clone().to(x.device), rng)
+        relevance = self.each(model, data, x, best.clone().to(x.device), rng)
         if classes:
             chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
             decisions = tuple(classes[c] for c in best.tolist())
@@ -127,6 +127,13 @@ class Attribution(OfDecision, ABC):
             ExperimentError: it cannot; the message names the layer and an alternative.
         """
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Reject inputs of a shape that the attribution cannot explain.
+
+        Raises:
+            ExperimentError: it cannot; the message says what it can.
+        """
+
     @abstractmethod
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -150,6 +157,7 @@ class Attribution(OfDecision, ABC):
         """
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        self.check_shape(data.dataset.shape)
         if model.network is None:
             if self.differentiates:
                 raise ExperimentError(
@@ -202,6 +210,7 @@ class _OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
+    draws: ClassVar[bool | None] = False
     target: Literal["class", "centred", "outputs"] = "class"
 
     def relevance(
@@ -289,6 +298,7 @@ class SmoothGrad(_OfGradients):
     """
 
     name: str = "smoothgrad"
+    draws: ClassVar[bool | None] = True
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
@@ -299,9 +309,11 @@ class SmoothGrad(_OfGradients):
         spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
         # an example's samples are drawn together, so that the draws do not depend on the batch
         draws = rng.standard_normal((len(x), self.samples, *x.shape[1:]), dtype=np.float32)
-        total = torch.zeros_like(x)
-        for i in range(self.samples):
-            total += gradient(x + self.noise * spread * torch.from_numpy(draws[:, i]).to(x))
+        total, together = torch.zeros_like(x), max(1, BATCH // len(x))  # samples at a time
+        for i in range(0, self.samples, together):
+            some = torch.from_numpy(draws[:, i : i + together]).to(x).transpose(0, 1)
+            noisy = x + self.noise * spread * some
+            total += gradient(noisy.flatten(0, 1)).view_as(noisy).sum(0)
         return total / self.samples
 
 
@@ -340,6 +352,7 @@ class Random(Attribution):
     """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
+    draws: ClassVar[bool | None] = True
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -367,8 +380,12 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
+    draws: ClassVar[bool | None] = False
     zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        check_size(f"attribution {self.name}: size", shape, self.size)
 
     @torch.no_grad()
     def relevance(
@@ -419,10 +436,12 @@ class Lrp(Attribution):
     name                  first layer       convolutions       linear layers
     ====================  ================  =================  ==============
     epsilon_plus_flat     flat              z⁺                 ε
-    epsilon_gamma_box     box (if it is a   γ                  ε
-                          convolution)
+    epsilon_gamma_box     box               γ                  ε
     epsilon               ε                 ε                  ε
     ====================  ================  =================  ==============
+
+    Flat and box are for convolutions. A linear first layer has the ε-rule in all composites: the
+    flat rule would make all inputs equally relevant, since each of its outputs sees all of them.
 
     Biases absorb relevance (including those of merged batch norm): without any, the relevances sum
     to f_y(x), as far as each rule allows.
@@ -437,8 +456,8 @@ class Lrp(Attribution):
         epsilon: ε.
         target: where relevance starts: at f_y(x) for the class y (`class`), at f_y(x) for y less
             1/C of each logit (`centred`), or at 1 for every class among the labels of a batch of
-            64 (`batch`), as in FedXDS's released code. Rules hand on the sign: with `class`, most
-            relevances are negative where f_y(x) is.
+            64 (`batch`), as in FedXDS's released code; explanations have batches of one. Rules
+            hand on the sign: with `class`, most relevances are negative where f_y(x) is.
         low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
             pixels in [0, 1]. Without it, the least and greatest values of each image's own
             channels: a box that holds the image, needs no knowledge of the data, and does not
@@ -449,8 +468,8 @@ class Lrp(Attribution):
             after fedsim's, to a copy.
 
     Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
-    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`.
-    Batch norm is merged by fedsim, so that results do not depend on Zennit's version.
+    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`, of convolutional
+    networks. Batch norm is merged by fedsim, so that results do not depend on Zennit's version.
     """
 
     differentiates: ClassVar[bool] = True
@@ -461,6 +480,11 @@ class Lrp(Attribution):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     canonizer: str | None = None
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether a map would depend on other inputs, whose classes `batch` explains, too."""
+        return self.target == "batch"
 
     @field_validator("canonizer")
     @classmethod
@@ -499,7 +523,8 @@ class Lrp(Attribution):
         with _evaluation(network):
             self._refuse_changed(network, canonised, x[:_COMPARED])
         for rows in _batches(x):
-            with self._rules(x[rows]).context(canonised), self._order(canonised) as order:
+            rules = self._rules(canonised, x[rows])
+            with rules.context(canonised), self._order(canonised) as order:
                 inputs = x[rows].detach().clone().requires_grad_()
                 with torch.enable_grad():
                     logits = canonised(inputs)
@@ -584,17 +609,20 @@ class Lrp(Attribution):
                 "each batch norm right after the layer that it follows"
             )
 
-    def _rules(self, x: Tensor) -> Any:
+    def _rules(self, canonised: nn.Module, x: Tensor) -> Any:
         """The Zennit composite for one batch."""
-        composites, types = _zennit("composites"), _zennit("types")
-        if self.composite == "epsilon_plus_flat":
+        composites, types, rules = _zennit("composites"), _zennit("types"), _zennit("rules")
+        begins = isinstance(_first_layer(canonised)[1], types.Convolution)
+        if self.composite == "epsilon_plus_flat" and begins:
             return composites.EpsilonPlusFlat(epsilon=self.epsilon)
-        if self.composite == "epsilon_gamma_box":
+        if self.composite == "epsilon_gamma_box" and begins:
             return composites.EpsilonGammaBox(*self._box(x), epsilon=self.epsilon)
-        epsilon = _zennit("rules").Epsilon(epsilon=self.epsilon)
-        return composites.LayerMapComposite(
-            [*composites.layer_map_base(), (types.Linear, epsilon)]
-        )
+        layers = [(types.Linear, rules.Epsilon(epsilon=self.epsilon))]
+        if self.composite == "epsilon_plus_flat":
+            layers = [(types.Convolution, rules.ZPlus()), *layers]
+        if self.composite == "epsilon_gamma_box":
+            layers = [(types.Convolution, rules.Gamma(gamma=0.25)), *layers]
+        return composites.LayerMapComposite([*composites.layer_map_base(), *layers])
 
     def _box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The minimum and maximum values, (1 or b, 1 or C, 1, ...)."""
@@ -643,15 +671,11 @@ class Lrp(Attribution):
                 self._refuse(name, module, "called more than once in a forward pass")
         if self.composite == "epsilon":
             return
-        types = _zennit("types")
-        sort = types.Linear if self.composite == "epsilon_plus_flat" else types.Convolution
-        for name, module in canonised.named_modules():
-            if isinstance(module, sort):
-                linear = [other for other in called if isinstance(other, types.Linear)]
-                if linear and linear[0] is not module:
-                    what = f"defined first, so the first rule of {self.composite} applies, but "
-                    self._refuse(name, module, what + "another layer is called before it")
-                return
+        name, first = _first_layer(canonised)
+        linear = [other for other in called if isinstance(other, _zennit("types").Linear)]
+        if first is not None and linear and linear[0] is not first:
+            what = f"defined first, so the first rule of {self.composite} applies, but "
+            self._refuse(name, first, what + "another layer is called before it")
 
 
 # Layers that need no own rule, because their gradient or the rule for activations is right.
@@ -661,6 +685,13 @@ _LAYERS = (
     *(nn.SiLU, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Hardshrink, nn.Softshrink),
     *(nn.Tanhshrink, nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd),
 )
+
+
+def _first_layer(network: nn.Module) -> tuple[str, nn.Module | None]:
+    """The layer with weights that is defined first, with its name."""
+    linear = _zennit("types").Linear
+    layers = ((n, m) for n, m in network.named_modules() if isinstance(m, linear))
+    return next(layers, ("", None))
 
 
 def _zennit(part: str) -> Any:
@@ -764,7 +795,7 @@ def _joined(logits: Tensor) -> str | None:
 
 
 class _Gradient:
-    """∂f_t/∂x of a network at a batch of inputs."""
+    """∂f_t/∂x of a network at a batch of inputs, or at several changed copies of all of them."""
 
     def __init__(self, name: str, target: str, network: nn.Module, y: Tensor) -> None:
         self.name, self.target, self.network, self.y = name, target, network, y
@@ -778,7 +809,8 @@ class _Gradient:
             if self.target == "outputs":
                 of_logits = logits.detach()
             else:
-                of_logits = _contrast(self.target, self.name, logits, self.y)
+                y = self.y.repeat(len(x) // len(self.y))
+                of_logits = _contrast(self.target, self.name, logits, y)
             (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,7 +17,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
+FORMATS = (".png", ".svg", ".pdf")
 _NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
+_format: ContextVar[str] = ContextVar("format", default=".png")
+
+
+@contextmanager
+def drawing_as(ending: str) -> Iterator[None]:
+    """Context in which pictures have a format of `FORMATS`."""
+    token = _format.set(ending)
+    try:
+        yield
+    finally:
+        _format.reset(token)
+
+
+def picture(folder: Path, name: str) -> Path:
+    """The file of a picture, whose name is allowed on all systems."""
+    allowed = re.sub(r"[^\w.-]", "-", name)
+    return folder / f"{allowed}{_format.get()}"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -33,7 +55,7 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
 
 
 def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Save as a PNG file, cropped to what was drawn.
+    """Save in the format of the path's ending, cropped to what was drawn.
 
     Args:
         title: title above everything: model, round, explainer.
@@ -55,7 +77,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
 
 
 def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> None:
-    """Save as a PNG file, cropped to what was drawn.
+    """Save in the format of the path's ending (PNG if it is no path), cropped to what was drawn.
 
     matplotlib would draw once more, to know where to crop.
 
@@ -65,7 +87,8 @@ def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> Non
     figure.set_dpi(DPI)
     _lay_out(figure)
     box = figure.get_tightbbox().padded(0.1)
-    figure.savefig(where, format="png", dpi=DPI, bbox_inches=box, **options)
+    ending = where.suffix[1:] if isinstance(where, Path) else "png"
+    figure.savefig(where, format=ending, dpi=DPI, bbox_inches=box, **options)
 
 
 def _lay_out(figure: Figure) -> None:
@@ -83,6 +106,14 @@ def class_colours(classes: int) -> list[tuple[float, float, float]]:
     else:
         colours = mpl.colormaps["turbo"](np.linspace(0, 1, classes))
     return [(float(r), float(g), float(b)) for r, g, b, _ in colours]
+
+
+def wrapped(text: str, width: int, most: int) -> str:
+    """Text in lines of `width` characters, truncated if there are more than `most`."""
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, width) or [""]]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], lines[most - 1][: width - 1] + "…"]
+    return "\n".join(lines)
 
 
 def plain(text: str) -> str:

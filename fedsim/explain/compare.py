@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain import scores
-from fedsim.explain.measure import Explained, by_row
-from fedsim.explain.scores import Scores, mean_defined
+from fedsim.explain.measure import Explained, similarity
+from fedsim.explain.scores import Scores, informative, mean_defined
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
 
 Key = tuple[Whose, int | None]  # a kind of model, and its client
@@ -87,9 +87,12 @@ def recorded(
                     columns[f"{explainer}/{PREFIXES[whose]}{column}"] = mean
         for (whose, client), own_scores in scored.items():
             row: Row = {"explainer": explainer, "model": whose, "client": client, **own_scores}
+            one = of_models[whose, client]
+            if count := int((~informative(one.present, one.relevance)).sum()):
+                row["uninformative"] = count
             rows.append(row)
             if section.maps:
-                maps += _map_rows(row, of_models[whose, client])
+                maps += _map_rows(row, one)
     return Recorded(columns, rows, maps, last)
 
 
@@ -121,7 +124,7 @@ def _alike(
     present: NDArray[np.bool_],
 ) -> dict[str, float]:
     """The mean of each similarity over the inputs for which it is defined."""
-    found = {how: mean_defined(by_row(score, present, a, b)) for how, score in alike_by.items()}
+    found = {how: mean_defined(similarity(s, present, a, b)) for how, s in alike_by.items()}
     return {how: mean for how, mean in found.items() if mean is not None}
 
 

@@ -121,7 +121,7 @@ def draw_embeddings(
         embeddings: embeddings by name.
         labels: (n,) classes.
         class_names: their names.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -59,7 +59,7 @@ from fedsim.explain.notebook import as_html
 from fedsim.models import Model, Rules
 from fedsim.models.rules import RuleModel
 from fedsim.registry import Config, Registry
-from fedsim.rng import keyed_rng
+from fedsim.rng import input_rngs, keyed_rng
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,7 +249,45 @@ class Explainer(Config, ABC):
 
 
 class FeatureExplainer(Explainer, ABC):
-    """An explainer that assigns a number to each part of an input: pixel, feature or word."""
+    """An explainer that assigns a number to each part of an input: pixel, feature or word.
+
+    Attributes:
+        draws: whether it draws random numbers for each input. Then it gets one input at a time,
+            with a random stream of the input's own, so that its relevances do not depend on the
+            inputs beside it. Otherwise it gets all of them together, which is faster. None finds
+            out: together first, and then one at a time if that has drawn anything.
+    """
+
+    draws: ClassVar[bool | None] = None
+
+    def each(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+        like: Tensor | None = None,
+    ) -> NDArray[np.float32]:
+        """The relevances of inputs, each as if it were alone (up to rounding).
+
+        Args:
+            model, data, x, y: as of `relevances`.
+            rng: source of the inputs' own streams.
+            like: (n, ...) inputs of which x are slight changes, and whose streams they have; by
+                default x.
+        """
+        streams = input_rngs(rng, x if like is None else like) if self.draws is not False else []
+        if not (self.draws and streams):
+            before = str(rng.bit_generator.state)
+            together = self.relevances(model, data, x, y, rng)
+            if not streams or str(rng.bit_generator.state) == before:
+                return together
+        found = [
+            self.relevances(model, data, x[k : k + 1], y[k : k + 1], own)
+            for k, own in enumerate(streams)
+        ]
+        return np.concatenate(found)
 
     @abstractmethod
     def relevances(
@@ -267,7 +305,7 @@ class FeatureExplainer(Explainer, ABC):
             data: the data of the model.
             x: (n, ...) prepared inputs.
             y: (n,) the class decided upon; 0 for regression.
-            rng: source of randomness.
+            rng: source of randomness; the input's own, of one input, if the explainer `draws`.
 
         Returns:
             Relevances in the shape of x; for images (n, H, W), summed over channels.

@@ -25,6 +25,7 @@ _TOGETHER = 500  # inputs per evaluation, approximately
 # It is always called with all n inputs in order, or with k copies of them: (k·n, ...) to (k·n,).
 # Decisions are those for the unchanged inputs.
 Predict = Callable[[Tensor], Tensor]
+Streams = np.random.Generator | Sequence[np.random.Generator]  # for all inputs, or of each one
 
 
 def by_part(attribution: Tensor) -> Scores:
@@ -164,9 +165,9 @@ def infidelity(
     value: Predict,
     x: Tensor,
     attribution: Tensor,
-    sigma: float,
+    sigma: float | NDArray[Any],
     samples: int,
-    rng: np.random.Generator,
+    rng: Streams,
 ) -> Scores:
     """(n,) how far an attribution is from foretelling what noise does to the value.
 
@@ -183,9 +184,9 @@ def infidelity(
         value: f.
         x: (n, ...) as the network takes them, no documents.
         attribution: Φ, in the shape of x.
-        sigma: σ, in the unit of x.
+        sigma: σ, in the unit of x; or of each input its own, (n, 1, ...).
         samples: how many I there are of each input.
-        rng: each I is drawn for all inputs at once.
+        rng: draws each I for all inputs at once; or a stream of each input.
 
     Raises:
         ExperimentError: documents cannot be changed a little.
@@ -196,7 +197,8 @@ def infidelity(
     slopes = attribution.detach().cpu().double().flatten(1)
     whole, errors = _value(value, x), []
     for _ in range(samples):
-        noise = torch.from_numpy(sigma * rng.standard_normal(x.shape)).to(x)
+        drawn = _drawn(lambda own, shape: own.standard_normal(shape), rng, x)
+        noise = torch.from_numpy(sigma * drawn).to(x)
         foretold = (noise.cpu().double().flatten(1) * slopes).sum(dim=1).numpy()
         errors.append((foretold - (whole - _value(value, x - noise))) ** 2)
     mean: Scores = np.mean(errors, axis=0)
@@ -206,9 +208,9 @@ def infidelity(
 def sensitivity(
     attribute: Callable[[Tensor], Tensor],
     x: Tensor,
-    radius: float,
+    radius: float | NDArray[Any],
     samples: int,
-    rng: np.random.Generator,
+    rng: Streams,
 ) -> Scores:
     """(n,) how much an attribution changes with a small change of the input, at worst.
 
@@ -222,9 +224,9 @@ def sensitivity(
     Args:
         attribute: Φ, n inputs to attributions (n, ...), for what was decided upon them unchanged.
         x: (n, ...) as the network takes them, no documents.
-        radius: in the unit of x.
+        radius: in the unit of x; or of each input its own, (n, 1, ...).
         samples: how many δ there are of each input.
-        rng: each δ is drawn for all inputs at once.
+        rng: draws each δ for all inputs at once; or a stream of each input.
 
     Raises:
         ExperimentError: documents cannot be changed a little.
@@ -236,11 +238,21 @@ def sensitivity(
     norm = torch.linalg.vector_norm(unchanged, dim=1)
     changes = []
     for _ in range(samples):
-        delta = torch.from_numpy(rng.uniform(-radius, radius, x.shape)).to(x)
+        drawn = _drawn(lambda own, shape: own.uniform(-1, 1, shape), rng, x)
+        delta = torch.from_numpy(radius * drawn).to(x)
         changed = attribute(x + delta).detach().cpu().double().flatten(1)
         changes.append(torch.linalg.vector_norm(changed - unchanged, dim=1).numpy())
     worst: Scores = np.max(changes, axis=0) / torch.where(norm > 0, norm, 1).numpy()
     return worst
+
+
+def _drawn(
+    draw: Callable[[np.random.Generator, Sequence[int]], Scores], rng: Streams, x: Tensor
+) -> Scores:
+    """Random numbers in the shape of x."""
+    if isinstance(rng, np.random.Generator):
+        return draw(rng, x.shape)
+    return np.stack([draw(own, x.shape[1:]) for own in rng])
 
 
 def _up_to_all(steps: int) -> list[float]:

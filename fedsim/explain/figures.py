@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
+from fedsim.explain.scores import informative
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def draw_partitions(
         rules: R of them.
         x: (n, F) examples.
         names: of the F features.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     save(_partitions(rules, x, names), path, title)
@@ -72,7 +73,7 @@ def draw_rules(
         rules: R of them; they are numbered from 1 in this order.
         sources: (R,) from how many clients each rule comes.
         names: of the F features.
-        path: of the PNG file.
+        path: of the picture.
         most: rules to draw; lighter ones are left out.
         title: of the picture.
     """
@@ -84,7 +85,7 @@ def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
 
     Args:
         found: what R rules, numbered from 1, make of n examples.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     save(_activations(found), path, title)
@@ -151,7 +152,7 @@ def _partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure
     rows = -(-len(features) // columns)
     width, height = _PANEL if len(features) > 3 else _PANEL_OF_FEW
     letters = int(width / 0.072)
-    titles = [plain("\n".join(_lines(names[f], letters, 2))) for f in features]
+    titles = [plain(wrapped(names[f], letters, 2)) for f in features]
     across = width + _GAP
     above = 0.4 if any("\n" in title for title in titles) else 0.26
     down = height + above
@@ -271,7 +272,7 @@ def _rules(
     )
     heat.plot(*np.nonzero(nowhere)[::-1], "x", color="0.3", markersize=4, zorder=3)
     heat.hlines(range(len(shown)), x_edges[0], x_edges[-1], color="0.9", linewidth=0.6, zorder=1)
-    short = ["".join(_lines(names[f], 40, 1)) for f in features]
+    short = [wrapped(names[f], 40, 1) for f in features]
     labels = [plain(name) for name in short]
     level = max(map(len, short)) * 0.08 < cell
     heat.set_xticks(range(len(features)), labels=labels, rotation=0 if level else 90)
@@ -441,15 +442,6 @@ def _note(figure: Figure, sentences: Sequence[str], width: float, below: float) 
     figure.text(0, y, "\n".join(lines), fontsize=_SMALL, va="top", color="0.25")
 
 
-def _lines(text: str, width: int, most: int) -> list[str]:
-    """A name in lines, truncated if there are too many."""
-    lines = textwrap.wrap(text, width)
-    if len(lines) > most:
-        rest = " ".join(text.split())[sum(map(len, lines[: most - 1])) :].strip()
-        lines = [*lines[: most - 1], rest[: width - 1] + "…"]
-    return lines
-
-
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
@@ -462,19 +454,23 @@ def draw_bars(
     most: int = 12,
     title: str = "",
     xlabel: str = "relevance",
+    compared: Array | None = None,
 ) -> None:
-    """Draw the relevance of features, a panel for each prediction, the most relevant first.
+    """Draw the relevance of features, a panel for each prediction, with the values.
 
-    Red bars speak for the prediction, blue ones against it. All panels have the same scale.
+    Red bars speak for the prediction, blue ones against it. All panels have the same scale and
+    the same order of features: by the largest relevance in any of them.
 
     Args:
         relevance: (n, F) signed.
         names: of the features.
         titles: of the n predictions.
-        path: of the PNG file.
-        most: features of each that are drawn.
+        path: of the picture.
+        most: features that are drawn.
         title: of the picture.
         xlabel: what the relevance is of.
+        compared: (m, F) all relevances that share the scale and the order, in this picture and
+            others; by default those of this one.
 
     Raises:
         OSError: it cannot be written.
@@ -482,15 +478,25 @@ def draw_bars(
     from matplotlib.patches import Patch
 
     shown = min(most, len(names))
-    high, gap = 0.16 * shown + 0.1, 0.27
+    if shown < len(names):
+        xlabel = f"{xlabel}, the {shown} most relevant of {len(names)} features"
+    told = informative(np.ones(relevance.shape, np.bool_), relevance)
+    captions = [
+        wrapped(text if says else f"{text}; all features are alike, which says nothing", 62, 3)
+        for text, says in zip(titles, told, strict=True)
+    ]
+    scale = relevance if compared is None or not len(compared) else compared
+    scale = np.where(np.isfinite(scale), scale, 0)
+    order = np.argsort(-np.abs(scale).max(axis=0), kind="stable")[:shown][::-1]
+    low, top = min(scale.min(), 0), max(scale.max(), 0)
+    margin = 0.16 * (top - low) or 1.0  # for the values
+    high, gap = 0.16 * shown + 0.1, 0.14 + 0.14 * max(text.count("\n") + 1 for text in captions)
     figure = new_figure(6.0, len(relevance) * (high + gap))
-    low, top = min(relevance.min(), 0), max(relevance.max(), 0)
-    margin = 0.04 * (top - low) or 1.0
-    for k, (row, caption) in enumerate(zip(relevance, titles, strict=True)):
-        order = np.argsort(-np.abs(row), kind="stable")[:shown][::-1]
+    for k, (row, caption) in enumerate(zip(relevance, captions, strict=True)):
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
         colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
-        axes.barh(range(shown), row[order], color=colours)
+        bars = axes.barh(range(shown), row[order], color=colours)
+        axes.bar_label(bars, [f"{row[i]:+.3g}" for i in order], padding=2, fontsize=_SMALL - 2)
         axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=_SMALL - 1)
         axes.set(xlim=(low - margin, top + margin), ylim=(-0.7, shown - 0.3))
         axes.tick_params(axis="x", labelsize=_SMALL - 1, labelbottom=k == len(relevance) - 1)

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.errors import ExperimentError
+
 Matrix = NDArray[np.float64]
 
 RIDGE = 1e-3  # makes the solution unique
@@ -64,6 +66,24 @@ def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
     size = size or math.ceil(max(H, W) / SIDES)
     rows, columns = np.arange(H) // size, np.arange(W) // size
     return Groups(rows[:, None] * (columns[-1] + 1) + columns)
+
+
+def check_size(what: str, shape: tuple[int, ...], size: int | None) -> None:
+    """Reject a square as large as the image.
+
+    Args:
+        what: whose size it is, for the message.
+        shape, size: as of `group_parts`.
+
+    Raises:
+        ExperimentError: there is only one square.
+    """
+    if len(shape) == 3 and len(group_parts(shape, size)) == 1 < max(shape[1:]):
+        _, H, W = shape
+        raise ExperimentError(
+            f"{what}={size} makes one square of the {H}×{W} pixels, which would all be equally "
+            f"relevant; take {max(H, W) - 1} or less"
+        )
 
 
 def fit(kept: NDArray[np.bool_], outputs: Matrix, prior: Matrix, lam: float) -> Matrix:

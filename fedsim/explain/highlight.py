@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.scores import informative
 
 WIDTH, LINE, CHARACTER = 9.0, 0.2, 0.078  # inches: of a picture, a line of text, a character
 CHOSEN, MARKED = "#ffd54d", "#1565c0"
@@ -72,13 +75,20 @@ class Weighed(Document):
 
     relevance: tuple[float, ...]
 
+    @property
+    def decided(self) -> str:
+        own = np.array([self.relevance])
+        told = informative(np.ones(own.shape, np.bool_), own).all()
+        silence = "" if told else "; all words are alike, which says nothing"
+        return f"{super().decided}{silence}"
+
 
 def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") -> None:
     """Draw documents: chosen words on yellow, marked ones in blue and underlined.
 
     Args:
         documents: with the words.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
@@ -95,7 +105,7 @@ def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> N
 
     Args:
         documents: with the words.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:

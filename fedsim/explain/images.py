@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
-from fedsim.explain.canvas import new_figure, place, plain, save
+from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
+from fedsim.explain.scores import informative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ Array = NDArray[np.float32]
 _SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the rows' names, the gap between clients
 _FONT = 8  # points
 _ACROSS = 8  # explained images per line
+_LETTERS = 17  # of a caption's line, as wide as an image
 _ROWS = ("held", "relevance", "kept", "shared")
 
 
@@ -58,7 +60,7 @@ def draw_shared(
     Args:
         examples: at most one for each client and class.
         names: of the classes.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     clients = sorted({e.client for e in examples})
@@ -74,7 +76,7 @@ def draw_shared(
             axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
             axes.set_axis_off()
             if kind == "relevance":
-                _show_relevance(axes, e.heatmap)
+                show_relevance(axes, e.heatmap)
             elif kind == "kept":
                 axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
             else:
@@ -117,14 +119,16 @@ def draw_relevances(
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
-        captions: of each, a line or more.
-        path: of the PNG file.
+        captions: of each; wrapped to the width of an image.
+        path: of the picture.
         title: of the picture.
 
     Raises:
         OSError: it cannot be written.
     """
-    side, above, below = 1.3, 0.4, 0.2
+    side, below = 1.3, 0.2
+    captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
+    above = 0.13 + 0.135 * max((text.count("\n") + 1 for text in captions), default=1)
     down = above + 2 * side + below
     lines = -(-len(images) // _ACROSS)
     figure = new_figure(side * min(len(images), _ACROSS), lines * down)
@@ -137,10 +141,10 @@ def draw_relevances(
                 _show(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
-                largest = _show_relevance(axes, heatmap)
+                scale = show_relevance(axes, heatmap)
                 axes.text(
                     *(0.5, -0.03),
-                    f"±{largest:.3g}",
+                    scale,
                     transform=axes.transAxes,
                     ha="center",
                     va="top",
@@ -165,11 +169,19 @@ def _show(axes: Axes, image: Array) -> None:
         axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
 
 
-def _show_relevance(axes: Axes, heatmap: Array) -> float:
-    """Show a map; returns its largest relevance, to which colours are scaled."""
-    largest = float(np.abs(heatmap).max())
-    axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest or -1, vmax=largest or 1)
-    return largest
+def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
+    """Show a map, or in words that it says nothing; returns its scale in words."""
+    flat = heatmap.reshape(1, -1)
+    if informative(np.ones(flat.shape, np.bool_), flat).all():
+        largest = float(np.abs(heatmap).max())
+        axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        return f"±{largest:.3g}"
+    axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
+    finite = bool(np.isfinite(heatmap).all())
+    words = "says nothing:\nall pixels\nare alike" if finite else "says nothing:\nnot finite"
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    axes.text(0.5, 0.5, words, fontsize=_FONT - 1, **middle)
+    return f"{heatmap.flat[0]:.3g} everywhere" if finite else ""
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:

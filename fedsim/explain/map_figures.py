@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.canvas import new_figure, place, save_cropped
+from fedsim.explain.images import show_relevance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,8 +90,7 @@ def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> byt
         for row, relevance in enumerate(of_inputs):
             left, top = 0.9 + column * _SIDE, 0.3 + row * _SIDE
             axes = place(figure, left, top, 0.94 * _SIDE, 0.94 * _SIDE)
-            largest = float(np.abs(relevance).max()) or 1.0
-            axes.imshow(relevance, cmap="RdBu_r", vmin=-largest, vmax=largest)
+            show_relevance(axes, relevance)
             axes.set_xticks([])
             axes.set_yticks([])
             if row == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedsim.explain import faithfulness, scores
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
-from fedsim.explain.scores import Scores
+from fedsim.explain.scores import Scores, informative
 from fedsim.explain.section import SCORES, Explain
-from fedsim.rng import keyed_rng
+from fedsim.rng import input_rngs, keyed_rng, torch_seed
 from fedsim.training import logits
 
-NOISE = 0.1  # standard deviation for infidelity, relative to the inputs' range
+NOISE = 0.1  # standard deviation for infidelity, relative to the input's range
 RADIUS = 0.02  # radius for sensitivity, likewise
 SAMPLES = 10  # samples of both
 CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
@@ -81,9 +81,10 @@ def measure(
     """Explain a model's decisions on some inputs, and score the explanation.
 
     Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
-    whose value is the closeness to the original prediction. If relevances are not finite, as for a
-    class that the model cannot predict, no score is defined. Randomness depends only on the seed,
-    the round, the client and the explainer.
+    whose value is the closeness to the original prediction. If the relevances of an input are not
+    finite, as for a class that the model cannot predict, or do not tell its parts apart, no score
+    of it is defined. Randomness depends only on the seed, the round, the client, the explainer and
+    the input, not on inputs beside it.
 
     Args:
         section: the resolved section, with the scores.
@@ -119,7 +120,9 @@ def measure(
         purpose = f"explain/{explainer.name}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
-        return relevances_of(explainer, model, data, changed, decided, rng)
+        seed = torch_seed(model.seed, purpose) if again else model.seed
+        drawn = replace(model, seed=seed)
+        return relevances_of(explainer, drawn, data, changed, decided, rng, x)
 
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x)
@@ -134,18 +137,25 @@ def measure(
             return faithfulness.comprehensiveness(value, x, ranked)
         if name == "sufficiency":
             return faithfulness.sufficiency(value, x, ranked)
-        spread, rng = float(x.max() - x.min()), keyed_rng(model.seed, f"explain/{name}")
+        if name in ("infidelity", "sensitivity"):
+            own = input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
+            rows = x.flatten(1).double()
+            spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
         if name == "infidelity":
             parts, over_parts = _by_part(raw, x)
-            return faithfulness.infidelity(
-                over_parts, parts, torch.from_numpy(relevance), NOISE * spread, SAMPLES, rng
+            sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
+            errors = faithfulness.infidelity(
+                over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
             )
+            return np.where(spread > 0, errors, np.nan)  # without a range there is no noise
         if name == "sensitivity":
-            return faithfulness.sensitivity(
-                lambda z: torch.from_numpy(relevances(z)), x, RADIUS * spread, SAMPLES, rng
+            radius = RADIUS * spread.reshape(-1, *[1] * (x.dim() - 1))
+            changes = faithfulness.sensitivity(
+                lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own
             )
+            return np.where(spread > 0, changes, np.nan)
         if name == "repeatability":
-            return by_row(scores.cosine, present, relevance, relevances(x, "/again"))
+            return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
         return by_row(ALONE[name], present, relevance)
 
     found = {}
@@ -156,8 +166,9 @@ def measure(
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
         elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
             found[name] = score(name)
-    finite = _finite(present, relevance)
-    found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
+    told = informative(present, ranked)
+    found = {name: np.where(told, values, np.nan) for name, values in found.items()}
+    curves = {name: np.where(told[:, None], curve, np.nan) for name, curve in curves.items()}
     seconds = time.perf_counter() - started
     return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
 
@@ -169,19 +180,21 @@ def relevances_of(
     x: Tensor,
     decided: Tensor,
     rng: np.random.Generator,
+    like: Tensor | None = None,
 ) -> Scores:
     """(m, P) an explainer's relevances of inputs; the network stays in evaluation mode.
 
     Args:
         x: (m, ...) as the network takes them.
         decided: (m,) the class explained; 0 for a regression.
+        rng, like: as of `FeatureExplainer.each`.
 
     Raises:
         ValueError: it returns a wrong shape.
     """
     decided = decided.clone().to(x.device)
     with torch.enable_grad():  # of copies, because other explainers get the same inputs
-        found = explainer.relevances(model, data, x.clone(), decided, rng)
+        found = explainer.each(model, data, x.clone(), decided, rng, like)
     if model.network is not None:
         model.network.eval()
     if found.shape != (shape := faithfulness.arranged(x)):
@@ -208,6 +221,13 @@ def by_row(
         if n := present[k].sum():
             found[k] = score(*(array[k : k + 1, :n] for array in of_parts))[0]
     return found
+
+
+def similarity(
+    score: Callable[..., Scores], present: NDArray[np.bool_], a: NDArray[Any], b: NDArray[Any]
+) -> Scores:
+    """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
+    return np.where(informative(present, a, b), by_row(score, present, a, b), np.nan)
 
 
 def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -126,6 +127,7 @@ class TreeExplainer(FeatureExplainer):
 
     name: str = "tree"
     takes_inputs: ClassVar[bool] = False
+    draws: ClassVar[bool | None] = False  # but for the tree, of which all inputs have the same
     images: int = Field(1000, ge=2)
     held_out: float = Field(0.2, gt=0, lt=1)
     perplexity: float | None = Field(None, gt=0)
@@ -224,6 +226,8 @@ class Mimicked(Explanation):
             f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} deep, "
             f"mimics its predictions for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
         ]
+        if mimic.tree.leaves == 1:
+            lines[0] += "; it predicts one class for all of them, so the tree says nothing"
         agree = mimic.held_out_fidelity
         if agree is not None:
             unseen = len(mimic.images) - mimic.known
@@ -243,7 +247,7 @@ class Mimicked(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the tree, its disagreements with the model, and the embeddings."""
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
-        paths = [folder / f"{n}{self.suffix}.png" for n in ("tree", "confusion", "embedding")]
+        paths = [picture(folder, f"{n}{self.suffix}") for n in ("tree", "confusion", "embedding")]
         shape = None
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape

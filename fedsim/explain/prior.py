@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.groups import Groups, group_parts
 from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 
-MOST_DRAWN = 24  # classes in a picture
+MOST_DRAWN = 100  # classes in a picture
 MOST_NAMED = 5  # groups of a class
 
 
@@ -97,9 +98,10 @@ class ClassPrior(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw it; for images below the mean test image of each of the first classes."""
-        path, data, classes = folder / "prior.png", self.dataset, self._classes[:MOST_DRAWN]
+        path, data, classes = picture(folder, "prior"), self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
-        title = f"the clients' prior for each class, {self.title}"
+        some = f"{len(classes)} of {k}" if (k := len(self._classes)) > MOST_DRAWN else "each"
+        title = f"the clients' prior for {some} class{'es' * (k > MOST_DRAWN)}, {self.title}"
         if len(data.shape) == 1:
             draw_bars(
                 self.prior[classes],

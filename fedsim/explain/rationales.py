@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -24,9 +26,9 @@ from fedsim.explain.explainer import (
 from fedsim.explain.highlight import Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.models.rationale import RationaleClassifier
-from fedsim.rng import keyed_torch_rng
+from fedsim.rng import input_rngs, keyed_torch_rng
 
-MOST_DRAWN = 24  # documents in a picture
+MOST_DRAWN = 100  # documents in a picture
 
 
 @explainers.register
@@ -37,6 +39,7 @@ class RationaleExplainer(FeatureExplainer):
     """
 
     name: str = "rationale"
+    draws: ClassVar[bool | None] = True
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if not isinstance(model.network, RationaleClassifier):
@@ -53,9 +56,8 @@ class RationaleExplainer(FeatureExplainer):
         assert isinstance(model.network, RationaleClassifier)
         features, x = model.network.features, data.prepare(inputs.x)
         found = []
-        for k, words in enumerate(inputs.words):
-            with keyed_torch_rng(model.seed, "explained", k, device=x.device):
-                z = features.select(x[k : k + 1])
+        for k, (words, own) in enumerate(zip(inputs.words, input_rngs(rng, x), strict=True)):
+            z = _selected(model.network, x[k : k + 1], own)
             probabilities = model.network.head(features.encode(x[k : k + 1], z)).softmax(dim=1)[0]
             decided = int(probabilities.argmax())
             found.append(
@@ -81,9 +83,15 @@ class RationaleExplainer(FeatureExplainer):
         rng: np.random.Generator,
     ) -> NDArray[np.float32]:
         assert isinstance(model.network, RationaleClassifier)
-        chosen = model.network.eval().features.select(x) * (x != 0)
+        chosen = _selected(model.network.eval(), x, rng) * (x != 0)
         relevance: NDArray[np.float32] = chosen.float().cpu().numpy()
         return relevance
+
+
+def _selected(network: RationaleClassifier, x: Tensor, rng: np.random.Generator) -> Tensor:
+    """(n, L) which words are selected, which some networks sample."""
+    with keyed_torch_rng(int(rng.integers(2**63)), "explained", device=x.device):
+        return network.features.select(x)
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,11 @@ class Rationales(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the (first) documents with the selected words."""
-        path = folder / f"rationales{self.suffix}.png"
-        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: selected words")
+        path = picture(folder, f"rationales{self.suffix}")
+        n = len(self.documents)
+        some = f", the first {MOST_DRAWN} of {n} documents" if n > MOST_DRAWN else ""
+        title = f"{self.title}: selected words{some}"
+        draw_rationales(self.documents[:MOST_DRAWN], path, title)
         return [path]
 
 

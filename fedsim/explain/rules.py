@@ -21,6 +21,7 @@ from torch import Tensor
 from fedsim.data import Dataset
 from fedsim.data.dataset import UNSCALED, Scaling, feature_names
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -260,6 +261,7 @@ class RulesExplainer(FeatureExplainer):
 
     name: str = "rules"
     usual_inputs: ClassVar[int] = 0
+    draws: ClassVar[bool | None] = False
     most: int = Field(10, ge=1)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
@@ -398,7 +400,7 @@ class RuleBase(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw partitions, rules and activations."""
         names = ("partitions", "rules", "activations")
-        paths = [folder / f"{name}{self.about.suffix}.png" for name in names]
+        paths = [picture(folder, f"{name}{self.about.suffix}") for name in names]
         title = self.about.title
         draw_partitions(
             self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import OfDecision
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
-from fedsim.explain.groups import group_parts
+from fedsim.explain.groups import check_size, group_parts
+from fedsim.rng import keyed_rng
 from fedsim.training import logits
 
 
@@ -26,9 +29,10 @@ class Sage(OfDecision):
     loss of the unchanged input, whatever the number of orders.
 
     The background is drawn from the client's own training inputs, or from the data set's for the
-    global model. y is the explained class: with `explain.target: label` it is the true class, and
-    the mean over inputs is the SAGE value of each feature. With `decision`, the values explain how
-    certain the model is rather than how accurate.
+    global model, and is the same for all inputs and rounds of a run. y is the explained class:
+    with `explain.target: label` it is the true class, and the mean over inputs is the SAGE value
+    of each feature. With `decision`, the values explain how certain the model is rather than how
+    accurate.
 
     For images a feature is a square of pixels, with its value spread evenly over them; for other
     inputs it is an entry. Only for classification and floating-point inputs. It takes about
@@ -45,6 +49,7 @@ class Sage(OfDecision):
     """
 
     name: str = "sage"
+    draws: ClassVar[bool | None] = True
     permutations: int = Field(8, ge=1)
     background: int = Field(16, ge=1)
     size: int = Field(4, ge=1)
@@ -58,6 +63,7 @@ class Sage(OfDecision):
             raise ExperimentError(
                 f"{self.name} explains the loss of a class, and the target here is a number"
             )
+        check_size(f"{self.name}: size", data.dataset.shape, self.size)
 
     @torch.no_grad()
     def relevances(
@@ -71,7 +77,9 @@ class Sage(OfDecision):
         held, count = data.dataset.x, data.dataset.num_loaded
         if data.own is not None:
             held, count = data.own, len(data.own)
-        rows = np.sort(rng.permutation(count)[: self.background])
+        client = -1 if model.client is None else model.client
+        common = keyed_rng(model.seed, "explain/background", client=client)
+        rows = np.sort(common.permutation(count)[: self.background])
         features = group_parts(tuple(x.shape[1:]), self.size)
         feature_of, G = features.index, len(features)
         drawn = [[rng.permutation(G) for _ in range(len(x))] for _ in range(self.permutations)]
@@ -107,28 +115,26 @@ def shapley_of_loss(
         orders: (P, m, G) orders in which features are added to each input.
     """
     (P, m, G), n = orders.shape, len(background)
-    of_class = y.cpu().repeat_interleave(n)
-    each = np.arange(m)
 
     def value(there: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """(m,) the log of the mean probability with features (m, G) present."""
-        mask = torch.from_numpy(there).to(x.device)[:, feature_of]
-        mask = mask[:, None, None] if x.dim() == 4 else mask[:, None]
-        mixed = torch.where(mask, x[:, None], background).flatten(0, 1)
+        """(k, m) the log of the mean probability with features (k, m, G) present."""
+        mask = torch.from_numpy(there).to(x.device)[:, :, feature_of]
+        mask = mask[:, :, None, None] if x.dim() == 4 else mask[:, :, None]
+        mixed = torch.where(mask, x[:, None], background).flatten(0, 2)
         chances = torch.from_numpy(logits(network, mixed)).double().log_softmax(dim=1)
-        own = chances[torch.arange(m * n), of_class].view(m, n)
-        log_mean: NDArray[np.float64] = (own.logsumexp(dim=1) - np.log(n)).numpy()
+        of_class = y.cpu().repeat_interleave(n).repeat(len(there))
+        own = chances[torch.arange(len(chances)), of_class].view(-1, m, n)
+        log_mean: NDArray[np.float64] = (own.logsumexp(dim=2) - np.log(n)).numpy()
         return log_mean
 
-    nothing = value(np.zeros((m, G), dtype=bool))
-    everything = value(np.ones((m, G), dtype=bool))
-    found = np.zeros((m, G))
-    for order in orders:
-        there, before = np.zeros((m, G), dtype=bool), nothing
-        for k in range(G):
-            there[each, order[:, k]] = True
-            after = everything if k == G - 1 else value(there)
-            found[each, order[:, k]] += after - before
-            before = after
-    found /= P
-    return found
+    found, there = np.zeros((P, m, G)), np.zeros((P, m, G), dtype=bool)
+    before, everything = value(there[:1]), value(~there[:1])
+    for k in range(G):
+        added = orders[:, :, k : k + 1]
+        np.put_along_axis(there, added, True, axis=2)
+        after = everything if k == G - 1 else value(there)
+        gain = np.broadcast_to(after - before, (P, m))
+        np.put_along_axis(found, added, gain[:, :, None], axis=2)
+        before = after
+    mean: NDArray[np.float64] = found.mean(axis=0)
+    return mean

@@ -3,7 +3,8 @@
 Relevances are (n, P), for n inputs with P parts each (pixels, features or words), signed and
 finite. Each score is (n,), one per input, in float64. Ties are ordered by index. The padding of a
 document counts as parts without relevance, so documents of different lengths are better scored one
-by one, without padding.
+by one, without padding. Maps in which all parts are alike follow each formula's convention; runs
+leave them out (see `informative`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,37 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
 Truth = NDArray[np.bool_]
+_ROUNDING = 1e-5  # relative to the largest relevance of an input
 
 
 def mean_defined(values: Scores) -> float | None:
     """The mean of scores that are not NaN; None if all are."""
     defined = values[~np.isnan(values)]
     return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
+
+
+def informative(present: NDArray[np.bool_], *maps: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) whether each of some maps is finite and tells the parts of an input apart.
+
+    Parts that differ by rounding alone are alike. A single part has no other to be told from.
+
+    >>> rows = np.array([[2.0, 2.0], [0.0, 0.0], [2.0, 1.0], [np.nan, 1.0]])
+    >>> informative(np.ones((4, 2), bool), rows).tolist()
+    [False, False, True, False]
+
+    Args:
+        present: (n, P) which parts the inputs have.
+        maps: (n, P) each.
+    """
+    found = np.ones(len(present), np.bool_)
+    for relevance in maps:
+        finite = (np.isfinite(relevance) | ~present).all(axis=1)
+        rows = np.where(present & finite[:, None], relevance, 0)
+        risen = np.where(present, rows - rows[:, :1], 0)  # missing parts come last
+        spread = risen.max(axis=1, initial=0) - risen.min(axis=1, initial=0)
+        alike = spread <= _ROUNDING * np.abs(rows).max(axis=1, initial=0)
+        found &= finite & ~(alike & (present.sum(axis=1) > 1))
+    return found
 
 
 def sparseness(relevance: NDArray[Any]) -> Scores:

@@ -137,7 +137,7 @@ class Explain(Config):
 
     Args:
         explainers: explainers that assign a number to each part of an input: names, or sections
-            with settings.
+            with settings. By default the model's usual one, and `random` as a control.
         every: number of rounds between explanations; the last round is always explained.
         of: the `global` model after the round, the models that clients of the `cohort` have
             trained in it and sent, and the `personal` models that clients predict with after it.
@@ -167,7 +167,7 @@ class Explain(Config):
     explainers: Annotated[
         tuple[SerializeAsAny[FeatureExplainer], ...],
         BeforeValidator(_by_name, json_schema_input_type=tuple[_Name | FeatureExplainer, ...]),
-    ]
+    ] = Field((), validate_default=False)
     every: int = Field(5, ge=1)
     of: tuple[Models, ...] | None = None
     clients: int = Field(5, ge=1)
@@ -242,6 +242,12 @@ class Explain(Config):
             for name in QUALITY:
                 if name not in self.scores:
                     raise _unfit("share", f"aggregation=quality needs {name} among `scores`")
+
+    def with_explainers(self, usual: str) -> Explain:
+        """The section, by default with a model's usual explainer and `random`."""
+        if self.explainers:
+            return self
+        return self.model_copy(update={"explainers": _by_name([usual, "random"])})
 
     @property
     def whose(self) -> tuple[Whose, ...]:

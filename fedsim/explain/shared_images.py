@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.labels import draw_labels
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import picture
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -101,7 +102,7 @@ class SharedImages(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the images, and the numbers by client and class."""
-        images, pool = folder / f"shared_images{self.suffix}.png", folder / "pool.png"
+        images, pool = picture(folder, f"shared_images{self.suffix}"), picture(folder, "pool")
         draw_shared(self.examples, self.classes, images, f"shared images, {self.title}")
         draw_labels(self.pool, self.classes, pool)
         return [images, pool]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import class_colours, new_figure, place, save
+from fedsim.explain.canvas import class_colours, new_figure, picture, place, save
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -35,7 +35,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
 
     Args:
         tasks: the tasks table of a run, at least one row.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
@@ -92,7 +92,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
 
     Args:
         rows: see `transfer_table`; at least one.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
 
     Raises:
@@ -213,9 +213,11 @@ class Tasks(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the curves, and transfer between clients, if any."""
-        paths = [folder / "tasks.png"]
-        draw_curves(self.tasks, paths[0], f"accuracy on tasks, {self.title}")
+        paths = [picture(folder, "tasks")]
+        clients = self.tasks["client"].nunique()
+        some = f" (the first {MOST_DRAWN} of {clients} clients)" if clients > MOST_DRAWN else ""
+        draw_curves(self.tasks, paths[0], f"accuracy on tasks{some}, {self.title}")
         if not self.given.empty:
-            paths.append(folder / "transfer.png")
+            paths.append(picture(folder, "transfer"))
             draw_transfer(self.given, paths[1], f"who learns from whom, {self.title}")
         return paths

@@ -37,7 +37,7 @@ def draw_tree(
     Args:
         tree: to be drawn.
         class_names: of the C classes.
-        path: of the PNG file.
+        path: of the picture.
         shape: (C, H, W) of the images whose flattened pixels the features are; none: features are
             numbered.
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
@@ -57,7 +57,7 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: 
     Args:
         matrix: (C, C) see `confusion`. The colour says which share of its row a cell has.
         class_names: of the C classes.
-        path: of the PNG file.
+        path: of the picture.
         title: of the picture.
     """
     save(_drawn_confusion(matrix, class_names), path, title)

@@ -619,6 +619,14 @@ class Federation:
         added = recorded(section, found, ledger.get("maps", {}))
         self.record("explanations", added.rows)
         self._tables["maps"] = added.maps
+        for name in sorted(
+            {str(row["explainer"]) for row in added.rows if "uninformative" in row}
+        ):
+            self.notice(
+                f"warning: explainer {name} says nothing about some inputs, which have no scores: "
+                "all their parts are equally relevant, or not finite; see `uninformative` in "
+                "explanations.parquet"
+            )
         ledger["maps"] = added.last
         of_all = [one.seconds for own in self._explained.values() for one in own.values()]
         return {**added.columns, "explain_seconds": math.fsum(of_all)}

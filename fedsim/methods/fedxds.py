@@ -179,7 +179,7 @@ class FedXDS(PoolMethod[FedXDSState]):
                 f"inputs have shape {dataset.shape}"
             )
         self.attribution.check_network(network)
-        self._insist_on_differences(network)
+        self.attribution.check_shape(dataset.shape)
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available
@@ -379,20 +379,6 @@ class FedXDS(PoolMethod[FedXDSState]):
         """(B, H, W) factors of the pixels: 0 and 1, or relevances between them."""
         kept = keep_relevant(heatmaps, self.removed)
         return kept * scaled(heatmaps) if self.mask == "soft" else kept.to(heatmaps.dtype)
-
-    def _insist_on_differences(self, network: nn.Module) -> None:
-        """Reject LRP's flat rule if it makes all pixels equally relevant."""
-        if not isinstance(self.attribution, Lrp) or "flat" not in self.attribution.composite:
-            return
-        weighted = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        layers = [(n, m) for n, m in network.named_modules() if isinstance(m, weighted)]
-        if layers and isinstance(layers[0][1], nn.Linear):
-            raise ExperimentError(
-                f"method.attribution.composite={self.attribution.composite} gives all inputs of "
-                f"a fully connected first layer ('{layers[0][0]}') the same relevance, so no "
-                "pixel can be preferred; use method.attribution.composite=epsilon, or a "
-                "convolutional model"
-            )
 
     def both(self, client: Client, shared: Tensor, labels: Tensor, levels: Tensor) -> Draw:
         """A batch of the pool beside each local one; each client has its own order of the pool."""

@@ -24,6 +24,7 @@ from fedsim.explain.explainer import Explainer
 from fedsim.explain.groups import (
     Groups,
     Matrix,
+    check_size,
     explained_variance,
     fit,
     group_parts,
@@ -150,6 +151,7 @@ class XFedAlign(Method[XFedAlignState]):
                 f"method.size={self.size} is for images, and the data are a table, in which each "
                 "feature is a group; leave it out"
             )
+        check_size("method.size", shape, self.size)
         if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.size))):
             raise ExperimentError(f"method.top_k={self.top_k}: inputs have {G} groups")
 

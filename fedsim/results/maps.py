@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
 from fedsim.explain.compare import similarities
+from fedsim.explain.measure import similarity as of_maps
 from fedsim.explain.scores import mean_defined
 from fedsim.explain.section import OF_ALL
 from fedsim.registry import nearest
@@ -143,7 +144,7 @@ def _alike(a: Maps, b: Maps, how: str, top_k: int | None) -> float:
     if how not in scores:
         raise ValueError(f"unknown similarity '{how}'{nearest(how, scores)}")
     found = [
-        scores[how](a[input][None], b[input][None])[0]
+        of_maps(scores[how], np.ones((1, len(a[input])), bool), a[input][None], b[input][None])[0]
         for input in a
         if input in b and a[input].shape == b[input].shape
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.arguments import checked
-from fedsim.data.labels import plot_labels
+from fedsim.data.labels import MOST_NAMED, plot_labels
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
 from fedsim.results.confusion import last_confusion, plot_confusion
@@ -107,7 +107,11 @@ def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
             "partition.test_fraction above 0"
         )
     scores = clients.dropna(subset=[column])
-    last = scores[scores["round"] == scores["round"].max()][column].sort_values()
+    rows = scores[scores["round"] == scores["round"].max()].sort_values(column)
+    last = rows[column]
+    if run.manifest.get("client_names") and len(rows) <= MOST_NAMED:
+        names = [run.client_name(k) for k in rows["client"]]
+        ax.set_xticks(range(1, len(rows) + 1), labels=names, rotation=90)
     ax.plot(np.arange(1, len(last) + 1), last, "o", markersize=4)
     ax.axhline(last.mean(), color="0.5", linewidth=1, linestyle="--", label="mean")
     ax.set_xlabel("client, from worst to best" if run.primary_metric.best == "max" else "client")
@@ -123,7 +127,7 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     names = tuple(held["label"].cat.categories)
     table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
     counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)
-    plot_labels(ax, counts, names, run.label_axis)
+    plot_labels(ax, counts, names, run.label_axis, run.manifest.get("client_names", ()))
 
 
 def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:

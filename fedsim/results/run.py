@@ -110,6 +110,11 @@ class Run:
 
         return plots.plot(plots.RUN, self, figure, ax, metric)
 
+    def client_name(self, client: int) -> str:
+        """What a client is called in the data, such as «Kiel»; or else «client 3»."""
+        names: Sequence[str] = self.manifest.get("client_names", ())
+        return names[client] if client < len(names) else f"client {client}"
+
     @property
     def status(self) -> str:
         """`running`, `finished`, `interrupted`, `failed` or `stopped` (early, in a search)."""
@@ -241,8 +246,9 @@ class Run:
         """One row per explanation; empty if there are none.
 
         Rows of the `explain` section have `model` (global, cohort, personal or shared), `client`,
-        and the scores of that `explainer` for that model. The other rows are recorded by the
-        method itself, such as a rule.
+        and the scores of that `explainer` for that model; `uninformative` is the number of inputs
+        without scores, because all parts are equally relevant (or not finite), empty if there are
+        none. The other rows are recorded by the method itself, such as a rule.
         """
         return self._table("explanations", fault=_fault_of_explanations)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments import Say, run_example, small_experiment
-from fedsim import Run, explanations, load, run
+from fedsim import Experiment, Run, explanations, load, run
+from fedsim.analysis.audit import _explainers
+from fedsim.analysis.explanations import _find
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
 from fedsim.explain import canvas
@@ -183,3 +186,107 @@ class TestFolders:
     def test_none_is_taken_where_there_is_none(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=r"not .* \(no readable manifest.json in it\)$"):
             load(tmp_path)
+
+
+class TestSettings:
+    """Those of the run count, unless others are given."""
+
+    @pytest.fixture(scope="class")
+    def explained(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        named = [{"name": "occlusion", "size": 2}, {"name": "integrated_gradients", "steps": 3}]
+        made = small_experiment(train={"rounds": 1}, explain={"explainers": named, "inputs": 2})
+        return run(made, tmp_path_factory.mktemp("runs"))
+
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            (None, {"name": "integrated_gradients", "steps": 3}),
+            ("integrated_gradients", {"name": "integrated_gradients", "steps": 3}),
+            ("integrated_gradients: {target: centred}", {"steps": 3, "target": "centred"}),
+            ("occlusion", {"name": "occlusion", "size": 2}),
+            ("occlusion: {size: 1}", {"name": "occlusion", "size": 1}),
+            ("occlusion:", {"name": "occlusion", "size": 2}),
+            ("{name: occlusion, size: 3}", {"name": "occlusion", "size": 3}),
+            ({"name": "occlusion", "size": 3}, {"name": "occlusion", "size": 3}),
+            ({"occlusion": {"size": 3}}, {"name": "occlusion", "size": 3}),
+            (Occlusion(), {"name": "occlusion", "size": 4}),
+            (
+                "lrp: {composite: epsilon, epsilon: 1e-3}",
+                {"composite": "epsilon", "epsilon": 1e-3},
+            ),
+            ("smoothgrad", {"name": "smoothgrad", "samples": 20}),
+        ],
+    )
+    def test_in_explanations_and_audits(
+        self, explained: Run, asked: Any, expected: dict[str, Any]
+    ) -> None:
+        used = _find(explained, asked)
+        assert {key: getattr(used, key) for key in expected} == expected
+        if asked is not None:
+            (audited,) = _explainers(asked, explained.experiment.explain)
+            assert audited == used
+
+    def test_the_map_of_the_run_is_shown(self, explained: Run) -> None:
+        sizes = {
+            words: explanations(explained, words, row=0)[0].rows()[0]["half"]
+            for words in ("occlusion", "occlusion: {size: 2}", "occlusion: {size: 4}")
+        }
+        assert sizes["occlusion"] == sizes["occlusion: {size: 2}"] != sizes["occlusion: {size: 4}"]
+
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            ("oclusion: {size: 1}", "there is no explainer 'oclusion'; did you mean 'occlusion'?"),
+            (
+                "occlusion: {sizes: 1}",
+                "sizes is not a setting of explainer occlusion; did you mean",
+            ),
+            ("occlusion: {size: 0}", "explainer occlusion: size: must be greater than or equal"),
+            ("occlusion: 2", "explainer 'occlusion: 2': write a name, or a name with settings: '"),
+            (
+                "occlusion: {size: ",
+                "write a name, or a name with settings: 'occlusion: {size: 1}'",
+            ),
+            ("{size: 1, every: 2}", "write a name, or a name with settings"),
+        ],
+    )
+    @pytest.mark.parametrize("command", ["explain", "attack"])
+    def test_what_will_not_do(
+        self, explained: Run, say: Say, command: str, asked: str, message: str
+    ) -> None:
+        code, text, error = say(command, str(explained.path), "--explainer", asked)
+        assert (code, text) == (2, "")
+        assert message in error
+        assert error.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("sections", "names"),
+        [
+            ({"explain": {"every": 2}}, ["integrated_gradients", "random"]),
+            ({"explain": {}}, ["integrated_gradients", "random"]),
+            ({"explain": {"every": 2, "explainers": ["gradient"]}}, ["gradient"]),
+            (
+                {
+                    "explain": {"every": 2},
+                    "data": {"name": "friedman"},
+                    "partition": {"kind": "iid", "clients": 3},
+                    "model": {"name": "tsk"},
+                    "method": {"name": "openfl_xai"},
+                    "train": {"rounds": 1},
+                },
+                ["rules", "random"],
+            ),
+        ],
+    )
+    def test_the_usual_explainer_beside_random(
+        self, sections: dict[str, Any], names: list[str]
+    ) -> None:
+        made = small_experiment(**sections)
+        assert made.explain is not None
+        assert [one.name for one in made.explain.explainers] == names
+        again = Experiment.from_dict(made.model_dump(mode="json"))
+        assert again == made
+
+    def test_an_empty_list_is_refused(self) -> None:
+        with pytest.raises(BadInput, match=r"explain\.explainers: is an empty list"):
+            small_experiment(explain={"explainers": []})

@@ -29,7 +29,7 @@ from fedsim.models import Classifier, RuleModel, models
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.models.rules import Rules
 from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.rng import input_rngs, keyed_rng
 
 Pieces = tuple[ExplainedModel, ExplainedData, ExplainedInputs]
 
@@ -173,8 +173,13 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         return torch.stack([row[decided[i % len(x)]] / row.sum() for i, row in rows])
 
     def relevances(z: Tensor, purpose: str = f"explain/{made.name}") -> NDArray[np.float64]:
-        rng = keyed_rng(SEED, purpose, ROUND, CLIENT)
-        return np.float64(made.relevances(model, data, z, decided, rng).reshape(len(x), -1))
+        streams = input_rngs(keyed_rng(SEED, purpose, ROUND, CLIENT), x)
+        rows = [slice(i, i + 1) for i in range(len(x))] if made.draws else [slice(None)]
+        maps = [
+            made.relevances(model, data, z[row], decided[row], streams[i])
+            for i, row in enumerate(rows)
+        ]
+        return np.float64(np.concatenate(maps).reshape(len(x), -1))
 
     R, again = relevances(x), relevances(x, f"explain/{made.name}/again")
     words = [int((row != 0).sum()) if data.dataset.words else R.shape[1] for row in x]
@@ -203,20 +208,28 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         for name in ("relevance_mass", "relevance_rank", "pointing_game"):
             found[f"{name}_{kind}"] = singly(getattr(scores, name), R, where)
     if not data.dataset.words:
-        spread = float(x.max() - x.min())
+        spread = np.array([float(row.max()) - float(row.min()) for row in x])
+        wide = [len(x), *[1] * (x.dim() - 1)]
         shape = (len(x), *x.shape[2:]) if x.dim() == 4 else x.shape
 
         def changed(added: Tensor) -> Tensor:
             """Whole pixels, in all channels."""
             return logit(x + (added.unsqueeze(1) if x.dim() == 4 else added))
 
-        rng = keyed_rng(SEED, "explain/infidelity")
+        rngs = input_rngs(keyed_rng(SEED, "explain/infidelity"), x)
         Phi = torch.from_numpy(R).reshape(shape)
-        about_parts = changed, torch.zeros(shape), Phi, 0.1 * spread, 10, rng
+        sigma = 0.1 * spread.reshape(wide[: len(shape)])
+        about_parts = changed, torch.zeros(shape), Phi, sigma, 10, rngs
         found["infidelity"] = faithfulness.infidelity(*about_parts)
-        rng = keyed_rng(SEED, "explain/sensitivity")
-        asked = (lambda z: torch.from_numpy(relevances(z))), x, 0.02 * spread, 10, rng
+        rngs = input_rngs(keyed_rng(SEED, "explain/sensitivity"), x)
+        radius = 0.02 * spread.reshape(wide)
+        asked = (lambda z: torch.from_numpy(relevances(z))), x, radius, 10, rngs
         found["sensitivity"] = faithfulness.sensitivity(*asked)
+    # Where no part is more relevant than another, there is nothing to score.
+    alike = [n > 1 and np.ptp(row[:n]) == 0 for row, n in zip(ranked, words, strict=True)]
+    for name, of_inputs in found.items():
+        found[name] = np.where(alike, np.nan, of_inputs)
+    curves = {n: np.where(np.array(alike)[:, None], np.nan, c) for n, c in curves.items()}
     return {"relevance": R, "curves": curves, "scores": found}
 
 

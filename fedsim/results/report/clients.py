@@ -152,4 +152,6 @@ def _by_client(cell: ComparedCell, metric: Metric) -> pd.DataFrame:
 
 def _named(row: pd.Series[Any], cell: ComparedCell) -> str:
     of = f" (seed {row['seed']:.0f})" if len(cell.entries) > 1 else ""
-    return f"client {row['client']:.0f}{of}"
+    run = next((e.run for e in cell.entries if e.run is not None and e.seed == row["seed"]), None)
+    client = int(row["client"])
+    return f"{f'client {client}' if run is None else run.client_name(client)}{of}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,12 +62,20 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
 
 
 def about(compared: ReportData) -> str:
-    """Of which runs the maps and rules are."""
-    count = len(compared.cells)
+    """Of which runs the maps and rules are, and what explanations say nothing."""
+    count, words = len(compared.cells), []
     few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
-    return f"Maps and rules are of the first seed of {few}. The scores are over all seeds." * (
-        len(compared.entries) > 1
-    )
+    if len(compared.entries) > 1:
+        words.append(f"Maps and rules are of the first seed of {few}.")
+        words.append("The scores are over all seeds.")
+    tables = [entry.run.explanations for entry in compared.entries if entry.run is not None]
+    silent = {n for t in tables if "uninformative" in t for n in t.explainer[t.uninformative > 0]}
+    if silent:
+        words.append(
+            f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
+            "parts are equally relevant; these have no scores (`uninformative`)."
+        )
+    return " ".join(words)
 
 
 def _rules(run: Run) -> Iterator[PageTable]:
@@ -75,6 +84,8 @@ def _rules(run: Run) -> Iterator[PageTable]:
     if rows.empty:
         return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
+    if run.manifest.get("client_names") and "client" in last:
+        last["client"] = last["client"].map(lambda k: run.client_name(int(k)), na_action="ignore")
     words = f"; the first {_ROWS_EXPLAINED} of {len(last)}" if len(last) > _ROWS_EXPLAINED else ""
     caption = f"{listed(distinct(rows['explainer']))}, after the last round{words}"
     yield plain(capital(caption), last.head(_ROWS_EXPLAINED))
@@ -87,26 +98,41 @@ def _maps(run: Run) -> Iterator[Picture]:
     of_global = last[last["model"] == "global"]
     removal = {
         name: {
-            str(explainer): np.stack(own[name].to_list())
+            str(explainer): curves
             for explainer, own in of_global.groupby("explainer", sort=False)
+            if len(curves := _defined(np.stack(own[name].to_list())))
         }
         for name in ("deletion", "insertion")
         if name in of_global and of_global[name].notna().all()
     }
-    if removal and len(of_global):
+    if any(removal.values()):
         png = map_figures.draw_removal(removal, "value of the decision")
         yield _picture("Deletion and insertion, global model: median and middle half", png)
     for explainer in distinct(rows["explainer"]):
         matrix = agreement_matrix(run, explainer)
         if len(matrix) > 1:
             values = matrix.to_numpy(dtype=float)
-            png = map_figures.draw_agreement(list(map(str, matrix)), values, SIMILARITIES["rank"])
+            names = [_called(run, str(name)) for name in matrix]
+            png = map_figures.draw_agreement(names, values, SIMILARITIES["rank"])
             yield _picture(f"Agreement of explanations by {explainer}, last round", png)
         shape: list[int] = run.manifest.get("map_shape") or []
         own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
         if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
             png = _drift(run, explainer, np.unique(own["round"]), shape)
-            yield _picture(f"Global model, {explainer}, by round", png)
+            n, shown = own["input"].nunique(), len(own["round"].unique())
+            some = f"; the first {_INPUTS} of {n} inputs" if n > _INPUTS else ""
+            some += f"; {_ROUNDS} of {shown} rounds" if shown > _ROUNDS else ""
+            yield _picture(f"Global model, {explainer}, by round{some}", png)
+
+
+def _called(run: Run, model: str) -> str:
+    """A model by the name of its client: «client 3's own» is «Kiel's own»."""
+    return re.sub(r"^client (\d+)", lambda found: run.client_name(int(found[1])), model)
+
+
+def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows without NaN."""
+    return rows[~np.isnan(rows).any(axis=1)]
 
 
 def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:

@@ -356,6 +356,7 @@ def draw_label_counts(
     *,
     axis: str = "class",
     heading: str = "",
+    clients: Sequence[str] = (),
 ) -> Drawing:
     """Draw who holds which labels: the darker a square, the more examples.
 
@@ -365,18 +366,22 @@ def draw_label_counts(
         names: of the labels.
         axis: what the labels are: `class`, or `target` for a regression.
         heading: of a figure that stands alone.
+        clients: their names, if they have any.
     """
 
     def draw(look: Look) -> Figure:
-        clients, labels = counts.shape
+        K, labels = counts.shape
         figure, axes = _figure(look, 84 + min(16.0 * max(labels, 4), 320))
         levels = np.ceil(counts / max(counts.max(), 1) * _LEVELS).astype(int)
         shade(axes, levels.T, _LEVELS, look.lines[0])
-        axes.set_xlim(-0.6, clients - 0.4)
+        axes.set_xlim(-0.6, K - 0.4)
         axes.set_ylim(labels - 0.4, -0.6)
         axes.set_xlabel("client")
-        if clients <= _TICKS:
-            axes.set_xticks(range(clients))
+        if clients and K <= _TICKS:
+            axes.set_xticks(range(K), labels=short_names(clients[:K]), rotation=90,
+                            parse_math=False)  # fmt: skip
+        elif K <= _TICKS:
+            axes.set_xticks(range(K))
         else:
             axes.locator_params(axis="x", integer=True, nbins=8)
         if labels <= _NAMES:

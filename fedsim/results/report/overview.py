@@ -145,6 +145,7 @@ def label_counts(compared: ReportData) -> list[Plot]:
             table[:, :_LABELS],
             names[:_LABELS],
             axis=entry.run.label_axis,
+            clients=entry.manifest.get("client_names", ()),
             heading=words or "Labels of the clients",
         )
         panels.append((panel, drawing))

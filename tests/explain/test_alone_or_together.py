@@ -1,0 +1,153 @@
+"""An input's explanation and its scores do not depend on the inputs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments import Say, small_experiment
+from fedsim import Run, explanations, run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.explain import explainers
+from fedsim.explain.attributed import Attributed
+from fedsim.explain.attribution import Attribution
+from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.measure import ExplainedInputs, measure
+from fedsim.explain.section import SCORES, Explain
+from fedsim.rng import input_rngs, keyed_rng
+
+ROWS = [7, 3, 12, 3]
+
+
+class Jitter(Attribution):
+    """A user's own, which draws as it pleases: first something common, then by input."""
+
+    name: str = f"{__name__}:Jitter"
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        scale = rng.random()
+        return torch.from_numpy(scale * rng.standard_normal(tuple(x.shape))).float()
+
+
+OF_NETWORKS = ["smoothgrad", "random", "sage", "gradient", "occlusion", "lrp", "tree"]
+JITTER = f"{__name__}:Jitter"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = small_experiment(train={"rounds": 1})
+    return run(made, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def snapshot(done: Run) -> ModelSnapshot:
+    return ModelSnapshot.of(done)
+
+
+def explainer(name: str) -> Any:
+    return explainers.parse({"name": name})
+
+
+def test_every_explainer_of_parts_is_here() -> None:
+    known = {n for n, each in explainers.items() if issubclass(each, FeatureExplainer)}
+    of_others = {"rules", "rationale", "integrated_gradients", "gradient_x_input"}
+    assert known - of_others <= {*OF_NETWORKS}
+
+
+@pytest.mark.parametrize("name", [*OF_NETWORKS, JITTER])
+def test_scores_and_maps_of_an_input(name: str, snapshot: ModelSnapshot) -> None:
+    data = snapshot.dataset
+    about = snapshot.data()
+    wanted = [n for n, s in SCORES.items() if s.about == "input"]
+    section = Explain(explainers=[name], scores=wanted)
+
+    def measured(rows: list[int]) -> Any:
+        x, y = about.prepare(data.test_x[rows]), torch.from_numpy(data.test_y[rows])
+        return measure(
+            *(section, section.explainers[0], snapshot.explained(), about),
+            ExplainedInputs(np.array(rows), x, y),
+        )
+
+    together = measured(ROWS)
+    for k, row in enumerate(ROWS):
+        alone = measured([row])
+        largest = np.abs(alone.relevance).max()
+        np.testing.assert_allclose(
+            together.relevance[k], alone.relevance[0], rtol=0, atol=1e-5 * largest
+        )
+        if name in ("smoothgrad", "random", "sage", JITTER):
+            np.testing.assert_array_equal(together.relevance[k], alone.relevance[0])
+        for score, values in together.scores.items():
+            own = alone.scores[score]
+            np.testing.assert_allclose(values[k], own[0], rtol=1e-3, atol=1e-6, err_msg=score)
+
+
+@pytest.mark.parametrize("name", ["smoothgrad", "random", "sage", JITTER])
+def test_by_row_by_rows_or_by_content(name: str, done: Run, say: Say) -> None:
+    data = ModelSnapshot.of(done).dataset
+    np.save("some.npy", (16 * data.test_x[[5, 7]]).astype(data.x.dtype))
+    maps = {}
+    for how, asked in {
+        "alone": {"row": 7},
+        "first": {"row": [7, 3]},
+        "last": {"row": [*range(5), 7]},
+        "by hand": {"input": Inputs.of_arrays(data.test_x[[7]], "mine")},
+        "from a file": {"input": "some.npy"},
+    }.items():
+        (found,) = explanations(done, name, **asked)  # type: ignore[arg-type]
+        assert isinstance(found, Attributed)
+        maps[how] = found.relevance[0 if how in ("alone", "first", "by hand") else -1]
+    for how, found in maps.items():
+        np.testing.assert_array_equal(found, maps["alone"], err_msg=how)
+
+
+def test_inputs_have_streams_of_their_own() -> None:
+    x = torch.rand(3, 2, 2)
+    first, second, third = (own.random() for own in input_rngs(keyed_rng(0, "a"), x))
+    assert len({first, second, third}) == 3
+    swapped = [own.random() for own in input_rngs(keyed_rng(0, "a"), x[[2, 0, 1]])]
+    assert swapped == [third, first, second]
+    assert input_rngs(keyed_rng(1, "a"), x)[0].random() != first
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+def test_samples_of_words(finish: Callable[..., Run]) -> None:
+    """A model that samples the words that it reads."""
+    done = finish(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 4, "evaluate": "sampled"},
+        method={"name": "fedrnl"},
+        train={"rounds": 1},
+    )
+    together = explanations(done, "rationale", row=[4, 2, 6])[0].rows()
+    for k, row in enumerate([4, 2, 6]):
+        (alone,) = explanations(done, "rationale", row=row)[0].rows()
+        assert alone["chosen"] == together[k]["chosen"]
+    model = ModelSnapshot.of(done)
+    x = model.data().prepare(model.dataset.test_x[[4, 2, 6]])
+    about = model.explained(), model.data()
+    y = torch.zeros(3, dtype=torch.int64)
+    whole = explainer("rationale").each(*about, x, y, keyed_rng(0, "a"))
+    alone = explainer("rationale").each(*about, x[1:2], y[1:2], keyed_rng(0, "a"))
+    np.testing.assert_array_equal(whole[1], alone[0])
+
+
+def test_a_slight_change_keeps_the_stream(snapshot: ModelSnapshot) -> None:
+    """Or sensitivity would measure the noise of sampling."""
+    about, x = snapshot.data(), snapshot.dataset.test_x[:2]
+    inputs = ExplainedInputs(np.arange(2), about.prepare(x), torch.zeros(2, dtype=torch.int64))
+    section = Explain(explainers=["random"], scores=["sensitivity", "repeatability"])
+    model = replace(snapshot.explained(), round=3)
+    found = measure(section, section.explainers[0], model, about, inputs).scores
+    assert found["sensitivity"].tolist() == [0, 0]
+    assert (found["repeatability"] < 0.9).all()
