@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
 from fedsim.arguments import checked
 from fedsim.data import Dataset, load_dataset
+from fedsim.data.files import PICTURES
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
 from fedsim.explain.attributed import Attributed
 from fedsim.explain.canvas import FORMATS, drawing_as
-from fedsim.explain.inputs import PICTURES, Inputs
+from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.progress import LineProgress
 from fedsim.registry import first_line, nearest

@@ -413,7 +413,7 @@ class ModelSnapshot:
         In continual learning, the model for the task of that round, limited to its classes.
         """
         models, again = client_models(run, clients, after, on_round, dataset, of)
-        return [cls(models[k], again, k, of or whose_models(run)) for k in clients]
+        return [cls(models[k], again, k, of or whose_models(again.run)) for k in clients]
 
     @property
     def dataset(self) -> Dataset:

@@ -330,8 +330,9 @@ class Client:
             DeadlineMissed: its device cannot train on so many in time.
         """
         self.examples += examples
-        in_full = self._allowance is not None and self._share is None
-        if in_full and self.examples > self._allowance.examples():
+        if self._allowance is None or self._share is not None:
+            return
+        if self.examples > self._allowance.examples():
             raise DeadlineMissed(self.examples)
 
     def _in_time(self, job: TrainingJob) -> TrainingJob:
