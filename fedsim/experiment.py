@@ -298,6 +298,11 @@ class Experiment(Config):
                 )
         if codec is None:
             return
+        if not method.takes_downlink:
+            raise ExperimentError(
+                f"downlink: method.name={method.name} trains models that clients have been sent "
+                "before, as the server has them, not as they arrive; leave it out"
+            )
         if not codec.for_models:
             known = ", ".join(name for name, one in codecs.items() if one.for_models)
             raise ExperimentError(

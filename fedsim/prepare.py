@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedsim.codecs import Codec
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
 from fedsim.devices import Fleet, check_deadline
@@ -34,6 +35,7 @@ from fedsim.federation import (
 )
 from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.federation import RESERVED
+from fedsim.federation.link import Link
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
@@ -125,7 +127,8 @@ def prepare(
     _check_saved(network, spec)
     if spec.privacy is not None:
         check_examples_apart(network)
-    if any(p.requires_grad for p in network.parameters()):
+    if trained := sum(p.numel() for p in network.parameters() if p.requires_grad):
+        _check_feedback(experiment.uplink, trained)
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
     if of_clients is not None:
@@ -380,14 +383,14 @@ def _try_model(spec: RunSpec) -> nn.Module:
 def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.Module) -> None:
     """Refuse batches, and clients, of a single example where there is batch norm."""
     train, method = experiment.train, experiment.method
-    if not has_batch_norm(network):
+    if not (has_batch_norm(network) and method.trains_clients and method.needs_labels):
         return
     if train.batch_size == 1:
         raise ExperimentError(
             f"train.batch_size=1: model.name={experiment.model.name} has batch norm, which needs "
             "two examples in a batch"
         )
-    if train.on_client_error == "skip" or not (method.trains_clients and method.needs_labels):
+    if train.on_client_error == "skip":
         return
     few = np.flatnonzero(splits.train.lengths < 2)
     if len(few):
@@ -411,7 +414,6 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
             if len(rows) < 1 + context.model.has_batch_norm:
                 return
-            _check_feedback(context)
             few, privacy = context.examples(rows), spec.privacy
             job = TrainingJob(
                 *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
@@ -435,17 +437,20 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
 
 
-def _check_feedback(context: WorkerContext) -> None:
+def _check_feedback(codec: Codec | None, size: int) -> None:
     """Refuse error feedback with a codec that loses more than it is given."""
-    link = context.uplink
-    if link is None or not link.codec.error_feedback:
+    if codec is None or not codec.error_feedback:
         return
     rng = keyed_rng(0, "try codec")
-    v = rng.standard_normal(context.model.size).astype(np.float32)
-    lost = np.linalg.norm(link.code(v, rng)[0] - v) / np.linalg.norm(v)
+    v = rng.standard_normal(size).astype(np.float32)
+    try:
+        arrived, _ = Link(codec, {}).code(v, rng)
+    except Exception as error:  # of the user's own code
+        raise ExperimentError(f"uplink.name={codec.name}: {in_own_code(error)}") from error
+    lost = np.linalg.norm(arrived - v) / np.linalg.norm(v)
     if lost >= 1:
         raise ExperimentError(
-            f"uplink.error_feedback: name={link.codec.name} loses {lost:.1f} times the norm of "
+            f"uplink.error_feedback: name={codec.name} loses {lost:.1f} times the norm of "
             "what it is given, so that what clients keep would grow without bound; set "
             "uplink.error_feedback=false, or take another codec"
         )
@@ -459,6 +464,12 @@ def _check_saved(network: nn.Module, spec: RunSpec) -> None:
             random is not part of the state dict.
     """
     name, saved = f"model.name={spec.model.name}", network.state_dict()
+    for layer, value in saved.items():
+        if not isinstance(value, torch.Tensor):
+            raise ExperimentError(
+                f"{name}: '{layer}' of its state dict is a {type(value).__name__}; only tensors "
+                "are saved as weights"
+            )
     averaged: list[tuple[str, torch.Tensor]] = [
         (n, p) for n, p in network.named_parameters() if p.requires_grad
     ]

@@ -227,7 +227,7 @@ def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int
                 method.evaluate_clients(fed, state)
         trains = fed.learner.builds_network
         model = state.weights if trains else dict(method.global_model(fed, state))
-        fed.explain_models(model, method.for_own_models(fed, state))
+        fed.explain_models(model, lambda: method.for_own_models(fed, state))
 
 
 def _flat(fed: Federation, arrays: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -497,12 +497,12 @@ class Federation:
         """Show the user a line, once per run."""
         self._engine.notice([line])
 
-    def explain_models(self, model: Any, for_own_models: Mapping[str, Any]) -> None:
+    def explain_models(self, model: Any, for_own_models: Callable[[], Mapping[str, Any]]) -> None:
         """Explain the global model and clients' personal models, if due in this round.
 
         Args:
             model: weights (size,), or the arrays of rules.
-            for_own_models: what clients make their personal models from.
+            for_own_models: returns what clients make their personal models from.
 
         Raises:
             RunError: an explainer fails.
@@ -519,13 +519,14 @@ class Federation:
             among = self._states or range(self.num_clients)
             chosen = section.choose(among, self.num_clients, self.seed)
             call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
-            _freeze(for_own_models)
-            outcome = self._engine.run(call, [[k] for k in chosen], for_own_models, self._states)
+            given = for_own_models()
+            _freeze(given)
+            outcome = self._engine.run(call, [[k] for k in chosen], given, self._states)
             self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
             self._take_explained("personal", outcome)
-        if section.share is not None and (given := self._share(section, section.share)):
+        if section.share is not None and (sent := self._share(section, section.share)):
             self._explained["shared", None] = self._explain(
-                section, list(given), model=model, given=given
+                section, list(sent), model=model, given=sent
             )
 
     def _explain(
@@ -578,15 +579,14 @@ class Federation:
         Raises:
             RunError: there is an `uplink` section, and the method has no use for it.
         """
-        for link, key, used, idle in (
-            (self._context.uplink, "updates", self._receives_updates, "clients send no updates"),
-            (self._context.downlink, "encodes", self._encodes, "the server sends no vectors"),
+        for section, used, idle in (
+            ("uplink", self._receives_updates, "clients send no updates"),
+            ("downlink", self._encodes, "the server sends no vectors"),
         ):
-            if link is None:
+            if getattr(self._context, section) is None:
                 continue
-            ledger[key] = ledger.get(key, False) or used
-            if self._answered and not ledger[key]:
-                section = "uplink" if link is self._context.uplink else "downlink"
+            ledger[section] = ledger.get(section, False) or used
+            if self._answered and not ledger[section]:
                 raise RunError(
                     f"round {self.round}: {idle}, which are all that `{section}` compresses; "
                     "leave it out, or take another method"
@@ -684,7 +684,8 @@ class Federation:
             waited = self._devices.settings.deadline or waited
         elif self._selection is not None and not len(self._selection.kept):
             waited = waited or RETRY
-        return max([waited, *self._ended.values()])
+        took = max([waited, *self._ended.values()])
+        return min(took, self._devices.settings.deadline or took)
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A changed state gets a new handle."""
@@ -774,6 +775,8 @@ class Federation:
             raise ValueError(
                 "a client occurs twice in the cohort: it can answer only once per call"
             )
+        if self._in_round and self._late:  # they take no further part
+            cohort = cohort[~np.isin(cohort, list(self._late))]
         explained: list[int] = []
         if self._of_cohort is not None:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
@@ -784,7 +787,9 @@ class Federation:
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             down = _bytes_down(arguments, saved)
-            if self._fleet is not None and self._in_round:
+            # What clients need not answer may reach them after the deadline.
+            awaited = self._in_round and not isinstance(reduction, Discard)
+            if self._fleet is not None and awaited:
                 moved = [down(k) for k in cohort.tolist()]
                 allowances = self._fleet.allowances(cohort.tolist(), self._begun(cohort), moved)
                 call = replace(call, allowances=allowances)

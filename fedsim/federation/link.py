@@ -123,7 +123,7 @@ class Link:
             }
         else:
             vectors = {}
-        arrived, saved, kept = dict(vectors), 0, dict(residuals)
+        arrived, saved, kept = dict[str, Tensor](), 0, dict(residuals)
         for name, tensor in vectors.items():
             if tensor.dtype != torch.float32:
                 continue
@@ -136,14 +136,17 @@ class Link:
                 change += residual
             decoded, size = self.code(change, rng)
             saved += vector.nbytes - size
+            arrived[name] = tensor
             if decoded is change and residual is None:
                 continue
             arrived[name] = torch.from_numpy(base + decoded).to(tensor.device).view(tensor.shape)
             if self.codec.error_feedback:
                 kept[name] = change - decoded
+        if not arrived:
+            return message, 0, kept
         if isinstance(message, Update):
-            return Update(weight=message.weight, **arrived), saved, kept
-        return {**message, **arrived} if arrived else message, saved, kept
+            return Update(weight=message.weight, **{**vectors, **arrived}), saved, kept
+        return {**message, **arrived}, saved, kept
 
     def arguments(
         self, arguments: Mapping[str, Any], rng: Callable[[str], np.random.Generator]

@@ -52,7 +52,7 @@ class FedDyn(Method[FedDynState]):
     scale: Literal["samples", "none"] = "samples"
 
     def check(self, train: Train) -> None:
-        check_pull("alpha", self.alpha, train)
+        check_pull("alpha", self.alpha, train)  # of a client with as many samples as the mean
 
     def check_privacy(self) -> None:
         if self.scale == "samples":

@@ -56,6 +56,7 @@ class Method(Component, ABC, Generic[S]):
         needs_labels: whether clients train on their labelled examples alone.
         exchanges_models: whether clients and server send each other weights of models, which
             `uplink` and `downlink` compress.
+        takes_downlink: whether clients train from what arrives of the model, not from the model.
         averages: whether the server averages clients' updates (`Federation.mean`), which is what
             the sections `aggregation` and `adversaries` are about.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
@@ -70,6 +71,7 @@ class Method(Component, ABC, Generic[S]):
     trains_clients: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
     exchanges_models: ClassVar[bool] = True
+    takes_downlink: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True
@@ -213,14 +215,14 @@ def check_pull(key: str, strength: float, train: Train) -> None:
     Raises:
         ExperimentError: they do; the message says which learning rate is too high.
     """
-    optimizer = train.optimizer
-    beta = optimizer.momentum
-    least = 2 * (1 + beta) / (1 + 2 * beta if optimizer.nesterov else 1)
-    if optimizer.name == "sgd" and train.clip_norm is None and optimizer.lr * strength >= least:
+    optimizer, least = train.optimizer, train.optimizer.stable
+    total = strength + optimizer.weight_decay
+    if optimizer.name == "sgd" and train.clip_norm is None and optimizer.lr * total >= least:
+        decay = f" and weight_decay={optimizer.weight_decay:g}" if optimizer.weight_decay else ""
         raise ExperimentError(
-            f"method.{key}={strength:g} with train.optimizer.lr={optimizer.lr:g}: steps diverge "
-            f"where lr·{key} is {least:g} or more; set train.optimizer.lr below "
-            f"{least / strength:.3g}, or a smaller method.{key}"
+            f"method.{key}={strength:g}{decay} with train.optimizer.lr={optimizer.lr:g}: steps "
+            f"diverge where the learning rate times their sum is {least:g} or more; set "
+            f"train.optimizer.lr below {least / total:.3g}, or a smaller method.{key}"
         )
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from fedsim.data import ClientSplits, Dataset
@@ -27,7 +26,15 @@ from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
 from fedsim.registry import Config
-from fedsim.training import Context, Draw, Hooks, Optimizer, TrainingJob, train
+from fedsim.training import (
+    Context,
+    Draw,
+    Hooks,
+    Optimizer,
+    TrainingJob,
+    has_batch_norm,
+    train,
+)
 
 BATCH = 250  # images at once in inference
 
@@ -112,7 +119,7 @@ class SemiFL(Method[SemiFLState]):
                 f"the data's inputs have shape {dataset.shape}"
             )
         labelled = len(splits.server) or len(splits.train.values)
-        if labelled < 2 and any(isinstance(m, _BatchNorm) for m in network.modules()):
+        if labelled < 2 and has_batch_norm(network):
             raise ExperimentError(
                 "method.name=semifl: the server holds a single labelled example, and batch norm's "
                 "statistics need two; raise partition.server_fraction"

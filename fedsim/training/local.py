@@ -65,9 +65,21 @@ class Optimizer(Config):
             )
         if self.nesterov and not self.momentum:
             raise PydanticCustomError("optimizer", "nesterov needs momentum > 0")
+        if self.name == "sgd" and self.lr * self.weight_decay >= self.stable:
+            raise PydanticCustomError(
+                "weight_decay",
+                "steps diverge where lr times weight_decay is {least} or more",
+                {"least": f"{self.stable:g}"},
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
         return self
+
+    @property
+    def stable(self) -> float:
+        """The least lr·a at which SGD's steps on (a/2)·‖w‖² grow without bound."""
+        beta = self.momentum
+        return 2 * (1 + beta) / (1 + 2 * beta if self.nesterov else 1)
 
     def build(self, parameters: Tensor, lr: float) -> torch.optim.Optimizer | Sgd:
         """An optimiser over one tensor, which must hold its gradient, with that lr."""
@@ -384,7 +396,9 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
             total += losses.sum()
             visited += len(rows)
         step(g / (sampling_rate(n, B) * n))
-    return Trained(model.vector.clone(), steps, visited, float(total) / max(1, visited))
+    loss = float(total) / max(1, visited)
+    # The planned number: by whom a deadline is met does not depend on chance.
+    return Trained(model.vector.clone(), steps, work_of(model, job, settings)[1], loss)
 
 
 def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray[np.int64]:
