@@ -787,9 +787,7 @@ class Federation:
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             down = _bytes_down(arguments, saved)
-            # What clients need not answer may reach them after the deadline.
-            awaited = self._in_round and not isinstance(reduction, Discard)
-            if self._fleet is not None and awaited:
+            if self._fleet is not None and self._in_round:
                 moved = [down(k) for k in cohort.tolist()]
                 allowances = self._fleet.allowances(cohort.tolist(), self._begun(cohort), moved)
                 call = replace(call, allowances=allowances)

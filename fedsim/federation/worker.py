@@ -325,7 +325,13 @@ class Worker:
         if allowance is not None and allowance.partial:
             share = self._share_of(id, call, state, partial, allowance)
         client, answer = self._call(id, call, state, trainer, partial, allowance, share)
-        if allowance is not None and not allowance.covers(client.examples, answer.size):
+        # What a client neither trains on nor answers may reach it after the deadline.
+        awaited = client.examples > 0 or answer.size > 0
+        if (
+            allowance is not None
+            and awaited
+            and not allowance.covers(client.examples, answer.size)
+        ):
             raise DeadlineMissed(client.examples)
         self.on_client_done(client)
         changed = not same(answer.kept, state)
@@ -366,7 +372,7 @@ class Worker:
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial)
         left = allowance.examples(answer.size) - (client.examples - rehearsal.visited)
-        if rehearsal.visited <= left:
+        if rehearsal.visited <= max(left, 0):
             return None
         if left < max(1, min(self.context.spec.train.batch_size, rehearsal.visited)):
             raise DeadlineMissed(client.examples)

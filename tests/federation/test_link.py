@@ -81,7 +81,7 @@ def test_bytes_are_those_of_the_messages(finish: Finish, codec: dict[str, Any], 
 # what is lost
 
 # Whose server trains, whose clients keep what they receive, or that send nothing.
-TRAIN_ON = {"feddf", "fedaux", "fedftg", "semifl", "xpfl", "local", "centralised"}
+TRAIN_ON = {"feddf", "fedaux", "fedftg", "semifl", "xpfl", "local", "centralised", "ifca"}
 
 
 @pytest.mark.parametrize("codec", ["int8", "qsgd", "float16"])
@@ -326,9 +326,25 @@ def test_one_that_loses_entries(finish: Finish) -> None:
         finish(uplink=Halved(forgets=True))
 
 
-def test_a_method_that_sends_no_updates(finish: Finish) -> None:
-    with pytest.raises(RunError, match=r"round 1: clients send no updates, .* leave it out"):
-        finish(method={"name": "local"}, uplink={"name": "int8"})
+class Counts(FedAvg):
+    """Clients send numbers of examples alone."""
+
+    name: str = "test_link:Counts"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.gather(self.count, fed.sample(t))
+        return state
+
+    def count(self, client: Client) -> dict[str, Any]:
+        return {"samples": np.array([client.num_samples])}
+
+
+@pytest.mark.parametrize(
+    ("section", "what"), [("uplink", "clients send no updates"), ("downlink", "the server sends")]
+)
+def test_a_method_that_sends_no_models(finish: Finish, section: str, what: str) -> None:
+    with pytest.raises(RunError, match=f"round 1: {what}.* leave it out"):
+        finish(method={"name": Counts().name}, **{section: {"name": "int8"}})
 
 
 @pytest.mark.parametrize(
