@@ -350,6 +350,8 @@ def option(parameter: Any) -> str:
         return f"`{(parameter.metavar or parameter.name).upper()}{more}`"
     given = parameter.type_descriptor.annotation
     kind = next(iter(get_args(given)), given)
+    if isinstance(kind, str):  # of a Literal
+        return ", ".join(f"`{name} {'|'.join(get_args(given))}`" for name in parameter.opts)
     names = {Path: " PATH", int: " INTEGER", float: " NUMBER", str: " TEXT", bool: ""}
     return ", ".join(f"`{name}{names[kind]}`" for name in parameter.opts)
 

@@ -426,7 +426,7 @@ def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
     images = trained(Path("runs"), {"name": "fedavg"}, 1)
     for words, message in {
         ("--explainer", "gradeint"): (
-            "explainer: unknown explainer 'gradeint'; did you mean 'gradient'?"
+            "there is no explainer 'gradeint'; did you mean 'gradient'?"
         ),
         (
             "--explainer",

@@ -79,7 +79,7 @@ def test_every_method(finish: Finish, say: Say, name: str) -> None:
     words = ["--explainer", "gradient", "--row", "0", *whose]
     code, text, _ = say("explain", str(done.path), *words)
     assert code == 0
-    whom = "client 2's" if whose else "the global"
+    whom = "client 2's personal" if whose else "the global"
     assert text.startswith(f"{whom} model after round {rounds}, gradient:\n\nrow 0: ")
 
 
@@ -217,7 +217,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
         (["--row", "999"], "there is no row 999 in the test set"),
         (["--input", "it.doc"], "error: it.doc: there is no such file"),
-        (["--input", "."], "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .png, "),
+        (["--input", "."], "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .pgm, "),
         (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
         (["--explainer", "no_such:Thing"], "explainer no_such:Thing: "),
         (

@@ -168,7 +168,7 @@ def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
     Path("page.html").unlink(missing_ok=True)
     code, _, complaint = say("report", str(done.path), "--out", "page.html")
     assert (code, complaint) == (0, "")
-    assert "explanation says nothing" in Path("page.html").read_text(encoding="utf-8")
+    assert "say nothing" in Path("page.html").read_text(encoding="utf-8")
 
 
 def test_other_inputs_keep_their_scores(tmp_path: Path) -> None:

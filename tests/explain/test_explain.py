@@ -123,13 +123,8 @@ def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
     explain = {"explainers": ["random", "occlusion"], "every": 1, "inputs": 3, "maps": True}
     done = finish(train={"rounds": 2, "participation": 0.3}, explain=explain)
     compared = ReportData([done.path])
-    ((_, (table,), pictures),) = explanations(compared)
-    assert [tuple(datum.text for datum in row[:3]) for row in table.rows] == [
-        (explainer, model, t)
-        for explainer in ("random", "occlusion")
-        for model in ("global model", "models of clients")
-        for t in ("1", "2")
-    ]
+    ((_, tables, pictures),) = explanations(compared)
+    assert tables == []  # the scores are among the results
     assert [picture.words for picture in pictures] == [
         "Deletion and insertion, global model: median and middle half",
         "Agreement of explanations by random, last round",

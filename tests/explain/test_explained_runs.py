@@ -447,6 +447,8 @@ class TestDocuments:
                 R, signal = np.float64(relevance[:words]), dataset.truth["signal"][i, :words]
                 if key[1] == "rationale":
                     assert set(R) <= {0, 1}
+                if np.ptp(R) <= 1e-5 * np.abs(R).max():  # says nothing, and has no scores
+                    continue
                 positive = R[R > 0].sum()
                 falling = sorted(range(words), key=lambda p, R=R: (-R[p], p))
                 most = falling[: signal.sum()]
@@ -459,7 +461,8 @@ class TestDocuments:
                     ]
                 )
             (one,) = (row for name, row in rows.items() if str(name) == str(key))
-            np.testing.assert_allclose(one[columns].to_numpy()[0], np.mean(found, axis=0))
+            mean = np.mean(found, axis=0) if found else [np.nan] * 3
+            np.testing.assert_allclose(one[columns].to_numpy()[0].astype(float), mean)
 
     @pytest.mark.parametrize("method", ["fedweit", "fedseit"])
     def test_of_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:
@@ -491,7 +494,7 @@ class TestDocuments:
             assert labels is not None
             for row in maps(done, t + 1, "cohort", k).itertuples():
                 known = dataset.test_y[row.input] in labels[k]
-                assert known or not row.deletion.any()
+                assert known or np.isnan(row.deletion).all()
                 assert np.isfinite(row.relevance).all() == known
 
     def test_own_inputs_are_of_the_task(self, finish: Finish, tmp_path: Path) -> None:
