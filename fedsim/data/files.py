@@ -108,12 +108,15 @@ class MissingFileError(DataError):
     """A file of a data set was not found."""
 
 
-_NOT_THE_USER_S = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+_OF_PROGRAMS = (
+    *("__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information"),
+    *("@eaDir", "#recycle", "@Recycle", "Thumbs.db", "desktop.ini"),
+)
 
 
 def is_visible(name: str) -> bool:
     """Whether a file or folder is the user's, not one that a program keeps beside them."""
-    return not name.startswith(".") and name not in _NOT_THE_USER_S
+    return not name.startswith(".") and name not in _OF_PROGRAMS
 
 
 @contextmanager
