@@ -430,7 +430,7 @@ class ModelSnapshot:
 
     @property
     def title(self) -> str:
-        """ "client 3's personal model after round 7"; without "personal", as it was trained."""
+        """Such as "client 3's personal model after round 7"; without "personal", as trained."""
         whose = "the global"
         if self.client is not None:
             names = self.again.splits.names
