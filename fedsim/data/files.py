@@ -65,7 +65,7 @@ LAYOUTS = {
         "github.com/TalwalkarLab/leaf writes",
     ),
     "medmnist": Layout(("medmnist",), publisher="the file of the set from medmnist.com"),
-    "mortgage": Layout(("mortgage",), publisher="«mortgage» from KEEL's regression data sets"),
+    "mortgage": Layout(("mortgage",), publisher="'mortgage' from KEEL's regression data sets"),
     "openfl_xai": Layout(
         ("openfl_xai/data", "openfl_xai", "data"),
         publisher="data/col0_data.zip to col4_data.zip from github.com/Unipisa/OpenFL-XAI, "
@@ -813,13 +813,12 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
             )
 
 
-def is_number(word: str | bytes) -> bool:
-    """Whether Python reads it as a number."""
+def is_number(value: object) -> bool:
+    """Whether it is, or reads as, a number that a float can hold."""
     try:
-        float(word)
-    except ValueError:
+        return math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         return False
-    return True
 
 
 class Documents(NamedTuple):
