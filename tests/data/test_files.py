@@ -569,6 +569,6 @@ def test_what_nothing_fetches_says_where_it_is_published(tmp_path):
     assert str(caught.value) == (
         f"mortgage: no file 'mortgage.dat' (nor .gz, .xz) in any of\n"
         f"  {tmp_path}/mortgage\n  {tmp_path}\n"
-        f"get «mortgage» from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
+        f"get 'mortgage' from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
         f"its folder"
     )
