@@ -776,18 +776,12 @@ def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(attributes):
         raise DataError(f"{where}: {len(cells)} values for {len(attributes)} attributes")
-    row = []
     for name, cell in zip(attributes, cells, strict=True):
         if cell.lower() in _KEEL_MISSING:
             raise DataError(f"{where}: no value of '{name}'")
-        try:
-            value = float(cell)
-        except ValueError:
-            raise DataError(f"{where}: '{name}' is '{cell}', expected a number") from None
-        if not math.isfinite(value):
-            raise DataError(f"{where}: '{name}' is {cell}, expected a finite number")
-        row.append(value)
-    return row
+        if not is_number(cell):
+            raise DataError(f"{where}: '{name}' is '{cell}', expected a finite number")
+    return [float(cell) for cell in cells]
 
 
 def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:

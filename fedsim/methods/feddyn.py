@@ -53,9 +53,8 @@ class FedDyn(Method[FedDynState]):
 
     def pull(self, splits: ClientSplits) -> tuple[str, float]:
         n = splits.train.lengths
-        if self.scale == "none" or not n.any():
-            return "alpha", self.alpha
-        return "alpha", self.alpha * float(n.mean() / n[n > 0].min())
+        most = n.mean() / n[n > 0].min() if self.scale == "samples" else 1.0
+        return "alpha", self.alpha * float(most)
 
     def check_privacy(self) -> None:
         if self.scale == "samples":

@@ -313,10 +313,7 @@ class Trained:
 
 
 def usable(model: FlatModel, n: int, size: int) -> int:
-    """How many of n examples an epoch visits in batches of a size.
-
-    Batch norm needs two: a last batch of one is left out.
-    """
+    """How many of n examples an epoch visits: batch norm leaves out a last batch of one."""
     return n - 1 if model.has_batch_norm and n % size == 1 else n
 
 
