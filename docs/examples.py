@@ -1,4 +1,4 @@
-"""Tells mkdocstrings that what a docstring calls «Example» is what others call «Examples»."""
+"""Tells mkdocstrings that what a docstring calls "Example" is what others call "Examples"."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def grids(
 
     Args:
         arguments: of `parser`.
-        folder: of the experiment; its grids are small/NAME.yaml, and called «folder-NAME».
+        folder: of the experiment; its grids are small/NAME.yaml, and called "folder-NAME".
         names: of all of them.
         change: of a file before it is run.
     """

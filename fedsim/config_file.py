@@ -42,7 +42,7 @@ class RawConfig:
 
     Attributes:
         content: sections, as nested dicts.
-        where: says for a key where it stands («digits.yaml:7», «override train.rounds=3»).
+        where: says for a key where it stands ("digits.yaml:7", "override train.rounds=3").
         changed_keys: those that were set over the file, by overrides or a grid.
         folder: which relative paths in it start from; by default the working directory.
     """
@@ -197,7 +197,7 @@ def _text_of(path: Path) -> str:
 
 @lru_cache(maxsize=128)  # the runs of a command are read several times, at 10 ms each
 def _content(text: str) -> Any:
-    # No interpolation: «${...}» is text like any other.
+    # No interpolation: "${...}" is text like any other.
     return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
 
 
@@ -265,7 +265,7 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[
     words_at: dict[Location, list[str]] = {}
     given_at: dict[Location, str] = {}
     for problem in error.errors():
-        # A union («a whole number or auto») reports each branch, named by its type.
+        # A union ("a whole number or auto") reports each branch, named by its type.
         within = (str(p) for p in problem["loc"] if not re.search(r"\bint\b|\[", str(p)))
         location = (*above, *within)
         if problem["type"] == "unknown_key":

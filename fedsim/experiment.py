@@ -435,7 +435,7 @@ def to_yaml(content: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes words that OmegaConf would read as numbers, and PyYAML would not («1e5»)."""
+    """Quotes words that OmegaConf would read as numbers, and PyYAML would not ("1e5")."""
 
 
 _Dumper.add_implicit_resolver(

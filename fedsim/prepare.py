@@ -134,6 +134,7 @@ def prepare(
     if of_clients is not None:
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
+    _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     explain = experiment.explain and _check_explain(experiment, dataset, network)
     if experiment.devices is not None:
@@ -378,6 +379,25 @@ def _try_model(spec: RunSpec) -> nn.Module:
             f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
         )
     return network
+
+
+def _check_pull(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse a term (a/2)·‖w − u‖² of a method on which steps of SGD grow without bound."""
+    train, method = experiment.train, experiment.method
+    optimizer, least = train.optimizer, train.optimizer.stable
+    if (pull := method.pull(splits)) is None or optimizer.name != "sgd" or train.clip_norm:
+        return
+    key, strength = pull
+    total = strength + optimizer.weight_decay
+    if optimizer.lr * total >= least:
+        given = getattr(method, key)
+        most = f", {strength:.3g} for the smallest client," if strength != given else ""
+        decay = f" and weight_decay={optimizer.weight_decay:g}" if optimizer.weight_decay else ""
+        raise ExperimentError(
+            f"method.{key}={given:g}{most}{decay} with train.optimizer.lr={optimizer.lr:g}: steps "
+            f"diverge where the learning rate times their sum is {least:g} or more; set "
+            f"train.optimizer.lr below {least / total:.3g}, or a smaller method.{key}"
+        )
 
 
 def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.Module) -> None:

@@ -123,7 +123,7 @@ class RunProgress(_Shown[dict[str, Any] | str]):
 
 
 class LineProgress(_Shown[str]):
-    """Progress in lines: «[3/12] …» for each finished step, and others next to the bar."""
+    """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
 
     def _show(self, bar: _Bar, event: str) -> None:
         ended = re.match(r"\[(\d+)/(\d+)\] ", event)

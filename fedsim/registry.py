@@ -38,7 +38,7 @@ OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON sc
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """«; did you mean 'x'?» for a near miss or a part of a name, else «; known: a, b, c»."""
+    """A hint: "; did you mean 'x'?" for a near miss or part of a name, else "; known: a, b, c"."""
     names = sorted(known)
     found = _closest(str(word).lower(), {name.lower(): name for name in names})
     if found:
@@ -48,7 +48,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 def _closest(word: str, names: Mapping[str, str]) -> str | None:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
-    containing = [name for name in names if word in name.split("_")]  # «f1» of macro_f1
+    containing = [name for name in names if word in name.split("_")]  # "f1" of macro_f1
     found = close or containing
     return names[found[0]] if found else None
 
@@ -190,7 +190,7 @@ class Registry(Generic[C]):
     """The components of one kind, found by name.
 
     Args:
-        what: the kind, for messages («method»).
+        what: the kind, for messages ("method").
         base: the base class of all components of this kind.
         key: the field that holds the name in an experiment file.
     """

@@ -22,7 +22,7 @@ def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
 
 
 def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
-    """A NumPy generator for one purpose; -1 stands for «no round» and «no client»."""
+    """A NumPy generator for one purpose; -1 stands for "no round" and "no client"."""
     key = int.from_bytes(_key(seed, purpose, round, client), "little")
     return np.random.Generator(np.random.Philox(key=key))
 

@@ -141,7 +141,7 @@ def _is_section(value: Any) -> bool:
 
 
 def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a key takes, in words: «int ≥ 1», «sgd | adam | adamw», «mapping to list of str».
+    """What a key takes, in words: "int ≥ 1", "sgd | adam | adamw", "mapping to list of str".
 
     Args:
         node: of a schema.

@@ -39,13 +39,13 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def in_short(names: Sequence[str]) -> str:
-    """Names, the first ones if there are many: «a, b, c and 9 more»."""
+    """Names, the first ones if there are many: "a, b, c and 9 more"."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
 def duration(seconds: float) -> str:
-    """A time, such as «3 min 20 s»."""
+    """A time, such as "3 min 20 s"."""
     if not seconds >= 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, such as «1.5 MB»."""
+    """Bytes, such as "1.5 MB"."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while count >= 1000 and len(units) > 1:
         count, units = count / 1000, units[1:]

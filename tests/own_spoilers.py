@@ -77,7 +77,10 @@ class WritesData(Slopes):
     name: str = "own_spoilers:WritesData"
 
     def relevances(self, model: Any, data: Any, x: Tensor, y: Tensor, rng: Any) -> Any:
-        data.dataset.test_x[:] = 0
+        dataset = data.dataset
+        for array in (dataset.vectors, dataset.known, *dataset.truth.values()):
+            assert not array.flags.writeable
+        dataset.test_x[:] = 0
         return super().relevances(model, data, x, y, rng)
 
     def explain(self, model: Any, data: Any, inputs: Any, rng: Any) -> Any:

@@ -199,7 +199,7 @@ def test_two_mistakes_are_two_lines(refused: Callable[..., str]) -> None:
 
 
 def test_the_line_number_is_shown_as_it_is(refused: Callable[..., str]) -> None:
-    """Rich reads «:100:» as the name of a pictogram."""
+    """Rich reads ":100:" as the name of a pictogram."""
     write_experiment(7, "\n" * 93 + "engin: {kind: local}")
     assert refused("run", "small.yaml").startswith("small.yaml:100: engin: unknown key")
 

@@ -123,7 +123,7 @@ def test_clipping_alone_needs_no_accountant(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def extras_of(requirement: str) -> set[str]:
-    """Of «fedsim[a,b]»."""
+    """Of the form "fedsim[a,b]"."""
     found = re.fullmatch(r"fedsim\[(.*)\]", requirement)
     return set(found[1].split(",")) if found else set()
 

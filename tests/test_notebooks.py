@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# «/home/…», «C:\…», «file:///…», but neither «up/down» nor «</td>».
+# "/home/…", "C:\…", "file:///…", but neither "up/down" nor "</td>".
 ABSOLUTE = re.compile(r"(?<![\w.<~)/])/(?=\w)\S+|\b[A-Za-z]:\\\S+|\bfile://\S+|~/\S+")
 
 

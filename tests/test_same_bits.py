@@ -109,7 +109,7 @@ class TestOnRay:
             assert local.result_hash == two.result_hash
             times = ["seconds", "explain_seconds"]
             assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
-            # Those of «centralised» have no work, and may be gone unnoticed.
+            # Those of "centralised" have no work, and may be gone unnoticed.
             if name == "centralised" or any("a client actor was lost" in line for line in lines):
                 break
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -51,6 +52,22 @@ def test_texts_are_shown_as_text(capsys: pytest.CaptureFixture[str], text: str, 
     assert not CONTROL.search(
         printed if way != "note" else re.sub(r"\x1b\[\S*?[a-zA-Z]|\r", "", printed)
     )
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_logs_of_jobs_and_own_docstrings(
+    say: Say, monkeypatch: pytest.MonkeyPatch, evil: str
+) -> None:
+    job = SimpleNamespace(id="1", kind="run", folder="it")
+    monkeypatch.setattr("fedsim.sweep.submit.submit", lambda *_: (None, job))
+    monkeypatch.setattr(
+        "fedsim.sweep.submit.follow", lambda _cluster, _job, write: write(f"a{evil}b\nc\n")
+    )
+    monkeypatch.setattr("fedsim.cli.components.first_line", lambda _: f"a{evil}b")
+    for command in (["submit", "it.yaml"], ["list", "codecs"]):
+        printed = say(*command)[1]
+        assert f"a{visible(evil)}b\n" in printed
+        assert not CONTROL.search(printed)
 
 
 @given(st.text())

@@ -153,10 +153,6 @@ class Replay:
             dict(method.global_model(self.fed, self.state)) or None
         )  # before any rules are learnt
 
-    def own_model(self, client: int) -> ClientModel | None:
-        """A client's personal model after this round; None if it has none."""
-        return self.own_models([client]).get(client)
-
     def own_models(self, clients: Collection[int]) -> dict[int, ClientModel]:
         """Clients' personal models after this round, of those that have one.
 
@@ -434,7 +430,7 @@ class ModelSnapshot:
 
     @property
     def title(self) -> str:
-        """ "client 3's personal model after round 7"; without "personal", as it was trained."""
+        """Such as "client 3's personal model after round 7"; without "personal", as trained."""
         whose = "the global"
         if self.client is not None:
             names = self.again.splits.names

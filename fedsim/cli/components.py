@@ -17,6 +17,7 @@ import fedsim
 from fedsim.cli.console import AsJson, app, out, print_json, print_table
 from fedsim.errors import BadInput
 from fedsim.registry import first_line, nearest, summary
+from fedsim.words import visible
 
 if TYPE_CHECKING:
     from fedsim.registry import Config, Registry
@@ -129,7 +130,7 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
             if key != registry.key:
                 default = field.get_default(call_default_factory=True)
                 keys.append(key if field.is_required() else f"{key}={_plain(default)}")
-        what = Text(first_line(component))
+        what = Text(visible(first_line(component)))
         table.add_row(name, what.append(f"\n{', '.join(keys)}", "dim") if keys else what)
     print_table(table)
     out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)

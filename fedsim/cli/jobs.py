@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.console import File, Overrides, app, err, out, print_table, short
+from fedsim.words import visible
 
 Address = Annotated[
     str | None,
@@ -45,7 +46,7 @@ def submit_command(
     where = f"{job.id} --address {address}" if address else job.id
     out.print(f"job {job.id}: fedsim {job.kind}, into {job.folder} on the cluster", markup=False)
     try:
-        follow(cluster, job, lambda text: typer.echo(text, nl=False))
+        follow(cluster, job, lambda text: typer.echo(visible(text), nl=False))
     except KeyboardInterrupt:
         err.print(
             "\nthe job continues in the background; to stop it, or fetch its results:\n  fedsim "

@@ -73,6 +73,7 @@ class Scaling:
 
 
 UNSCALED = Scaling()
+_ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Dataset:
 
     def frozen(self) -> Dataset:
         """The same data set, of read-only arrays."""
-        arrays = {name: frozen(getattr(self, name)) for name in ("x", "y", "test_x", "test_y")}
+        arrays = {name: frozen(getattr(self, name)) for name in _ARRAYS}
         for name in ("columns", "test_columns", "truth"):
             arrays[name] = {key: frozen(array) for key, array in getattr(self, name).items()}
         return replace(self, **arrays)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedsim.words import in_short
 
 APART = 1e3  # scales of which networks learn from the greater alone
-FEWEST = 10  # rows in which different numbers may be an identifier
+FEWEST = 30  # rows in which different numbers may be an identifier
 EXACT = 2**24  # whole numbers beyond are rounded in float32
 _ID = re.compile(r"(^|[\W_])(id|uuid|index)s?($|[\W_])|[a-z]I[dD]$|^(ID|Id|Index)$")
 
@@ -59,17 +59,18 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
     for name, values in zip(names, x.T, strict=True):
         whole = np.rint(values)
         steps = np.diff(whole)
-        rounded = np.abs(whole).max() >= EXACT
-        if len(x) < FEWEST or np.abs(values - whole).max() > 0.05:  # scaled numbers are rounded
+        rounding = max(0.05, np.ptp(values) / EXACT)  # of scaled numbers
+        if len(x) < FEWEST or np.abs(values - whole).max() > rounding:
             continue
-        different = rounded or len(np.unique(whole)) == len(x)
+        share = len(np.unique(whole)) / len(x)
+        different = share == 1 or (share > 0.5 and np.abs(whole).max() >= EXACT)
         ordered = (steps >= 0).all() or (steps <= 0).all()
         if different and (_ID.search(name) or ordered or np.ptp(whole) < 2 * count):
             found.append(repr(name))
     if found:
         yield (
-            f"{in_short(found)} may be an identifier, as every example has another whole number; "
-            "leave it out of the features"
+            f"{in_short(found)} may be an identifier, as every example may have another whole "
+            "number; leave it out of the features"
         )
 
 

@@ -65,7 +65,7 @@ LAYOUTS = {
         "github.com/TalwalkarLab/leaf writes",
     ),
     "medmnist": Layout(("medmnist",), publisher="the file of the set from medmnist.com"),
-    "mortgage": Layout(("mortgage",), publisher="«mortgage» from KEEL's regression data sets"),
+    "mortgage": Layout(("mortgage",), publisher="'mortgage' from KEEL's regression data sets"),
     "openfl_xai": Layout(
         ("openfl_xai/data", "openfl_xai", "data"),
         publisher="data/col0_data.zip to col4_data.zip from github.com/Unipisa/OpenFL-XAI, "
@@ -108,12 +108,15 @@ class MissingFileError(DataError):
     """A file of a data set was not found."""
 
 
-_NOT_THE_USER_S = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+_OF_PROGRAMS = (
+    *("__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information"),
+    *("@eaDir", "#recycle", "@Recycle", "Thumbs.db", "desktop.ini"),
+)
 
 
 def is_visible(name: str) -> bool:
     """Whether a file or folder is the user's, not one that a program keeps beside them."""
-    return not name.startswith(".") and name not in _NOT_THE_USER_S
+    return not name.startswith(".") and name not in _OF_PROGRAMS
 
 
 @contextmanager
@@ -773,18 +776,12 @@ def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(attributes):
         raise DataError(f"{where}: {len(cells)} values for {len(attributes)} attributes")
-    row = []
     for name, cell in zip(attributes, cells, strict=True):
         if cell.lower() in _KEEL_MISSING:
             raise DataError(f"{where}: no value of '{name}'")
-        try:
-            value = float(cell)
-        except ValueError:
-            raise DataError(f"{where}: '{name}' is '{cell}', expected a number") from None
-        if not math.isfinite(value):
-            raise DataError(f"{where}: '{name}' is {cell}, expected a finite number")
-        row.append(value)
-    return row
+        if not is_number(cell):
+            raise DataError(f"{where}: '{name}' is '{cell}', expected a finite number")
+    return [float(cell) for cell in cells]
 
 
 def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
@@ -810,13 +807,12 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
             )
 
 
-def is_number(word: str | bytes) -> bool:
-    """Whether Python reads it as a number."""
+def is_number(value: object) -> bool:
+    """Whether it is, or reads as, a number that a float can hold."""
     try:
-        float(word)
-    except ValueError:
+        return math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         return False
-    return True
 
 
 class Documents(NamedTuple):

@@ -26,7 +26,7 @@ MOST_NAMED = 40  # clients
 
 
 def label_names(dataset: Dataset) -> tuple[str, ...]:
-    """The classes; for a regression the bins of its targets, for example «0.0-0.1».
+    """The classes; for a regression the bins of its targets, for example "0.0-0.1".
 
     There are ten of equal width between the minimum and maximum of training targets, in the
     target's units, or one if all targets are the same. A bin includes its lower end; the last also

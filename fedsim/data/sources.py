@@ -1272,24 +1272,16 @@ def _numeric(
         elif series.dtype.kind == "O":
             words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
             flags = words and words <= {"true", "false"}
-            if flags or any(map(_is_number, series)):
+            if flags or any(map(files.is_number, series)):
                 raise _not_a_number(path, series, WHICH_COLUMNS)
     if not names:
         raise DataError(f"{path}: has no numeric columns to use as features")
     return tuple(names)
 
 
-def _is_number(value: object) -> bool:
-    """Whether a cell holds a number that a float can hold, perhaps as text."""
-    try:
-        return math.isfinite(float(value))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
     # The first value that is not a number, or the first one if all are numbers stored as text.
-    row = next((row for row, value in enumerate(series) if not _is_number(value)), 0)
+    row = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
     return DataError(
         f"{path}: column '{series.name}' has {series.iloc[row]!r:.60} in row {row + 1}, expected "
         f"a number{hint}"

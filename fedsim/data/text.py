@@ -39,13 +39,18 @@ def tokenise(text: str) -> list[str]:
     """The words of a text, as Keras's classic Tokenizer splits them by default.
 
     In lower case, without punctuation except apostrophes. Words are separated by any white space
-    (in Keras only by spaces, tabs and line feeds). Beyond ASCII, for which Keras has no rules, the
-    forms of a character are one (NFKC: full-width letters, ligatures), typographic apostrophes are
-    the plain one, other punctuation separates words, and symbols such as emoji are words, as are
-    the characters of scripts without spaces.
+    (in Keras only by spaces, tabs and line feeds). Beyond ASCII, for which Keras has no rules,
+    full-width letters and ligatures are the plain letters, the codings of an accented letter are
+    one (NFKC), typographic apostrophes are the plain one, and other punctuation and the signs of
+    currencies and mathematics separate words. Symbols such as emoji, numbers such as ½ and ², and
+    the characters of scripts without spaces are words.
     """
     if not text.isascii():
-        text = _spaced(unicodedata.normalize("NFKC", _spaced(_APOSTROPHE.sub("'", text))))
+        text = _spaced(_APOSTROPHE.sub("'", text))
+        # NFKC, except of ½ and ², which would go into the numbers and words beside them.
+        others = {c for c in text if unicodedata.category(c) != "No"}
+        text = text.translate({ord(c): unicodedata.normalize("NFKC", c) for c in others})
+        text = _spaced(unicodedata.normalize("NFC", text))
         text = _UNSPACED.sub(r" \1 ", text)
     return text.lower().translate(_TO_SPACES).split()
 
@@ -57,7 +62,7 @@ def _spaced(text: str) -> str:
 def _replaced(character: str) -> str:
     """A character beyond ASCII as it is, or what separates words in its place."""
     kind = unicodedata.category(character)
-    if kind == "So":
+    if kind in ("So", "No"):
         return f" {character} "
     if character == "\u200b" or kind[0] == "P" or kind[0] == "S":  # a space of no width
         return " "

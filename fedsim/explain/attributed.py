@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.explain.canvas import picture
+from fedsim.explain.canvas import MOST_DRAWN, picture, some
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
@@ -18,7 +18,6 @@ from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores import informative
 
-MOST_DRAWN = 100  # inputs in a picture
 MOST_NAMED = 5  # words or features for a decision, and the same number against it
 
 
@@ -54,7 +53,7 @@ class Attributed(Explanation):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """«row 3: predicted seven (98%), true class nine» of each input."""
+        """For each input, as in "row 3: predicted seven (98%), true class nine"."""
         told = map(in_short, self.decisions, self._chances, self.inputs.labels)
         return tuple(f"{name}: {what}" for name, what in zip(self.inputs.names, told, strict=True))
 
@@ -121,7 +120,7 @@ class Attributed(Explanation):
         return (int(np.searchsorted(size.cumsum(), size.sum() / 2)) + 1) / size.size
 
     def _most(self, k: int, about: str) -> str:
-        """The most relevant parts `for` or `against` a decision: «lovely +1.2, head +0.3»."""
+        """The most relevant parts `for` or `against` a decision: "lovely +1.2, head +0.3"."""
         if self._silence(k):
             return ""
         own, parts = self.relevance[k].ravel(), self._parts(k)
@@ -143,8 +142,7 @@ class Attributed(Explanation):
         """Draw the (first) inputs with the relevance of their parts."""
         path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
-        if len(self.inputs.x) > MOST_DRAWN:
-            title += f" (the first {MOST_DRAWN} of {len(self.inputs.x)} inputs)"
+        title += some(len(self.inputs.x), "inputs")
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
             documents = [

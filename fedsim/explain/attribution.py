@@ -268,7 +268,7 @@ class GradientXInput(_OfGradients):
     Args:
         target: the output that is explained; see `gradient`.
 
-    Source: Shrikumar et al. (2016), «Not Just a Black Box».
+    Source: Shrikumar et al. (2016), "Not Just a Black Box".
     """
 
     name: str = "gradient_x_input"
@@ -375,8 +375,8 @@ class Occlusion(Attribution):
     Args:
         size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
-    Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), «Understanding Neural
-    Networks through Representation Erasure».
+    Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), "Understanding Neural
+    Networks through Representation Erasure".
     """
 
     name: str = "occlusion"

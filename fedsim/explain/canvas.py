@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
+MOST_DRAWN = 100  # things in a picture
 FORMATS = (".png", ".svg", ".pdf")
 _NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
 _format: ContextVar[str] = ContextVar("format", default=".png")
@@ -36,6 +37,11 @@ def picture(folder: Path, name: str) -> Path:
     """The file of a picture, whose name is allowed on all systems."""
     allowed = re.sub(r"[^\w.-]", "-", name)
     return folder / f"{allowed}{_format.get()}"
+
+
+def some(count: int, what: str, most: int = MOST_DRAWN) -> str:
+    """The end of a title where not all are drawn: " (the first 100 of 120 inputs)"."""
+    return f" (the first {most} of {count} {what})" if count > most else ""
 
 
 def new_figure(width: float, height: float) -> Figure:

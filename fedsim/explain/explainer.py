@@ -71,7 +71,7 @@ class ExplainedModel:
 
     Args:
         section: `model` of the experiment.
-        title: «client 3's model after round 7».
+        title: "client 3's model after round 7".
         round: the round after which the model has this state.
         seed: the experiment's seed.
         client: whose model it is; None for the global model, and for a run as a whole.

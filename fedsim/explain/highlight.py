@@ -17,7 +17,7 @@ Colour = str | tuple[float, float, float, float]
 
 
 def in_short(decision: str, probability: float | None, label: str | None) -> str:
-    """«predicted positive (93%), true class negative»; for a regression without a probability."""
+    """As in "predicted positive (93%), true class negative"; a regression has no probability."""
     chance, what = ("", "value") if probability is None else (f" ({probability:.0%})", "class")
     truth = "" if label is None else f", true {what} {label}"
     return f"predicted {decision}{chance}{truth}"

@@ -197,7 +197,7 @@ def _change(size: tuple[int, int], mode: str, data: Dataset) -> str:
 
 
 def _suffix_of_rows(rows: Sequence[int]) -> str:
-    """«-row-3», «-rows-0-7»; for many rows their number and a short hash."""
+    """Such as "-row-3", "-rows-0-7"; for many rows their number and a short hash."""
     numbers = "-".join(map(str, rows))
     if len(rows) > MOST_ROWS:
         told = hashlib.sha256(numbers.encode()).hexdigest()[:6]

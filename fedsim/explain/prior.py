@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import picture
+from fedsim.explain.canvas import MOST_DRAWN, picture, some
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.groups import Groups, group_parts
 from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 
-MOST_DRAWN = 100  # classes in a picture
 MOST_NAMED = 5  # groups of a class
 
 
@@ -100,8 +99,8 @@ class ClassPrior(Explanation):
         """Draw it; for images below the mean test image of each of the first classes."""
         path, data, classes = picture(folder, "prior"), self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
-        some = f"{len(classes)} of {k}" if (k := len(self._classes)) > MOST_DRAWN else "each"
-        title = f"the clients' prior for {some} class{'es' * (k > MOST_DRAWN)}, {self.title}"
+        drawn = some(len(self._classes), "classes")
+        title = f"the clients' prior for each class{drawn}, {self.title}"
         if len(data.shape) == 1:
             draw_bars(
                 self.prior[classes],
@@ -121,7 +120,7 @@ class ClassPrior(Explanation):
         return [path]
 
     def _name(self, group: int) -> str:
-        """The feature, or «rows 0–3, columns 4–7» of an image."""
+        """The feature, or "rows 0–3, columns 4–7" of an image."""
         where = np.argwhere(self.groups.index == group)
         if where.shape[1] == 1:
             return feature_names(len(self.groups), self.dataset.features)[group]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import picture
+from fedsim.explain.canvas import MOST_DRAWN, picture, some
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -27,8 +27,6 @@ from fedsim.explain.highlight import Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.rng import input_rngs, keyed_torch_rng
-
-MOST_DRAWN = 100  # documents in a picture
 
 
 @explainers.register
@@ -144,9 +142,7 @@ class Rationales(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the (first) documents with the selected words."""
         path = picture(folder, f"rationales{self.suffix}")
-        n = len(self.documents)
-        some = f", the first {MOST_DRAWN} of {n} documents" if n > MOST_DRAWN else ""
-        title = f"{self.title}: selected words{some}"
+        title = f"{self.title}: selected words{some(len(self.documents), 'documents')}"
         draw_rationales(self.documents[:MOST_DRAWN], path, title)
         return [path]
 

@@ -47,7 +47,7 @@ NEGLIGIBLE = 1e-9  # relative to the greatest coefficient of a rule
 
 
 def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
-    """«IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2»."""
+    """Such as "IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2"."""
     conditions = " AND ".join(condition.words for condition in rule.conditions)
     terms = [f"{rule.consequent[0]:.4g}"]
     for name, coefficient in zip(names, _rounded(rule)[1:], strict=True):

@@ -43,8 +43,8 @@ class Sage(OfDecision):
         background: n, number of background rows; all rows if there are fewer.
         size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
-    Source: Covert, Lundberg, Lee, «Understanding Global Feature Contributions With Additive
-    Importance Measures» (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is redrawn at
+    Source: Covert, Lundberg, Lee, "Understanding Global Feature Contributions With Additive
+    Importance Measures" (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is redrawn at
     each step; here the same rows are used throughout.
     """
 

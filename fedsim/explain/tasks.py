@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import class_colours, new_figure, picture, place, save
+from fedsim.explain.canvas import class_colours, new_figure, picture, place, save, some
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SIDE = 0.32  # inches per cell
-MOST_DRAWN = 12  # clients whose curves are drawn
+MOST_CURVES = 12  # clients whose curves are drawn
 
 
 def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
@@ -42,7 +42,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
         OSError: it cannot be written.
     """
     seen = tasks[tasks["seen"]]
-    clients = sorted(seen["client"].unique())[:MOST_DRAWN]
+    clients = sorted(seen["client"].unique())[:MOST_CURVES]
     T = int(seen["task"].max()) + 1
     colours = class_colours(T)
     begins = seen.groupby("task")["round"].min()
@@ -75,7 +75,7 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
         rows: rows of explainer `transfer` in explanations.parquet.
 
     Returns:
-        The names of both, «client/task», and (receivers, sources), NaN where nothing was received.
+        The names of both, "client/task", and (receivers, sources), NaN where nothing was received.
     """
     receivers = sorted({(c, t) for c, t in zip(rows["client"], rows["task"], strict=True)})
     sources = sorted({(c, t) for c, t in zip(rows["from_client"], rows["from_task"], strict=True)})
@@ -215,8 +215,8 @@ class Tasks(Explanation):
         """Draw the curves, and transfer between clients, if any."""
         paths = [picture(folder, "tasks")]
         clients = self.tasks["client"].nunique()
-        some = f" (the first {MOST_DRAWN} of {clients} clients)" if clients > MOST_DRAWN else ""
-        draw_curves(self.tasks, paths[0], f"accuracy on tasks{some}, {self.title}")
+        drawn = some(clients, "clients", MOST_CURVES)
+        draw_curves(self.tasks, paths[0], f"accuracy on tasks{drawn}, {self.title}")
         if not self.given.empty:
             paths.append(picture(folder, "transfer"))
             draw_transfer(self.given, paths[1], f"who learns from whom, {self.title}")

@@ -66,7 +66,7 @@ class Tree:
         return found
 
     def path(self, row: NDArray[Any], names: Sequence[str]) -> list[str]:
-        """The conditions that hold for one (F,) row, from the root down: «x3 ≤ 0.5».
+        """The conditions that hold for one (F,) row, from the root down: "x3 ≤ 0.5".
 
         Args:
             row: the features.
@@ -348,9 +348,9 @@ def confusion(y_model: NDArray[Any], y_tree: NDArray[Any], classes: int) -> Ints
 
 
 def pixel_names(shape: tuple[int, int, int]) -> list[str]:
-    """«pixel (row, column)» for each entry of a flattened (C, H, W) image, counted from 0.
+    """Of each entry of a flattened (C, H, W) image, "pixel (row, column)", counted from 0.
 
-    With several channels, «pixel (row, column) of channel c».
+    With several channels, "pixel (row, column) of channel c".
     """
     C, H, W = shape
     return [

@@ -25,6 +25,7 @@ from fedsim.federation import Federation, Vector
 from fedsim.methods.method import Method, S
 from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
+from fedsim.training import usable
 
 FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 
@@ -92,12 +93,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
 def draw_batches(
     fed: Federation, rows: Tensor, batch_size: int, epochs: int, steps: int | None = None
 ) -> list[Tensor]:
-    """Batches of row indices, in a new order each epoch; `steps` of them, if given.
-
-    With batch norm, a last batch of a single row is left out.
-    """
-    smallest = 2 if fed.model.has_batch_norm else 1
-    per_epoch = len(rows) // batch_size + (len(rows) % batch_size >= smallest)
+    """Batches of `usable` row indices, in a new order each epoch; `steps` of them, if given."""
+    per_epoch = math.ceil(usable(fed.model, len(rows), batch_size) / batch_size)
     count = epochs * per_epoch if steps is None else steps
     rng = fed.rng("distillation")
     batches: list[Tensor] = []

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.data import ClientSplits
 from fedsim.federation import Client, Update, client_function
-from fedsim.methods.method import check_pull, methods
+from fedsim.methods.method import methods
 from fedsim.methods.personal import PersonalBesideGlobal
-from fedsim.training import Train
 
 
 @methods.register
@@ -32,8 +32,8 @@ class Ditto(PersonalBesideGlobal):
     name: str = "ditto"
     lam: float = Field(0.1, ge=0)
 
-    def check(self, train: Train) -> None:
-        check_pull("lam", self.lam, train)
+    def pull(self, splits: ClientSplits) -> tuple[str, float]:
+        return "lam", self.lam
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:

@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.method import Method, State, check_pull, methods
-from fedsim.training import Train
+from fedsim.methods.method import Method, State, methods
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class FedDyn(Method[FedDynState]):
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
 
-    def check(self, train: Train) -> None:
-        check_pull("alpha", self.alpha, train)  # of a client with as many samples as the mean
+    def pull(self, splits: ClientSplits) -> tuple[str, float]:
+        n = splits.train.lengths
+        most = n.mean() / n[n > 0].min() if self.scale == "samples" else 1.0
+        return "alpha", self.alpha * float(most)
 
     def check_privacy(self) -> None:
         if self.scale == "samples":

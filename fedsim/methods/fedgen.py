@@ -28,7 +28,7 @@ from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
-from fedsim.training import Context, Draw, FlatModel, Loss
+from fedsim.training import Context, Draw, FlatModel, Loss, usable
 
 Noise = Literal["uniform", "gaussian"]
 Counts = NDArray[np.int32]
@@ -174,9 +174,7 @@ class FedGen(Method[FedGenState]):
         held = np.flatnonzero(classes.cpu().numpy())
         rng = client.rng("generator")
         n, B = client.num_samples, client.settings.batch_size
-        # As in local training, a last batch of one is left out with batch norm.
-        alone = client.model.has_batch_norm and n % B == 1
-        taught_steps = self.teaching_epochs * (math.ceil(n / B) - alone)
+        taught_steps = self.teaching_epochs * math.ceil(usable(client.model, n, B) / B)
         step, objective = itertools.count(), classification(client)
 
         @torch.no_grad()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.data import ClientSplits
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.method import check_pull, methods
-from fedsim.training import Train
+from fedsim.methods.method import methods
 
 
 @methods.register
@@ -26,8 +26,8 @@ class FedProx(FedAvg):
     name: str = "fedprox"
     mu: float = Field(0.01, ge=0)
 
-    def check(self, train: Train) -> None:
-        check_pull("mu", self.mu, train)
+    def pull(self, splits: ClientSplits) -> tuple[str, float]:
+        return "mu", self.mu
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:

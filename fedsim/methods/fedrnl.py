@@ -32,7 +32,7 @@ class FedRNL(FedAvg):
     therefore Σ_j ‖θ_j − φ_j‖_F over the encoders' tensors. Without it (λ = 0) this is FedAvg of
     RNP. With the squared norm, a large λ and sufficiently small steps, it trains like FR: both
     encoders move as one, by the mean of their gradients (in FR, by the sum). Averaging generators
-    and predictors «layer by layer» is the same as averaging the model.
+    and predictors "layer by layer" is the same as averaging the model.
 
     The losses here are means over a batch, whereas Eq. 3 sums over examples: the paper's λ = 2
     with batches of 512 then corresponds to λ = 0.004 here. (The gradient of a norm does not shrink

@@ -155,7 +155,7 @@ def most_similar(
 
     Args:
         own: centres of the task.
-        finished: keys «client/task».
+        finished: keys "client/task".
         centres: centres of at least these tasks.
     """
     scores = [(*place(name), similarity(own, centres[name], kind)) for name in finished]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.federation import Client, Examples
 from fedsim.objectives.objective import EVALUATION_BATCH
-from fedsim.training import epoch_order, in_precision, part_sizes
+from fedsim.training import epoch_order, in_precision, part_sizes, usable
 
 
 def batches_of(client: Client) -> Iterator[Examples]:
@@ -21,8 +21,7 @@ def batches_of(client: Client) -> Iterator[Examples]:
     """
     settings, data, n = client.settings, client.data, client.num_samples
     size = settings.batch_size
-    # A last batch of one example is left out where batch norm needs two.
-    end = n - 1 if client.model.has_batch_norm and n % size == 1 else n
+    end = usable(client.model, n, size)
     if end == 0:
         raise ValueError("too few training examples to make a step with")
     rng = client.rng("batches")

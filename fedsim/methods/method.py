@@ -198,32 +198,19 @@ class Method(Component, ABC, Generic[S]):
             BadInput: they are not supported; the message says what is.
         """
 
+    def pull(self, splits: ClientSplits) -> tuple[str, float] | None:
+        """The strongest a of a term (a/2)·‖w − u‖² in a client's loss, and the key that sets it.
+
+        Steps of SGD that diverge on it are refused before anything starts.
+        """
+        return None
+
     def extra_hash_inputs(self) -> list[AnyArray]:
         """Inputs of the result besides the data set, for the run's `data_hash`.
 
         A run is only resumed if they are unchanged.
         """
         return []
-
-
-def check_pull(key: str, strength: float, train: Train) -> None:
-    """Reject a quadratic term (strength/2)·‖w − u‖² on which steps of SGD grow without bound.
-
-    Args:
-        key: the method's key that sets the strength.
-
-    Raises:
-        ExperimentError: they do; the message says which learning rate is too high.
-    """
-    optimizer, least = train.optimizer, train.optimizer.stable
-    total = strength + optimizer.weight_decay
-    if optimizer.name == "sgd" and train.clip_norm is None and optimizer.lr * total >= least:
-        decay = f" and weight_decay={optimizer.weight_decay:g}" if optimizer.weight_decay else ""
-        raise ExperimentError(
-            f"method.{key}={strength:g}{decay} with train.optimizer.lr={optimizer.lr:g}: steps "
-            f"diverge where the learning rate times their sum is {least:g} or more; set "
-            f"train.optimizer.lr below {least / total:.3g}, or a smaller method.{key}"
-        )
 
 
 def check_rounds_left(key: str, before: int, train: Train) -> None:

@@ -31,10 +31,7 @@ S = TypeVar("S", bound=State)
 
 
 class PersonalModels(Method[S]):
-    """A method whose clients keep personal models, which `evaluate.clients` evaluates.
-
-    A client that has not been trained yet has the run's initial weights.
-    """
+    """A method whose clients keep personal models, which `evaluate.clients` evaluates."""
 
     def keep_model(self, client: Client, weights: Tensor) -> None:
         """(client) Keep a personal model (size,).
@@ -55,9 +52,6 @@ class PersonalModels(Method[S]):
         own: Tensor = client.state.get("weights", weights)
         return own
 
-    def for_own_models(self, fed: Federation, state: S) -> dict[str, Any]:
-        return {"weights": NotCounted(fed.initial_weights())}
-
 
 class PersonalBesideGlobal(PersonalModels[State]):
     """FedAvg's rounds; clients also train personal models, which begin as the run's weights."""
@@ -69,6 +63,9 @@ class PersonalBesideGlobal(PersonalModels[State]):
         initial = NotCounted(fed.initial_weights())
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, initial=initial)
         return replace(state, weights=mean.weights)
+
+    def for_own_models(self, fed: Federation, state: State) -> dict[str, Any]:
+        return {"weights": NotCounted(fed.initial_weights())}
 
     @abstractmethod
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:
@@ -100,9 +97,6 @@ class PersonalModelsAlone(PersonalModels[S]):
         if "weights" not in client.state:
             return {}
         return client.score(self.own_model(client, weights))
-
-    def for_own_models(self, fed: Federation, state: S) -> dict[str, Any]:
-        return {"weights": NotCounted(state.weights)}
 
     def global_model(self, fed: Federation, state: S) -> dict[str, Vector]:
         """None: clients keep their models, which are in the last checkpoint."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.federation import Client, Federation, Update, client_function
+from fedsim.data import ClientSplits
+from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.local_steps import batches_of, gradient
-from fedsim.methods.method import State, check_pull, methods
+from fedsim.methods.method import State, methods
 from fedsim.methods.personal import PersonalModels
-from fedsim.training import Train, with_terms
+from fedsim.training import with_terms
 
 
 @methods.register
@@ -50,11 +52,14 @@ class PFedMe(PersonalModels[State]):
     steps: int = Field(5, ge=1)
     beta: float = Field(1.0, gt=0)
 
-    def check(self, train: Train) -> None:
-        check_pull("lam", self.lam, train)
+    def pull(self, splits: ClientSplits) -> tuple[str, float]:
+        return "lam", self.lam
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())
+
+    def for_own_models(self, fed: Federation, state: State) -> dict[str, Any]:
+        return {"weights": NotCounted(fed.initial_weights())}
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         P = fed.model.num_parameters

@@ -85,10 +85,10 @@ class XFedAlign(Method[XFedAlignState]):
     count as 0: a group named by fewer than half of the clients has no effect. A class that no
     client sent keeps its prior.
 
-    From the abstract: «task optimization in parameter space» apart from «explanation coordination
-    in a compact group space»; «a lightweight surrogate», «private, per-class top-k attribution
-    artifacts», «robustly aggregated by the server into a Global Explanation Prior that softly
-    aligns client explanations». Chosen here: the groups, the masking and its values, the ridge
+    From the abstract: "task optimization in parameter space" apart from "explanation coordination
+    in a compact group space"; "a lightweight surrogate", "private, per-class top-k attribution
+    artifacts", "robustly aggregated by the server into a Global Explanation Prior that softly
+    aligns client explanations". Chosen here: the groups, the masking and its values, the ridge
     regression that shrinks towards the prior, the median, Gaussian noise, and all defaults.
     `poisoned` is one possible attack; the abstract does not describe any.
 

@@ -35,7 +35,8 @@ from fedsim.federation import (
 )
 from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import State, methods
+from fedsim.methods.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
 from fedsim.objectives import Classification
@@ -139,7 +140,7 @@ class Student(nn.Module):
 
 
 @methods.register
-class XPFL(Method[State]):
+class XPFL(PersonalModels[State]):
     """Students distilled from teachers on unlabelled data, averaged, and personalised.
 
     A client k in the cohort holds w_k, labelled examples D^L and unlabelled examples D^U, whose
@@ -410,11 +411,6 @@ class XPFL(Method[State]):
     @property
     def stackable(self) -> bool:
         return self.lam == 0
-
-    def own_model(self, client: Client, weights: Tensor) -> Tensor:
-        """(client) w_k after fusion; the global model for a client that has not taken part."""
-        own: Tensor = client.state.get("weights", weights)
-        return own
 
     @client_function("explain")
     def explain(

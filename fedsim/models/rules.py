@@ -51,8 +51,8 @@ class Condition:
 
     Args:
         feature: index of the feature.
-        words: «x3 is LOW».
-        term: «LOW», if features share their terms; otherwise the same as `words`.
+        words: "x3 is LOW".
+        term: "LOW", if features share their terms; otherwise the same as `words`.
         membership: function from values of the feature, of any shape, to how well it holds, 0 to
             1.
     """

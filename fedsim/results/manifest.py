@@ -235,7 +235,7 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
 
 
 def did_you_mean(folder: Path, kind: str | None = None) -> str:
-    """«; did you mean <folder of the latest results below>?», for a message; empty without any."""
+    """For a message, "; did you mean <folder of the latest results below>?"; empty without any."""
     found = latest_first(folder, kind)
     return f"; did you mean {short(found[0])}?" if found else ""
 

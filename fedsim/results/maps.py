@@ -30,7 +30,7 @@ Maps = dict[int, NDArray[np.float64]]
 
 
 def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[str, Maps]:
-    """The maps of each model: «global», «shared», «client 3», «client 3's own» (personal).
+    """The maps of each model: "global", "shared", "client 3", "client 3's own" (personal).
 
     Args:
         round: a round in which models were explained; by default the last one.
@@ -59,14 +59,14 @@ def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFra
     """The mean importance of each part of an input: the mean of each model's maps.
 
     For `sage` on clients' own examples (`inputs_from: own`, `target: label`) these are the SAGE
-    values of each client, and the row «all clients» is what a server obtains by adding up the
+    values of each client, and the row "all clients" is what a server obtains by adding up the
     clients' sums: the values of all their examples together.
 
     Args:
         explainer, round: as of `relevance_maps`.
 
     Returns:
-        One row per model and one column per part, by index; and a row «all clients», weighted by
+        One row per model and one column per part, by index; and a row "all clients", weighted by
         their numbers of inputs, if there are any clients.
 
     Raises:

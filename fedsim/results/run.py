@@ -111,7 +111,7 @@ class Run:
         return plots.plot(plots.RUN, self, figure, ax, metric)
 
     def client_name(self, client: int) -> str:
-        """What a client is called in the data, such as «Kiel»; or else «client 3»."""
+        """What a client is called in the data, such as "Kiel"; or else "client 3"."""
         names: Sequence[str] = self.manifest.get("client_names", ())
         return names[client] if client < len(names) else f"client {client}"
 

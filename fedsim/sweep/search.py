@@ -4,7 +4,7 @@ runs/<name>/<id>/
   experiment.yaml      the file, with its search section
   manifest.json        versions, hardware, status
   trials/<id>/         the folder of each run
-  study.db             Optuna's study («fedsim», SQLite), for Optuna's own tools
+  study.db             Optuna's study ("fedsim", SQLite), for Optuna's own tools
   trials.parquet       a row per trial: hyper-parameters, objectives, how it ended, its folder
   pareto.parquet       of these the ones that no other betters in every objective
   pareto.png           and their picture, if there are several objectives

@@ -323,7 +323,7 @@ def _quote(folder: str) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    """A path without «..», with which it could seem to be inside a folder that it is not in."""
+    """A path without "..", with which it could seem to be inside a folder that it is not in."""
     return Path(os.path.normpath(path.absolute()))
 
 

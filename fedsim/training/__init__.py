@@ -18,6 +18,7 @@ from fedsim.training.local import (
     logits,
     part_sizes,
     train,
+    usable,
     with_terms,
     work_of,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "part_sizes",
     "representation",
     "train",
+    "usable",
     "with_terms",
     "work_of",
 ]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
 from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
-from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate, steps_of
+from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate
 
 # Vectors of a method, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
@@ -312,20 +312,24 @@ class Trained:
     loss: float
 
 
+def usable(model: FlatModel, n: int, size: int) -> int:
+    """How many of n examples an epoch visits: batch norm leaves out a last batch of one."""
+    return n - 1 if model.has_batch_norm and n % size == 1 else n
+
+
 def work_of(model: FlatModel, job: TrainingJob, settings: Train) -> tuple[int, int]:
     """τ, the number of steps of a job, and the number of examples in all of them.
 
     With DP-SGD, whose batches vary, the expected number.
     """
     n, size = len(job.y), settings.batch_size
-    if job.privacy is not None:
-        steps = steps_of(job, size) if n else 0
-        return steps, steps * min(n, size)
-    end = n - 1 if model.has_batch_norm and n % size == 1 else n
+    end = usable(model, n, size)
     per_epoch = -(-end // size)
     steps = job.epochs * per_epoch
     if job.most_steps is not None:
         steps = min(steps, job.most_steps)
+    if job.privacy is not None:
+        return steps, steps * min(n, size)
     epochs, rest = divmod(steps, max(1, per_epoch))
     return steps, epochs * end + rest * size
 
@@ -333,9 +337,7 @@ def work_of(model: FlatModel, job: TrainingJob, settings: Train) -> tuple[int, i
 def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """Local training of one client.
 
-    Each epoch visits the examples in a new order, in batches of `settings.batch_size`. Where the
-    model has batch norm, a last batch of a single example, on which batch statistics are
-    undefined, is left out.
+    Each epoch visits the `usable` examples in a new order, in batches of `settings.batch_size`.
 
     Raises:
         ValueError: no step can be made: there are no examples, or one and batch norm.
@@ -347,7 +349,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
-    end = n - 1 if model.has_batch_norm and n % size == 1 else n
+    end = usable(model, n, size)
     step = _step_of(model, job, settings)
     for _ in range(job.epochs):
         if steps == job.most_steps:
@@ -385,7 +387,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
     examples = PerExample(model, clip)
     step = _optimizer_step(model, job, settings)
     total, visited = torch.zeros((), device=model.device), 0
-    steps = steps_of(job, B)
+    steps, planned = work_of(model, job, settings)
     for _ in range(steps):
         rows = draw_batch(job, B)
         g = z * clip * noise(job, model.num_parameters, model.device)
@@ -398,7 +400,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
         step(g / (sampling_rate(n, B) * n))
     loss = float(total) / max(1, visited)
     # The planned number: by whom a deadline is met does not depend on chance.
-    return Trained(model.vector.clone(), steps, work_of(model, job, settings)[1], loss)
+    return Trained(model.vector.clone(), steps, planned, loss)
 
 
 def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray[np.int64]:

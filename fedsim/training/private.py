@@ -5,7 +5,6 @@ Abadi et al., Deep Learning with Differential Privacy, CCS 2016, Algorithm 1.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,12 +98,6 @@ def check_examples_apart(network: nn.Module) -> None:
 def sampling_rate(n: int, batch_size: int) -> float:
     """q, the probability that each of n examples is in a batch."""
     return min(1.0, batch_size / n)
-
-
-def steps_of(job: TrainingJob, batch_size: int) -> int:
-    """The number of steps of a job, the same as without privacy."""
-    steps = job.epochs * math.ceil(len(job.y) / batch_size)
-    return steps if job.most_steps is None else min(steps, job.most_steps)
 
 
 def draw_batch(job: TrainingJob, batch_size: int) -> Tensor:

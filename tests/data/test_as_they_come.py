@@ -37,7 +37,22 @@ def paint(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [("",), ("train", "test")])
-@pytest.mark.parametrize("left", [".ipynb_checkpoints", "__MACOSX", "@eaDir", ".git", ".empty"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        ".ipynb_checkpoints",
+        "__MACOSX",
+        "@eaDir",
+        ".git",
+        ".empty",
+        "__pycache__",
+        "lost+found",
+        "$RECYCLE.BIN",
+        "System Volume Information",
+        "#recycle",
+        "@Recycle",
+    ],
+)
 def test_folders_of_programs_are_no_classes(tmp_path: Path, parts: Any, left: str) -> None:
     for part in parts:
         for name in ("cat", "dog"):

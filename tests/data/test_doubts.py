@@ -79,7 +79,7 @@ IDENTIFIERS = {
     "drawn": ("patient_id", RNG.choice(900_000, N, replace=False) + 100_000),
     "drawn, in capitals": ("ID", RNG.choice(900_000, N, replace=False) + 100_000),
     "drawn, of java": ("patientId", RNG.choice(900_000, N, replace=False) + 100_000),
-    "beyond float32": ("patient_id", 10**12 + RNG.permutation(N)),
+    "beyond float32": ("patient_id", 10**12 + RNG.choice(10**9, N, replace=False)),
 }
 
 
@@ -89,8 +89,8 @@ def test_identifiers_as_features(tmp_path: Path, kind: str, scale: Any) -> None:
     name, values = IDENTIFIERS[kind]
     path = table(tmp_path, **{name: values})
     expected = (
-        f"data: '{name}' may be an identifier, as every example has another whole number; leave "
-        "it out of the features"
+        f"data: '{name}' may be an identifier, as every example may have another whole number; "
+        "leave it out of the features"
     )
     found = warned(Table(path=path, label="y", scale=scale))
     assert [each for each in found if "scales" not in each] == [expected]
@@ -99,11 +99,31 @@ def test_identifiers_as_features(tmp_path: Path, kind: str, scale: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("income", INCOME), ("paid", RNG.permutation(N) + 0.5), ("valid", RNG.integers(0, 90, N))],
+    [
+        ("income", INCOME),
+        ("paid", RNG.permutation(N) + 0.5),
+        ("valid", RNG.integers(0, 90, N)),
+        ("id", np.full(N, 2e7)),
+        ("large", np.full(N, 100_000_000)),
+        ("station_id", np.repeat(np.arange(N // 5), 5)),
+        ("large_id", 3e7 + 1000 * np.repeat(np.arange(N // 5), 5)),
+    ],
 )
-def test_other_numbers_are_no_identifiers(tmp_path: Path, name: str, values: Any) -> None:
-    found = warned(Table(path=table(tmp_path, **{name: values}), label="y"))
+@pytest.mark.parametrize("scale", ["none", "standard"])
+def test_other_numbers_are_no_identifiers(
+    tmp_path: Path, name: str, values: Any, scale: Any
+) -> None:
+    found = warned(Table(path=table(tmp_path, **{name: values}), label="y", scale=scale))
     assert not any("identifier" in each for each in found)
+
+
+def test_a_few_different_numbers_are_no_identifier(tmp_path: Path) -> None:
+    pd.DataFrame({"age": [3, 9, 1, 7, 5, 2, 8, 4, 6, 0], "y": [0, 1] * 5}).to_csv(
+        tmp_path / "it.csv", index=False
+    )
+    assert not any(
+        "identifier" in each for each in warned(Table(path=tmp_path / "it.csv", label="y"))
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

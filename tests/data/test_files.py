@@ -493,13 +493,13 @@ HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
         (HEADER + "@outputs\n@data\n1,2", r"4: @outputs names 0 attributes, expected 1"),
         (HEADER + "@data\n1,2\n\n3", r"7: 1 values for 2 attributes"),
         (HEADER + "@data\n1,2\n3,4,5", r"6: 3 values for 2 attributes"),
-        (HEADER + "@data\n1,much", r"5: 'rain' is 'much', expected a number"),
+        (HEADER + "@data\n1,much", r"5: 'rain' is 'much', expected a finite number"),
         (HEADER + "@data\n?,2", r"5: no value of 'wind'"),
         (HEADER + "@data\n1,<NULL>", r"5: no value of 'rain'"),
         (HEADER + "@data\n1,", r"5: no value of 'rain'"),
-        (HEADER + "@data\n1,NaN", r"5: 'rain' is NaN, expected a finite number"),
-        (HEADER + "@data\n-inf,1", r"5: 'wind' is -inf, expected a finite number"),
-        (HEADER + "@data\n1e400,1", r"5: 'wind' is 1e400, expected a finite number"),
+        (HEADER + "@data\n1,NaN", r"5: 'rain' is 'NaN', expected a finite number"),
+        (HEADER + "@data\n-inf,1", r"5: 'wind' is '-inf', expected a finite number"),
+        (HEADER + "@data\n1e400,1", r"5: 'wind' is '1e400', expected a finite number"),
     ],
 )
 def test_damaged_keel(write, tmp_path, content, message):
@@ -569,6 +569,6 @@ def test_what_nothing_fetches_says_where_it_is_published(tmp_path):
     assert str(caught.value) == (
         f"mortgage: no file 'mortgage.dat' (nor .gz, .xz) in any of\n"
         f"  {tmp_path}/mortgage\n  {tmp_path}\n"
-        f"get «mortgage» from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
+        f"get 'mortgage' from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
         f"its folder"
     )

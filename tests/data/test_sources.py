@@ -492,7 +492,7 @@ def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
 
 
 def test_mortgage_missing(tmp_path):
-    with pytest.raises(DataError, match=r"get «mortgage» from KEEL's regression data sets, and"):
+    with pytest.raises(DataError, match=r"get 'mortgage' from KEEL's regression data sets, and"):
         sources.Mortgage(root=tmp_path).load()
 
 

@@ -385,9 +385,10 @@ class TestRules:
         again = replay(done)
         section = done.experiment.model
         assert isinstance(section, RuleModel)
+        own = again.own_models(range(3))
         bases: dict[tuple[str, int | None], Any] = {
             ("global", None): again.global_model(),
-            **{("cohort", k): again.own_model(k) for k in range(3)},
+            **{("cohort", k): own.get(k) for k in range(3)},
         }
         for (whose, k), rules in bases.items():
             if rules is None:

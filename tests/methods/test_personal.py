@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Federation, Run
-from fedsim.errors import BadInput, Diverged
+from fedsim.errors import BadInput, Diverged, ExperimentError
 from fedsim.methods.personal import entries_of
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
@@ -32,6 +32,33 @@ EVEN: dict[str, Any] = {
     "partition": {"kind": "iid", "clients": 10},
 }
 NORMALISED = {"name": "networks:normalised"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "given"),
+    [
+        ("fedprox", "mu", {}),
+        ("ditto", "lam", {}),
+        ("pfedme", "lam", {}),
+        ("feddyn", "alpha", {"scale": "none"}),
+        ("feddyn", "alpha", {}),
+    ],
+)
+def test_pulls_on_which_steps_diverge(name: str, key: str, given: dict[str, Any]) -> None:
+    def prepared(strength: float) -> np.ndarray:
+        method = {"name": name, key: strength, **given}
+        partition = {"kind": "dirichlet", "alpha": 0.5, "clients": 5}
+        return prepare(small_experiment(method=method, partition=partition))[1].train.lengths
+
+    optimizer, n = small_experiment().train.optimizer, prepared(1e-3)
+    most = optimizer.stable / optimizer.lr
+    scaled = name == "feddyn" and not given
+    factor = n.mean() / n.min() if scaled else 1
+    assert n.mean() / n.min() > 1.2
+    prepared(0.99 * most / factor)
+    strongest = r" for the smallest client, with" if scaled else f"method.{key}=[0-9.]+ with"
+    with pytest.raises(ExperimentError, match=rf"{strongest} train.optimizer.lr=.* diverge"):
+        prepared(1.01 * most / factor)
 
 
 class ByHand:

@@ -1,4 +1,4 @@
-"""The knowledge base of the server: the A of every finished task, under the key «client/task».
+"""The knowledge base of the server: the A of every finished task, under the key "client/task".
 
 An A is stored in the sparse form in which it is sent; see `sparse`.
 """
@@ -16,12 +16,12 @@ Choice = tuple[int, int, float]  # client, task and score of an A sent to anothe
 
 
 def key(client: int, task: int) -> str:
-    """«client/task»."""
+    """The key "client/task"."""
     return f"{client}/{task}"
 
 
 def place(key: str) -> tuple[int, int]:
-    """Client and task of «client/task»."""
+    """Client and task of "client/task"."""
     client, task = key.split("/")
     return int(client), int(task)
 

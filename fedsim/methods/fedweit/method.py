@@ -64,8 +64,8 @@ class FedWeITState(State):
 
     Attributes:
         begun: (K,) the latest task that each client has begun; -1 for none.
-        knowledge: A of finished tasks, by «client/task», in sparse form.
-        centres: centres of a task's documents, by «client/task».
+        knowledge: A of finished tasks, by "client/task", in sparse form.
+        centres: centres of a task's documents, by "client/task".
         chosen: what each client received for its current task: client, task, score of each A.
     """
 

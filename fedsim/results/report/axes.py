@@ -18,7 +18,7 @@ Cells = Sequence[Mapping[str, Value]]
 def axis_labels(axes: Sequence[str], entries: Sequence[Entry]) -> dict[str, str]:
     """What papers call the axes: the symbol if there is one, else the last part of the key.
 
-    The symbol of a key is documented with it, as in «mu: μ, strength of the proximal term».
+    The symbol of a key is documented with it, as in "mu: μ, strength of the proximal term".
     Axes that would be called the same keep their keys.
     """
     found = {axis: key_label(axis, entries) for axis in axes}

@@ -126,7 +126,7 @@ def _maps(run: Run) -> Iterator[Picture]:
 
 
 def _called(run: Run, model: str) -> str:
-    """A model by the name of its client: «client 3's own» is «Kiel's own»."""
+    """A model by the name of its client: "client 3's own" is "Kiel's own"."""
     return re.sub(r"^client (\d+)", lambda found: run.client_name(int(found[1])), model)
 
 

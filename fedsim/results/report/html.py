@@ -171,7 +171,7 @@ class Report:
 
 
 def _breakable(text: str) -> Markup:
-    """Text whose names may be broken between their parts («partition.alpha», «file:Class»)."""
+    """Text whose names may be broken between their parts ("partition.alpha", "file:Class")."""
     return Markup(re.sub(r"(?<=\w[.:/_])(?=[A-Za-z])", "<wbr>", escape(text)))
 
 

@@ -243,7 +243,7 @@ def file_name(words: str) -> str:
 
 def _spelled(letter: str) -> str:
     """The name of a Greek letter, as TeX has it."""
-    words = unicodedata.name(letter).split()  # «GREEK SMALL LETTER ALPHA»
+    words = unicodedata.name(letter).split()  # "GREEK SMALL LETTER ALPHA"
     name = {"LAMDA": "lambda"}.get(words[-1], words[-1].lower())
     if "FINAL" in words:
         return "varsigma"
