@@ -14,7 +14,7 @@ from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.metrics import CLASS_ACCURACY
 from fedsim.registry import nearest
 from fedsim.results.run import Run
-from fedsim.results.significance import Paired, compared, holm
+from fedsim.results.significance import Difference, compared, holm
 
 if TYPE_CHECKING:  # it takes long to import: only where it is needed
     import pandas as pd
@@ -356,14 +356,17 @@ def of_score(summary: pd.DataFrame, axes: Sequence[str], column: str) -> pd.Data
 
 def _against(pair: Sequence[pd.Series[float]] | None) -> dict[str, float]:
     """The comparison of two series of scores by seed; NaN for none."""
-    found = Paired(np.nan, np.nan, 0) if pair is None else compared(*pair)
-    pairs = found.pairs if isinstance(found, Paired) else 0
+    found, std = Difference(np.nan, np.nan, np.nan), np.nan
+    if pair is not None:
+        found = compared(*pair)
+        ours, theirs = (each.groupby(level=0).mean() for each in pair)
+        std = (ours - theirs).std(ddof=1)
     return {
         "difference_mean": found.mean,
-        "difference_std": found.sem * math.sqrt(pairs) if pairs else np.nan,
+        "difference_std": std,
         "difference_low": found.low,
         "difference_high": found.high,
-        "pairs": pairs,
+        "pairs": found.pairs,
         "p_value": found.p(),
     }
 

@@ -334,6 +334,19 @@ def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:
     assert (corrected.dropna() >= p.dropna()).all()
 
 
+def test_equal_differences_have_no_interval() -> None:
+    runs: Runs = [
+        ({"method": method}, seed, a_run(rounds([first + seed / 100]), ACCURACY))
+        for method, first in {"fedavg": 0.90, "ours": 0.91}.items()
+        for seed in range(3)
+    ]
+    ours = summarise(runs, ["method"], {"method": "fedavg"}).set_index("method").loc["ours"]
+    assert ours["pairs"] == 3
+    assert (ours["difference_mean"], ours["difference_std"]) == pytest.approx((0.01, 0))
+    tested = ["difference_low", "difference_high", "p_value", "p_holm"]
+    assert ours[tested].isna().all()
+
+
 class TestFurtherScores:
     """Whatever stands beside the primary metric: own metrics, slices, clients, explanations."""
 
