@@ -17,14 +17,14 @@ from typing import NamedTuple
 import pandas as pd
 from tables import table
 
-from fedsim.results.significance import Paired, holm, paired, shown_p
+from fedsim.results.significance import Difference, holm, paired, shown_p
 
 HERE = Path(__file__).parent
 FILE = HERE / "README.md"
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "not decidable"
 
-Differences = dict[str, Paired]
+Differences = dict[str, Difference]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def difference(
     axis: str = "method",
     column: str = "accuracy",
     **where: object,
-) -> Paired:
+) -> Difference:
     """One value of an axis less another, in the rows in which other columns have these values."""
     return paired(
         of(name, column, **{axis: one}, **where), of(name, column, **{axis: other}, **where)
@@ -144,7 +144,7 @@ class Tested(NamedTuple):
         p_size: that it is of that size.
     """
 
-    difference: Paired
+    difference: Difference
     size: float
     p: float
     p_size: float
@@ -366,7 +366,7 @@ def strength() -> Evidence:
     "hard sharing makes clients' predictors more alike, and generators less",
 )
 def similarity() -> Evidence:
-    def alike(one: str, other: str, part: str) -> Paired:
+    def alike(one: str, other: str, part: str) -> Difference:
         at = {"domain": "beer", "round": 20}
         return difference("fedrnl/similarity", one, other, column=part, **at)
 
@@ -553,7 +553,7 @@ TUNED = (
 MARGIN = 0.01  # task-averaged accuracy that counts as nothing
 
 
-def lead(other: str, data: str, lam2: float, column: str = "tta") -> Paired:
+def lead(other: str, data: str, lam2: float, column: str = "tta") -> Difference:
     """FedSeIT less another method, tuned."""
     name = "fedseit/transfer"
     return difference(name, "FedSeIT", other, column=column, data=data, lam2=lam2)

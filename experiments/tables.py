@@ -12,7 +12,7 @@ import pandas as pd
 import fedsim
 from fedsim import Grid
 from fedsim.config_file import RawConfig
-from fedsim.results.significance import Paired, holm, paired, shown_p
+from fedsim.results.significance import Difference, holm, paired, shown_p
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def finished(grids: Iterable[Grid]) -> Iterator[tuple[dict[str, Any], fedsim.Run
         yield {**entry["cell"], "seed": entry["seed"]}, fedsim.load(grid.path / entry["folder"])
 
 
-def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
+def tested(differences: Mapping[str, Difference]) -> dict[str, list[str]]:
     """Cells of a table: each difference with its interval, p by Holm, what is detectable."""
     corrected = holm(each.p() for each in differences.values())
     return {

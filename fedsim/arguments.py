@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -16,20 +16,24 @@ import numpy as np
 P = ParamSpec("P")
 R = TypeVar("R")
 # What an annotation takes besides; flags are no numbers.
-WIDER = {int: Integral, float: Real, bool: bool | np.bool_, Path: os.PathLike, None: NoneType}
+WIDER = {int: Integral, float: Real, bool: bool | np.bool_, Path: os.PathLike}
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: arguments of another type than annotated are a TypeError that names them.
 
-    NumPy's numbers and arrays count as numbers and sequences. A name that is imported only for
-    type checks is not checked.
+    NumPy's numbers and arrays count as numbers and sequences. What an iterator yields, and a
+    name that is imported only for type checks, is not checked.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        for name, value in signature.bind(*args, **keywords).arguments.items():
+        try:
+            bound = signature.bind(*args, **keywords)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}: {error}") from None
+        for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             try:
                 expected = eval(parameter.annotation, function.__globals__)
@@ -55,9 +59,14 @@ def _fits(value: Any, expected: Any) -> bool:
         return value in args
     if origin is Callable:
         return callable(value)
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray)
     if origin is not None and not issubclass(origin, Mapping):  # a sequence
-        several = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-        return several and all(_fits(one, args[0]) for one in value)
+        if isinstance(value, str | bytes | Mapping):
+            return False
+        if not isinstance(value, Collection):
+            return isinstance(value, origin)
+        return all(_fits(one, args[0]) for one in value)
     if expected in (int, float) and isinstance(value, bool | np.bool_):
         return False
     kind: Any = WIDER.get(expected, origin or expected)

@@ -38,36 +38,49 @@ def replacing(path: Path) -> Iterator[Path]:
 def named(path: Path) -> Iterator[Path]:
     """Like `replacing`, for a path that a person names: what is no file is not replaced by one.
 
-    A link is followed to its target. A pipe or a device is written to.
+    A link is followed to its target. A pipe or a device is written to. A block's error about
+    another file stays what it is.
 
     Raises:
         OSError: it cannot be written; nobody reads from the pipe; or it is a disk, or a folder.
     """
-    path = Path(path)
+    path, of_another = Path(path), None
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not path.is_file():
-            if path.is_block_device():
-                raise OSError(errno.EINVAL, "is a disk")
-            with TemporaryDirectory() as folder:
-                aside = Path(folder, path.name)
-                yield aside
-                # A pipe without a reader is an error rather than waited for.
-                handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-                os.set_blocking(handle, True)
-                with aside.open("rb") as source, open(handle, "wb") as target:
-                    shutil.copyfileobj(source, target)
-            return
-        target_path = Path(os.path.realpath(path))
-        if target_path.is_symlink():  # in a circle
+        if path.is_block_device():
+            raise OSError(errno.EINVAL, "is a disk")
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():  # in a circle
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        with replacing(target_path) as aside:
-            yield aside
+        special = path.exists() and not path.is_file()
+        with _piped(path) if special else replacing(target) as aside:
+            try:
+                yield aside
+            except OSError as error:
+                if error.filename is not None and str(error.filename) != str(aside):
+                    of_another = error
+                raise
     except OSError as error:
+        if error is of_another:
+            raise
         silent = error.errno == errno.ENXIO and path.is_fifo()
         why = "nobody reads from this pipe" if silent else error.strerror or str(error)
         raise OSError(error.errno, why, str(path)) from error
+
+
+@contextmanager
+def _piped(path: Path) -> Iterator[Path]:
+    """Give a file to write, and copy it to a pipe or a device."""
+    with TemporaryDirectory() as folder:
+        aside = Path(folder, path.name)
+        yield aside
+        with aside.open("rb") as source:
+            # A pipe without a reader is an error rather than waited for.
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(handle, True)
+            with open(handle, "wb") as target:
+                shutil.copyfileobj(source, target)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim import Dataset, Experiment, Run
+from fedsim.arguments import _fits
 from fedsim.data import Source
 from fedsim.data.dataset import load_dataset
 from fedsim.errors import DataError, FedsimError
@@ -83,6 +84,48 @@ def refusal(call: Callable[[], object]) -> str:
     ours = str(frames[-1].path).startswith(str(Path(inspect.getfile(fedsim)).parent))
     assert ours or isinstance(raised.value, FedsimError), raised.value
     return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "fits"),
+    [
+        (np.ones(3), NDArray[np.float64], True),
+        ([1.0], NDArray[np.float64], False),
+        (np.ones(3), Sequence[float], True),
+        (np.ones(3), Sequence[str], False),
+        (iter([1, 2]), Iterable[int], True),
+        ((k for k in range(3)), Iterable[int], True),
+        ((k for k in range(3)), Sequence[int], False),
+        ([1, "a"], Iterable[int], False),
+        ("ab", Iterable[str], False),
+        (3, Iterable[int], False),
+        (None, int | None, True),
+        (True, int | None, False),
+    ],
+)
+def test_what_fits_an_annotation(value: Any, expected: Any, fits: bool) -> None:
+    assert _fits(value, expected) is fits
+    if isinstance(value, Iterator) and fits:
+        assert list(value)  # nothing was taken from it
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: fedsim.run(), "run: missing a required argument: 'experiment'"),
+        (lambda: fedsim.load("a", b=1), "load: got an unexpected keyword argument 'b'"),
+        (lambda: fedsim.load("a", "b"), "load: too many positional arguments"),
+    ],
+)
+def test_arguments_too_few_or_too_many(call: Callable[[], object], line: str) -> None:
+    assert refusal(call) == line
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "no/such", "x" * 300])
+@pytest.mark.parametrize("function", ["load", "compare", "report", "replay", "resume"])
+def test_no_folder_can_have_such_a_name(function: str, name: str) -> None:
+    with pytest.raises(FedsimError, match="there is no such folder"):
+        getattr(fedsim, function)(name)
 
 
 def test_all_public_functions_are_covered() -> None:

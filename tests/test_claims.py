@@ -29,7 +29,7 @@ def imported(name: str) -> Any:
 
 
 def pair(mean: float, sem: float) -> Any:
-    return imported("tables").Paired(mean, sem, 5)
+    return imported("tables").Difference(mean, sem, 4, 5)
 
 
 class TestVerdict:
@@ -102,8 +102,8 @@ def test_a_paired_difference_is_that_of_scipy() -> None:
 
 
 def test_a_difference_is_printed_without_a_negative_zero() -> None:
-    assert str(imported("tables").Paired(-0.0001, 0.0001, 5)) == "+0.000 (+0.000 to +0.000)"
-    assert str(imported("tables").Paired(-0.1, 0.01, 5)) == "−0.100 (−0.128 to −0.072)"
+    assert str(imported("tables").Difference(-0.0001, 0.0001, 4, 5)) == "+0.000 (+0.000 to +0.000)"
+    assert str(imported("tables").Difference(-0.1, 0.01, 4, 5)) == "−0.100 (−0.128 to −0.072)"
 
 
 def test_pairs_are_of_what_both_have() -> None:

@@ -208,6 +208,18 @@ class TestFoldersOfSeveralRuns:
         assert told.startswith("experiments\n")
         assert "\n\nenvironments: the same\n\nresults\n" in told
 
+    def test_the_latest_is_not_passed_over_if_it_is_damaged(
+        self, say: Say, finish: Callable[..., Run]
+    ) -> None:
+        runs = [finish(name="own", seed=seed, train={"rounds": 1}) for seed in (0, 1)]
+        last = max(done.path for done in runs)
+        for path in last.glob("manifest*.json"):
+            path.write_text("{")
+        for command in ("explain", "attack", "verify"):
+            code, _, told = say(command, "runs/own")
+            assert code == 2
+            assert f"error: {last / 'manifest.json'}: is damaged: " in told
+
     def test_python_takes_it_as_well(self, finish: Callable[..., Run], tmp_path: Path) -> None:
         other, last = (finish(name="own", seed=seed, train={"rounds": 2}) for seed in (0, 1))
         name = tmp_path / "runs" / "own"

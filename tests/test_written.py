@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,39 @@ def test_what_cannot_be_written_is_left(
     assert raised.value.filename == str(path)
     assert path.lstat() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [lambda path: None, Path.touch, os.mkfifo])
+@pytest.mark.parametrize(
+    ("inner", "named_after_it"),
+    [
+        (FileNotFoundError(errno.ENOENT, "missing", "other.csv"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (ValueError("mine"), False),
+    ],
+)
+def test_an_error_of_the_block(
+    tmp_path: Path, make: Callable[[Path], None], inner: Exception, named_after_it: bool
+) -> None:
+    path = tmp_path / "there"
+    make(path)
+    before = list(tmp_path.iterdir())
+    with pytest.raises(type(inner)) as raised, atomic.named(path):
+        raise inner
+    assert (raised.value is not inner) == named_after_it
+    if named_after_it:
+        assert (raised.value.filename, raised.value.strerror) == (str(path), inner.strerror)
+    assert list(tmp_path.iterdir()) == before
+
+
+def test_a_block_that_writes_nothing_leaves_no_pipe_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError), atomic.named(tmp_path / "pipe"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(reader)
 
 
 def test_commands(say: Say, finish: Callable[..., Run], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fedsim.analysis.audit import Inversion, PrivacyAudit
 from fedsim.config_file import RawConfig
 from fedsim.prepare import prepare
 from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
-from fedsim.results.significance import Paired, paired
+from fedsim.results.significance import Difference, paired
 from fedsim.results.summary import of_run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -212,7 +212,7 @@ def privacy(results: pd.DataFrame) -> Iterator[str]:
     yield table(["run", "ε", *columns.values()], rows)
     shares = results.dropna(subset="reconstructed_ssim")
     of = {m: own.set_index("seed") for m, own in shares.groupby("method", sort=False)}
-    tests: dict[str, Paired] = {}
+    tests: dict[str, Difference] = {}
     for method, own in of.items():
         sigma = str(method).rpartition(" ")[2]
         if (ours := f"{FEDXDS}, σ {sigma}") in of and method != ours:

@@ -162,9 +162,9 @@ class PrivacyAudit:
     """
 
     def __init__(self, run: Run | str | Path) -> None:
-        run = Run.of(run)
-        self.experiment = run.experiment
         again = replay(run)
+        run = again.run
+        self.experiment = run.experiment
         self.fed, self.state = again.fed, again.state
         self._dataset, self._spec = again.dataset, again.spec
         self._splits = again.splits.held(again.after)

@@ -198,18 +198,16 @@ class _Lines:
 def _grid_summary(folder: Grid) -> None:
     """The results of a grid as a table."""
     from fedsim.objectives import VALIDATION
-    from fedsim.results.summary import LAST, compared_by, further, in_words, mean_std
+    from fedsim.results.summary import FIGURES, compared_by, in_words, mean_std, pairing
 
     summary = folder.summary
     if summary.empty:
         return
     axes = folder.axes
     table = Table(box=None, pad_edge=False)
-    figures = {"last": "last round", "best": "best round"}
     runs = [run for run in folder.runs if run.status == "finished"]
     by = compared_by(runs)
-    if by == "last5":
-        figures["last5"] = f"mean of last {LAST}"
+    figures = {f: words for f, words in FIGURES.items() if f in ("last", "best", by)}
     timed = "simulated_seconds_mean" in summary
     for column in (*axes, "seeds", *figures.values(), "sent", *(["simulated"] if timed else [])):
         table.add_column(column, justify="left" if column in axes else "right")
@@ -241,63 +239,45 @@ def _grid_summary(folder: Grid) -> None:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
         words += (
             f"; p: two-tailed t-test of the difference of {figures[by]} to {against}, "
-            "paired by seed, corrected for all comparisons (Holm)"
+            f"{pairing(summary)}, corrected for all comparisons (Holm)"
         )
     out.print(words, markup=False)
-    _print_further(summary, axes, {m.column: m.label for run in runs for m in further(run)})
+    _print_further(summary, axes, runs)
     out.print(f"grid folder: {short(folder.path)}", markup=False)
 
 
-def _print_further(summary: pd.DataFrame, axes: Sequence[str], labels: dict[str, str]) -> None:
-    """The first of the further scores of a grid as a table.
+def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Run]) -> None:
+    """The first of the further scores of a grid as a table."""
+    from fedsim.results.summary import STARS, further_scores, score_rows
 
-    Args:
-        labels: what all of them are called, by column.
-    """
-    from fedsim.results.significance import stars
-    from fedsim.results.summary import mean_std
-
-    known = [column for column in labels if f"{column}/last_mean" in summary]
+    known = further_scores(summary, runs)
     if not known:
         return
-    rows = [[str(row[axis]) for axis in axes] for row in summary.to_dict("records")]
-    for column in known[:MOST_SCORES]:
-        texts = mean_std(*(summary[f"{column}/last_{how}"] for how in ("mean", "std")))
-        ps = summary.get(f"{column}/p_holm", [math.nan] * len(rows))
-        for row, text, p in zip(rows, texts, ps, strict=True):
-            row.append(text + stars(p))
+    shown = dict(list(known.items())[:MOST_SCORES])
     table = Table(box=None, pad_edge=False)
-    for axis in axes:
-        table.add_column(axis)
-    for column in known[:MOST_SCORES]:
-        table.add_column(labels[column], justify="right")
-    for row in rows:
+    for column in (*axes, *shown.values()):
+        table.add_column(column, justify="left" if column in axes else "right")
+    for row in score_rows(summary, axes, shown):
         table.add_row(*row)
     out.print("")
     print_table(table)
-    words = "in the last round; * p < 0.05, ** p < 0.01, *** p < 0.001"
+    words = [STARS] if "p_holm" in summary else []
     if len(known) > MOST_SCORES:
-        words += f"; fedsim report shows {len(known) - MOST_SCORES} further scores"
-    out.print(words, markup=False)
+        words.append(f"fedsim report shows {len(known) - MOST_SCORES} further scores")
+    if words:
+        out.print("; ".join(words), markup=False)
 
 
 def _search_summary(folder: Search) -> None:
     """The results of a search as a table: its Pareto front, or its five best trials."""
-    from fedsim.results.summary import aligned
+    from fedsim.results.summary import aligned, best_trials
 
     objectives = folder.objectives
-    several = len(objectives) > 1
-    rows = folder.trials
-    rows = rows[rows["status"] == "finished"]
-    if rows.empty:
+    finished = int((folder.trials["status"] == "finished").sum())
+    if not finished:
         raise RunError(f"no trial finished; {folder.path / 'trials.csv'} says why")
-    finished = len(rows)
-    if several:
-        rows = folder.pareto
-    name, mode = next(iter(objectives.items()))
-    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
-    rows = rows if several else rows.head(5)
-    if several:
+    rows = best_trials(folder)
+    if len(objectives) > 1:
         words = f"Pareto front, {len(rows)} of {finished} finished trials (see pareto.png):"
     elif len(rows) < finished:
         words = f"best {len(rows)} of {finished} finished trials:"
@@ -404,28 +384,14 @@ class _Screen:
 def _summary(done: Run) -> None:
     """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import LAST, best_round, chosen_by, digits, last_scores
+    from fedsim.results.summary import score_facts
 
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a truncated path is useless
-    metric = done.primary_metric
-    evaluated = metric.column in rounds
-    scores = rounds[metric.column].dropna() if evaluated else rounds["round"][:0]
-    if len(scores):
-        best = best_round(rounds, metric)
-        by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
-        table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))
-        if len(scores) >= LAST:
-            mean = digits(scores.iloc[-LAST:].mean())
-            table.add_row(f"{metric.label}, mean of last {LAST}", mean)
-        if best is not None:
-            row = rounds.iloc[best]
-            score = f"{digits(row[metric.column])} (round {int(row['round'])})"
-            table.add_row(f"{metric.label}, best{by}", score)
-    for label, last_score in last_scores(done).items():
-        table.add_row(f"{label}, last round", digits(last_score))
+    for label, score in score_facts(done).items():
+        table.add_row(label, score)
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")

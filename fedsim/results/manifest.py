@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -208,11 +209,11 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
     """Folders of results below another one or its sub-folders, the latest first.
 
     Args:
-        kind: of results; any if not given.
+        kind: of results; any if not given. Those of which none can be read any more count, too.
     """
     for pattern in ("*/manifest*.json", "*/*/manifest*.json", "*/*/*/manifest*.json"):
         found = {path.parent for path in folder.glob(pattern)}
-        fitting = [path for path in found if kind in (None, kind_of(path))]
+        fitting = [path for path in found if not kind or kind_of(path) in (kind, None)]
         if fitting:  # their names begin with when they were started
             return sorted(fitting, key=lambda path: (path.name, path), reverse=True)
     return []
@@ -228,7 +229,7 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
         RunFolderError: there is no such folder.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # also if no folder can have such a name
         raise RunFolderError(f"{folder.absolute()}: there is no such folder")
     below = [] if is_at(folder) else latest_first(folder, kind)
     return below[0] if below else folder

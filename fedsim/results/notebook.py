@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedsim.config_file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
-from fedsim.results.significance import stars
 from fedsim.results.summary import (
+    FIGURES,
+    STARS,
     aligned,
-    best_round,
+    best_trials,
     cell_label,
-    chosen_by,
-    digits,
-    further,
-    last_scores,
-    mean_std,
+    compared_by,
+    further_scores,
+    pairing,
+    score_facts,
+    score_rows,
 )
 from fedsim.words import size
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from fedsim.results.sweeps import Grid, Search
 
 MOST_ROWS = 20
-_STARS = "* p < 0.05, ** p < 0.01, *** p < 0.001 against the baseline, paired by seed (Holm)"
 # The variables that the figures of a report are coloured by. The notebook's own text colour fits
 # dark themes, too; the lines are told apart on either.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d1f", "#56b4e9", "#7b4fbf", "#888")
@@ -57,9 +57,7 @@ def run_html(run: Run) -> str:
         metric = run.primary_metric
         scores = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
         if len(scores):
-            facts += _scores(scores, metric)
-            last = last_scores(run).items()
-            facts += [(f"{label}, last round", digits(score)) for label, score in last]
+            facts += score_facts(run).items()
             curve = _curve(metric, [_line(scores, metric.column, 0, metric.label)])
         sent = rounds.iloc[-1]
         facts.append(("sent up", size(sent["total_bytes_up"])))
@@ -82,28 +80,24 @@ def grid_html(grid: Grid) -> str:
     rounds = grid.rounds
     by_cell = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
     parts = {_key(cell): rows for cell, rows in by_cell.groupby(grid.axes, sort=False)}
-    figures = {"last": f"{metric.label}, last round", "best": "best"}
-    figures |= {f"{m.column}/last": m.label for run in done for m in further(run)}
-    figures = {f: words for f, words in figures.items() if f"{f}_mean" in summary}
-    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in figures]
-    for of_figure, figure in zip(scores, figures, strict=True):
-        ps = summary.get(f"{figure.rpartition('last')[0]}p_holm") if figure != "best" else None
-        if ps is not None:
-            of_figure[:] = [text + stars(p) for text, p in zip(of_figure, ps, strict=True)]
-    for number, (row, *of_row) in enumerate(zip(summary.to_dict("records"), *scores, strict=True)):
+    by = compared_by(done)
+    figures = {by: f"{metric.label}, {FIGURES[by]}", "best": "best"}
+    figures |= further_scores(summary, done)
+    shown = score_rows(summary, grid.axes, figures)
+    for number, (row, of_row) in enumerate(zip(summary.to_dict("records"), shown, strict=True)):
         style = number if len(summary) <= STYLES else None
         cell = tuple(row[axis] for axis in grid.axes)
         if cell in parts:
             label = cell_label(dict(zip(grid.axes, cell, strict=True)))
             lines.append(_line(parts[cell], metric.column, style, label))
         mark = swatch(style) if style is not None else ""
-        rows.append((mark, *cell, row["seeds"], *of_row))
-    header = ("", *grid.axes, "seeds", *figures.values())
+        rows.append((mark, *cell, row["seeds"], *of_row[len(cell) :]))
+    header, tested = ("", *grid.axes, "seeds", *figures.values()), "p_holm" in summary
     return _page(
         title,
         _facts([("status", how), ("folder", str(grid.path))]),
         _table(header, rows),
-        Markup(_STARS if "p_holm" in summary else ""),
+        escape(f"{STARS} against the baseline, {pairing(summary)} (Holm)" if tested else ""),
         _curve(metric, lines) if lines else Markup(""),
     )
 
@@ -117,13 +111,7 @@ def search_html(search: Search) -> str:
     facts = [("status", f"{search.status}; {ended} trials finished"), ("folder", str(search.path))]
     if not ended:
         return _page(title, _facts(facts))
-    name, mode = next(iter(objectives.items()))
-    if len(objectives) > 1:
-        best, caption = search.pareto, "Pareto front"
-    else:
-        best, caption = trials[trials["status"] == "finished"], "best trials"
-    best = best.sort_values(name, ascending=mode == "min", kind="stable")
-    best = best if len(objectives) > 1 else best.head(5)
+    best, caption = best_trials(search), "Pareto front" if len(objectives) > 1 else "best trials"
     columns = ("trial", *search.space, *objectives)
     rows = list(zip(*(aligned(best[column]) for column in columns), strict=True))
     shown = Markup("<div>{}</div>{}").format(caption, _table(columns, rows))
@@ -136,17 +124,6 @@ def _named(section: Any) -> str:
 
 def _key(cell: Any) -> tuple[Any, ...]:
     return cell if isinstance(cell, tuple) else (cell,)
-
-
-def _scores(rounds: pd.DataFrame, metric: Metric) -> list[tuple[str, str]]:
-    found = [(f"{metric.label}, last round", digits(rounds[metric.column].iloc[-1]))]
-    best = best_round(rounds, metric)
-    if best is not None:
-        row = rounds.iloc[best]
-        words = f"{digits(row[metric.column])} (round {int(row['round'])})"
-        by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
-        found.append((f"{metric.label}, best{by}", words))
-    return found
 
 
 def _line(rounds: pd.DataFrame, column: str, style: int | None, label: str) -> Line:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,34 +14,33 @@ if TYPE_CHECKING:  # slow to import, and so is scipy.stats: only where they are 
     import pandas as pd
 
 LEVELS = (0.05, 0.01, 0.001)  # of a star each
-_ROUNDING = 1e-9  # differences that vary by less of their size are equal
+_ROUNDING = 1e-9  # values that vary by less of their size are equal
 
 
 @dataclass(frozen=True)
-class Difference(ABC):
+class Difference:
     """The mean difference of two settings.
 
     Attributes:
         mean: ours less theirs.
-        sem: its standard error; 0 if there is no variance to test against, NaN for one run.
+        sem: its standard error; NaN if there is no variance to test against.
+        freedom: degrees of freedom of Student's t.
+        pairs: of runs that share a seed, and so partition and initial weights; 0 if none do.
     """
 
     mean: float
     sem: float
-
-    @property
-    @abstractmethod
-    def freedom(self) -> float:
-        """Degrees of freedom of Student's t."""
+    freedom: float
+    pairs: int = 0
 
     @property
     def low(self) -> float:
-        """The lower end of the 95 % confidence interval."""
+        """The lower end of the 95 % confidence interval; NaN without variance."""
         return self.mean - self._critical * self.sem
 
     @property
     def high(self) -> float:
-        """The upper end of the 95 % confidence interval."""
+        """The upper end of the 95 % confidence interval; NaN without variance."""
         return self.mean + self._critical * self.sem
 
     @property
@@ -57,6 +55,8 @@ class Difference(ABC):
         from scipy.optimize import brentq
         from scipy.stats import nct
 
+        if math.isnan(self.sem):
+            return math.nan
         freedom, critical = self.freedom, self._critical
         in_errors = brentq(lambda x: nct.sf(critical, freedom, x) - 0.8, 0.1, 50)
         return float(in_errors) * self.sem
@@ -65,58 +65,28 @@ class Difference(ABC):
         """Of a two-tailed t-test that the difference is of this size; NaN without variance."""
         from scipy.stats import t
 
-        if not self.sem > 0:
-            return math.nan
         return float(2 * t.sf(abs(self.mean - size) / self.sem, self.freedom))
 
     def __str__(self) -> str:
-        text = f"{self.mean:+z.3f} ({self.low:+z.3f} to {self.high:+z.3f})"
+        text = f"{self.mean:+z.3f}"
+        if not math.isnan(self.sem):
+            text += f" ({self.low:+z.3f} to {self.high:+z.3f})"
         return text.replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Paired(Difference):
-    """A difference over pairs of runs that share a seed, and so partition and initial weights.
-
-    Attributes:
-        pairs: their number.
-    """
-
-    pairs: int
-
-    @property
-    def freedom(self) -> float:
-        return self.pairs - 1
-
-
-@dataclass(frozen=True)
-class Unpaired(Difference):
-    """A difference between runs that share no seeds, which may differ in variance (Welch 1947).
-
-    Attributes:
-        welch: degrees of freedom by Welch and Satterthwaite.
-    """
-
-    welch: float
-
-    @property
-    def freedom(self) -> float:
-        return self.welch
-
-
-def paired(ours: pd.Series[float], theirs: pd.Series[float]) -> Paired:
+def paired(ours: pd.Series[float], theirs: pd.Series[float]) -> Difference:
     """Compare two series of scores by their common index, such as the seed.
 
     Scores on a test set are multiples of 1/n: a few seeds may all differ by the same amount. Then
-    there is no variance to test against, and `sem` is 0.
+    there is no variance to test against.
     """
     difference = (ours - theirs).dropna()
-    alike = len(difference) > 1 and np.ptp(difference) <= _ROUNDING * difference.abs().max()
-    return Paired(float(difference.mean()), 0.0 if alike else _sem(difference), len(difference))
+    pairs = len(difference)
+    return Difference(float(difference.mean()), _sem(difference) or math.nan, pairs - 1, pairs)
 
 
 def compared(ours: pd.Series[float], theirs: pd.Series[float]) -> Difference:
-    """Compare two series of scores, by seed: paired if they share seeds, else unpaired.
+    """Compare two series of scores, by seed: paired if they share seeds, else by Welch's test.
 
     Of several runs with the same seed the mean counts. With a single pair, or fewer than two runs
     on a side, there is a difference but no test.
@@ -127,13 +97,17 @@ def compared(ours: pd.Series[float], theirs: pd.Series[float]) -> Difference:
         return pairs
     parts = [_sem(each) ** 2 for each in (ours, theirs)]
     of_each = (p**2 / (len(s) - 1) for p, s in zip(parts, (ours, theirs), strict=True))
-    freedom = sum(parts) ** 2 / (sum(of_each) or math.nan)
-    return Unpaired(float(ours.mean() - theirs.mean()), math.sqrt(sum(parts)), freedom)
+    variance = sum(parts) or math.nan
+    freedom = variance**2 / (sum(of_each) or math.nan)  # by Welch and Satterthwaite
+    return Difference(float(ours.mean() - theirs.mean()), math.sqrt(variance), freedom)
 
 
 def _sem(scores: pd.Series[float]) -> float:
-    """The standard error of their mean; NaN for one."""
-    return math.sqrt(scores.var(ddof=1) / len(scores)) if len(scores) > 1 else math.nan
+    """The standard error of their mean: 0 if they are equal but for rounding, NaN for one."""
+    if len(scores) < 2:
+        return math.nan
+    alike = np.ptp(scores) <= _ROUNDING * scores.abs().max()
+    return 0.0 if alike else math.sqrt(scores.var(ddof=1) / len(scores))
 
 
 def holm(p: Iterable[float]) -> list[float]:

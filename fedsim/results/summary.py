@@ -14,14 +14,18 @@ from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.metrics import CLASS_ACCURACY
 from fedsim.registry import nearest
 from fedsim.results.run import Run
-from fedsim.results.significance import Paired, compared, holm
+from fedsim.results.significance import Difference, compared, holm, stars
 
 if TYPE_CHECKING:  # it takes long to import: only where it is needed
     import pandas as pd
 
+    from fedsim.results.sweeps import Search
+
 CLOCK = "total_simulated_seconds"  # a column of rounds with simulated devices
 LAST = 5  # rounds that the mean of the last five is taken over
 Compared = Literal["last5", "last"]
+FIGURES = {"last": "last round", "best": "best round", "last5": f"mean of last {LAST}"}
+STARS = "* p < 0.05, ** p < 0.01, *** p < 0.001"
 
 
 def in_words(metrics: Sequence[Metric]) -> str:
@@ -159,10 +163,31 @@ def further(run: Run) -> list[Metric]:
     ]
 
 
-def last_scores(run: Run) -> dict[str, float]:
-    """The last of each further score, by what a person calls it."""
-    series = {metric.label: run.rounds[metric.column].dropna() for metric in further(run)}
-    return {label: float(scores.iloc[-1]) for label, scores in series.items() if len(scores)}
+def score_facts(run: Run) -> dict[str, str]:
+    """What a run's scores came to: what each figure is called, and the figure in words."""
+    rounds, metric = run.rounds, run.primary_metric
+    found = {}
+    for each in (metric, *further(run)):
+        scores = rounds[each.column].dropna() if each.column in rounds else ()
+        if len(scores):
+            found[f"{each.label}, {FIGURES['last']}"] = digits(scores.iloc[-1])
+        if each == metric and len(scores) >= LAST:
+            found[f"{each.label}, {FIGURES['last5']}"] = digits(scores.iloc[-LAST:].mean())
+        if each == metric and (best := best_round(rounds, each)) is not None and len(scores):
+            by = " by validation" if chosen_by(rounds, each) != each.column else ""
+            row = rounds.iloc[best]
+            words = f"{digits(row[each.column])} (round {int(row['round'])})"
+            found[f"{each.label}, best{by}"] = words
+    return found
+
+
+def best_trials(search: Search) -> pd.DataFrame:
+    """The trials that are shown of a search: its Pareto front or five best, the best first."""
+    several, trials = len(search.objectives) > 1, search.trials
+    rows = search.pareto if several else trials[trials["status"] == "finished"]
+    name, mode = next(iter(search.objectives.items()))
+    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
+    return rows if several else rows.head(5)
 
 
 def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
@@ -354,16 +379,53 @@ def of_score(summary: pd.DataFrame, axes: Sequence[str], column: str) -> pd.Data
     return found.rename(columns={c: c.rpartition("/")[2] for c in own})
 
 
+def further_scores(summary: pd.DataFrame, runs: Sequence[Run]) -> dict[str, str]:
+    """What further scores of a summary are compared by, such as `f1/last5`: what it is called."""
+    metrics = {metric.column: metric for run in runs for metric in further(run)}
+    by = {c: compared_by(runs, m) for c, m in metrics.items() if f"{c}/last_mean" in summary}
+    return {f"{c}/{f}": f"{metrics[c].label}, {FIGURES[f]}" for c, f in by.items()}
+
+
+def score_rows(
+    summary: pd.DataFrame, axes: Sequence[str], figures: Iterable[str]
+) -> list[list[str]]:
+    """A row for each cell: its values of the axes, and mean ± standard deviation of figures.
+
+    Args:
+        figures: prefixes of columns, such as `last5` or `f1/last`: those that cells are compared
+            by, which have stars, or `best`.
+    """
+    columns = [[str(value) for value in summary[axis]] for axis in axes]
+    for figure in figures:
+        texts = mean_std(summary[f"{figure}_mean"], summary[f"{figure}_std"])
+        ps = summary.get(f"{figure.rpartition('/')[0]}/p_holm".lstrip("/"))
+        if figure != "best" and ps is not None:
+            texts = [text + stars(p) for text, p in zip(texts, ps, strict=True)]
+        columns.append(texts)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def pairing(summary: pd.DataFrame) -> str:
+    """How the cells of a summary are tested against the baseline."""
+    none_shared = summary.filter(regex="(^|/)pairs$").to_numpy() == 0
+    tested = summary.filter(regex="(^|/)p_value$").notna().to_numpy()
+    welch = bool((none_shared & tested).any())
+    return "paired by seed" + " (Welch's where no seed is shared)" * welch
+
+
 def _against(pair: Sequence[pd.Series[float]] | None) -> dict[str, float]:
     """The comparison of two series of scores by seed; NaN for none."""
-    found = Paired(np.nan, np.nan, 0) if pair is None else compared(*pair)
-    pairs = found.pairs if isinstance(found, Paired) else 0
+    found, std = Difference(np.nan, np.nan, np.nan), np.nan
+    if pair is not None:
+        found = compared(*pair)
+        ours, theirs = (each.groupby(level=0).mean() for each in pair)
+        std = (ours - theirs).std(ddof=1)
     return {
         "difference_mean": found.mean,
-        "difference_std": found.sem * math.sqrt(pairs) if pairs else np.nan,
+        "difference_std": std,
         "difference_low": found.low,
         "difference_high": found.high,
-        "pairs": pairs,
+        "pairs": found.pairs,
         "p_value": found.p(),
     }
 

@@ -599,7 +599,7 @@ class TestEveryScore:
         assert isinstance(grid, fedsim.Grid)
         page = grid._repr_html_()
         for column, words in SCORED.items():
-            assert f"<th>{words.removeprefix('test ')}</th>" in page
+            assert f"<th>{words.removeprefix('test ')}, last round</th>" in page
             assert column in grid.rounds
             assert f"{column}/last" in grid.cells
         assert "agreement of clients (cosine)" in grid.runs[0]._repr_html_()

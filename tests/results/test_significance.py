@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
 
 from fedsim.results.significance import (
-    Paired,
-    Unpaired,
     compared,
     holm,
     paired,
@@ -34,7 +33,7 @@ def test_a_difference_is_that_of_scipy(shift: float, seeds: int, shared: bool) -
     ours, theirs = rng.normal(shift, 1, seeds), rng.normal(0, 2, seeds)
     found = compared(series(ours), series(theirs, 0 if shared else 100))
     expected = ttest_rel(ours, theirs) if shared else ttest_ind(ours, theirs, equal_var=False)
-    assert isinstance(found, Paired if shared else Unpaired)
+    assert found.pairs == (seeds if shared else 0)
     assert found.mean == pytest.approx(ours.mean() - theirs.mean())
     assert found.p() == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
@@ -59,10 +58,20 @@ def test_unequal_numbers_of_runs_and_twins() -> None:
         (series([0.8, math.nan]), series([0.7, 0.2])),
         (series([0.8, 0.7]), series([0.1], 9)),
         (series([]), series([0.1, 0.2])),
+        (series([0.91, 0.92, 0.93]), series([0.90, 0.91, 0.92])),
+        (series([0.1, 0.1, 0.1]), series([0.3, 0.3, 0.3], 9)),  # neither varies but by rounding
     ],
 )
 def test_without_variance_there_is_no_test(ours: pd.Series, theirs: pd.Series) -> None:
-    assert math.isnan(compared(ours, theirs).p())
+    found = compared(ours, theirs)
+    figures = (found.p(), found.p(0.5), found.sem, found.low, found.high, found.detectable)
+    assert all(map(math.isnan, figures))
+    assert str(found) == f"{found.mean:+z.3f}".replace("-", "−")
+
+
+def test_one_side_that_does_not_vary_is_tested() -> None:
+    found = compared(series([0.5, 0.5]), series([0.2, 0.3, 0.1], 9))
+    assert found.p() == pytest.approx(2 * student.sf(0.3 * 3**0.5 / 0.1, 2))
 
 
 def test_what_shares_some_seeds_is_paired_by_these() -> None:

@@ -18,7 +18,7 @@ from scipy.stats import ttest_rel
 from fedsim import Grid, Run
 from fedsim.errors import BadInput
 from fedsim.objectives import Metric
-from fedsim.results.significance import holm
+from fedsim.results.significance import holm, stars
 from fedsim.results.summary import (
     aligned,
     cell_label,
@@ -26,12 +26,15 @@ from fedsim.results.summary import (
     compared_by,
     digits,
     further,
+    further_scores,
     in_words,
-    last_scores,
     mean_std,
     of_run,
     of_score,
     on_record,
+    pairing,
+    score_facts,
+    score_rows,
     summarise,
 )
 
@@ -334,6 +337,44 @@ def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:
     assert (corrected.dropna() >= p.dropna()).all()
 
 
+def test_equal_differences_have_no_interval() -> None:
+    runs: Runs = [
+        ({"method": method}, seed, a_run(rounds([first + seed / 100]), ACCURACY))
+        for method, first in {"fedavg": 0.90, "ours": 0.91}.items()
+        for seed in range(3)
+    ]
+    ours = summarise(runs, ["method"], {"method": "fedavg"}).set_index("method").loc["ours"]
+    assert ours["pairs"] == 3
+    assert (ours["difference_mean"], ours["difference_std"]) == pytest.approx((0.01, 0))
+    tested = ["difference_low", "difference_high", "p_value", "p_holm"]
+    assert ours[tested].isna().all()
+
+
+@pytest.mark.parametrize("count", [3, 6])
+@pytest.mark.parametrize("shared", [True, False])
+def test_stars_stand_beside_the_figure_that_was_tested(count: int, shared: bool) -> None:
+    f1 = Metric("f1", "macro F1")
+    runs: Runs = []
+    for method, score in {"fedavg": 0.5, "ours": 0.8}.items():
+        for seed in range(3):
+            table = rounds([0.1 * k + score + seed**2 / 1000 * score for k in range(count)])
+            table["f1"] = [*[np.nan] * (count - 3), *table["accuracy"][-3:]]
+            apart = 0 if shared or method == "ours" else 10
+            runs.append(({"method": method}, seed + apart, a_run(table, ACCURACY, [f1])))
+    found = summarise(runs, ["method"], {"method": "fedavg"})
+    by = "last" if count == 3 else "last5"
+    further = further_scores(found, [run for _, _, run in runs])
+    assert further == {"f1/last": "macro F1, last round"}
+    for figure in (by, *further):
+        p = "p_holm" if figure == by else "f1/p_holm"
+        texts = mean_std(found[f"{figure}_mean"], found[f"{figure}_std"])
+        marked = [["fedavg", texts[0]], ["ours", f"{texts[1]}{stars(found[p][1])}"]]
+        assert score_rows(found, ["method"], [figure]) == marked
+        assert marked[1][1].endswith("*")
+    assert [row[1].count("*") for row in score_rows(found, ["method"], ["best"])] == [0, 0]
+    assert pairing(found) == "paired by seed" + " (Welch's where no seed is shared)" * (not shared)
+
+
 class TestFurtherScores:
     """Whatever stands beside the primary metric: own metrics, slices, clients, explanations."""
 
@@ -375,7 +416,7 @@ class TestFurtherScores:
         assert found["class_accuracy/3"].label == "class accuracy/3"
         best = {column: metric.best for column, metric in found.items()}
         assert [c for c in best if best[c] == "min"] == ["own", "gradient/client_deletion"]
-        assert last_scores(self.run([0.1]))["own"] == pytest.approx(0.2)
+        assert score_facts(self.run([0.1]))["own, last round"] == "0.2000"
 
     def test_each_has_all_that_the_primary_has(self) -> None:
         found = self.summary()

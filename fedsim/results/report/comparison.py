@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import VALIDATION, Metric
-from fedsim.results.manifest import meant
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
@@ -116,7 +115,7 @@ class ReportData:
         columns: str | None = None,
         metrics: Sequence[str] = (),
     ) -> None:
-        paths = dict.fromkeys(Path(os.path.realpath(meant(folder))) for folder in folders)
+        paths = dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders)
         opened = [open_folder(path) for path in paths]
         self.grids = [folder for folder in opened if isinstance(folder, Grid)]
         self.searches = [folder for folder in opened if isinstance(folder, Search)]

@@ -27,7 +27,7 @@ from fedsim.results.report.page import (
     sent,
 )
 from fedsim.results.significance import stars
-from fedsim.results.summary import LAST, decimals_of, mean_std
+from fedsim.results.summary import LAST, STARS, decimals_of, mean_std
 
 _MOST_FOUND = 6  # settings whose best are named one by one
 
@@ -319,8 +319,7 @@ def _tests(compared: ReportData, differences: bool) -> list[str]:
         found.append("Unpaired: no seed in common with the baseline; Welch's t-test.")
     if len(table) and (table["p_value"].isna() & table["difference_mean"].notna()).any():
         found.append("No p: a single pair, or the same difference at every seed.")
-    stars = "* p < 0.05, ** p < 0.01, *** p < 0.001"
-    return [*found, f"{stars}." if differences else f"{stars} against {other}: {test}all cells."]
+    return [*found, f"{STARS}." if differences else f"{STARS} against {other}: {test}all cells."]
 
 
 def _by(compared: ReportData) -> str:
