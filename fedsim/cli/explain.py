@@ -113,7 +113,7 @@ def explain_command(
             raise BadInput("--npy writes rules, and this explains no rules")
         with writing():
             found[0].export(npy)
-    out.print(found.text(), markup=False)
+    out.print(found.text())
     with writing():
         drawn = found.save(pictures)
     say_written([*drawn, *([npy] if npy else [])])
