@@ -73,7 +73,7 @@ def about(compared: ReportData) -> str:
     if silent:
         words.append(
             f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
-            "parts are equally relevant; these have no scores (`uninformative`)."
+            "parts are equally relevant or not finite; these have no scores (`uninformative`)."
         )
     return " ".join(words)
 
