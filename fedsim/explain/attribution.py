@@ -210,7 +210,6 @@ class _OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
-    draws: ClassVar[bool | None] = False
     target: Literal["class", "centred", "outputs"] = "class"
 
     def relevance(
@@ -298,7 +297,7 @@ class SmoothGrad(_OfGradients):
     """
 
     name: str = "smoothgrad"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
@@ -352,7 +351,7 @@ class Random(Attribution):
     """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -380,7 +379,6 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
-    draws: ClassVar[bool | None] = False
     zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 

@@ -252,13 +252,13 @@ class FeatureExplainer(Explainer, ABC):
     """An explainer that assigns a number to each part of an input: pixel, feature or word.
 
     Attributes:
-        draws: whether it draws random numbers for each input. Then it gets one input at a time,
-            with a random stream of the input's own, so that its relevances do not depend on the
-            inputs beside it. Otherwise it gets all of them together, which is faster. None finds
-            out: together first, and then one at a time if that has drawn anything.
+        draws: whether it is known to draw random numbers for each input. Then it gets one input
+            at a time, with a random stream of the input's own, so that its relevances do not
+            depend on the inputs beside it. Otherwise it gets all of them together, which is
+            faster; and then one at a time if that has drawn anything.
     """
 
-    draws: ClassVar[bool | None] = None
+    draws: ClassVar[bool] = False
 
     def each(
         self,
@@ -277,8 +277,8 @@ class FeatureExplainer(Explainer, ABC):
             like: (n, ...) inputs of which x are slight changes, and whose streams they have; by
                 default x.
         """
-        streams = input_rngs(rng, x if like is None else like) if self.draws is not False else []
-        if not (self.draws and streams):
+        streams = input_rngs(rng, x if like is None else like)
+        if not self.draws or not streams:
             before = str(rng.bit_generator.state)
             together = self.relevances(model, data, x, y, rng)
             if not streams or str(rng.bit_generator.state) == before:

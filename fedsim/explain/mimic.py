@@ -127,7 +127,6 @@ class TreeExplainer(FeatureExplainer):
 
     name: str = "tree"
     takes_inputs: ClassVar[bool] = False
-    draws: ClassVar[bool | None] = False  # but for the tree, of which all inputs have the same
     images: int = Field(1000, ge=2)
     held_out: float = Field(0.2, gt=0, lt=1)
     perplexity: float | None = Field(None, gt=0)
@@ -182,6 +181,17 @@ class TreeExplainer(FeatureExplainer):
         held = data.dataset.test_x if data.own is None else data.own
         x = data.prepare(held[rng.permutation(len(held))[: self.images]])
         return Mimic.of(model.network, x, len(data.dataset.classes), self.held_out)
+
+    def each(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+        like: Tensor | None = None,
+    ) -> NDArray[np.float32]:
+        return self.relevances(model, data, x, y, rng)  # the tree alone is drawn, for all inputs
 
     def relevances(
         self,
