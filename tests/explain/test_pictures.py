@@ -184,7 +184,10 @@ def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "begins"),
-    [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+    [
+        *[(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+        *[(".jpg", b"\xff\xd8"), (".eps", b"%!PS")],
+    ],
 )
 def test_formats_by_the_ending(ending: str, begins: bytes, digits: Run, tmp_path: Path) -> None:
     (path,) = explanations(digits, "gradient", row=0).save(tmp_path / "new" / f"one{ending}")
@@ -200,7 +203,19 @@ def test_formats_by_the_ending(ending: str, begins: bytes, digits: Run, tmp_path
 
 def test_other_formats_are_refused(digits: Run, tmp_path: Path) -> None:
     found = explanations(digits, "gradient", row=0)
-    with pytest.raises(BadInput, match=r"x\.jpg: pictures can be \.png, \.svg, \.pdf files"):
-        found.save(tmp_path / "x.jpg")
+    for name in ("x.xyz", "x.bmp", "x.npy"):
+        with pytest.raises(BadInput, match=rf"{name}: the name of a picture must end in \.png, "):
+            found.save(tmp_path / name)
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "a.folder").mkdir()
     (path,) = found.save(tmp_path / "a.folder")
     assert Image.open(path).format == "PNG"
+
+
+@pytest.mark.parametrize("name", ["maps.xyz", "maps.bmp"])
+def test_other_formats_are_refused_before_anything_is_read(
+    name: str, say: Say, tmp_path: Path
+) -> None:
+    code, text, told = say("explain", "no-run", "--out", name)
+    assert (code, text) == (2, "")
+    assert told.startswith(f"error: {name}: the name of a picture must end in .png, ")
