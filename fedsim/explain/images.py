@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
 from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
-from fedsim.explain.scores import informative
+from fedsim.explain.scores import silence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,17 +171,15 @@ def _show(axes: Axes, image: Array) -> None:
 
 def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
     """Show a map, or in words that it says nothing; returns its scale in words."""
-    flat = heatmap.reshape(1, -1)
-    if informative(np.ones(flat.shape, np.bool_), flat).all():
+    why = silence(heatmap, "pixels")
+    if not why:
         largest = float(np.abs(heatmap).max())
         axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
         return f"±{largest:.3g}"
     axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
-    finite = bool(np.isfinite(heatmap).all())
-    words = "says nothing:\nall pixels\nare alike" if finite else "says nothing:\nnot finite"
     middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
-    axes.text(0.5, 0.5, words, fontsize=_FONT - 1, **middle)
-    return f"{heatmap.flat[0]:.3g} everywhere" if finite else ""
+    axes.text(0.5, 0.5, wrapped(f"says nothing: {why}", 18, 6), fontsize=_FONT - 1, **middle)
+    return ""
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
