@@ -108,10 +108,9 @@ class Explanations:
         where.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory() as aside, drawing_as(ending):
             drawn = [path for each in self.found for path in each.save(Path(aside))]
-            names = [where.name]
+            targets = [where]
             if len(drawn) > 1:
-                names = [f"{where.stem}-{path.name}" for path in drawn]
-            targets = [where.with_name(name) for name in names]
+                targets = [where.with_name(f"{where.stem}-{path.name}") for path in drawn]
             for path, target in zip(drawn, targets, strict=True):
                 with atomic.named(target) as part:
                     shutil.copyfile(path, part)

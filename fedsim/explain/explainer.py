@@ -41,7 +41,7 @@ whose pictures `fedsim report` shows:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,6 +150,7 @@ class ExplainedData:
         tables: for a run as a whole: `tasks` and `explanations`, as recorded.
         shared: for a run as a whole whose clients share images: function that returns what they
             shared. Computed only when called.
+        clients: the clients' names, if the data name them.
     """
 
     dataset: Dataset
@@ -157,6 +158,7 @@ class ExplainedData:
     own: NDArray[Any] | None = None
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     shared: Callable[[], SharedItems] | None = None
+    clients: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", self.dataset.frozen())

@@ -14,6 +14,7 @@ from fedsim.data import Dataset
 from fedsim.data.stored import bounds
 from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
 from fedsim.explain.scores import silence
+from fedsim.words import client_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,11 @@ class Example:
 
 
 def draw_shared(
-    examples: Sequence[Example], names: Sequence[str], path: Path, title: str = ""
+    examples: Sequence[Example],
+    names: Sequence[str],
+    path: Path,
+    title: str = "",
+    called: Sequence[str] = (),
 ) -> None:
     """Draw what clients share: for each client four rows, and a column for each class.
 
@@ -62,6 +67,7 @@ def draw_shared(
         names: of the classes.
         path: of the picture.
         title: of the picture.
+        called: the clients' names, if the data name them.
     """
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
@@ -90,9 +96,8 @@ def draw_shared(
             "va": "center",
             "transform": figure.transFigure,
         }
-        figure.text(
-            0.06 / width, 1 - (top - 0.12) / height, f"client {client}", weight="bold", **about
-        )
+        name = plain(client_name(client, called))
+        figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
     _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fedsim.explain.tree_figures import draw_confusion, draw_tree
 from fedsim.models import Classifier
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
+from fedsim.words import client_name
 
 PERPLEXITY = 30.0  # of t-SNE
 
@@ -164,7 +165,9 @@ class TreeExplainer(FeatureExplainer):
         perplexity = self.perplexity
         if perplexity is None:
             perplexity = min(PERPLEXITY, max(1.0, (len(drawn) - 1) / 3))
-        name = "global model" if model.client is None else f"client {model.client}'s"
+        name = "global model"
+        if model.client is not None:
+            name = f"{client_name(model.client, data.clients)}'s"
         embeddings = {
             name: embedded(network, test, perplexity, self.iterations, seed=0)
             for name, network in {**model.beside, name: model.network}.items()
@@ -182,16 +185,9 @@ class TreeExplainer(FeatureExplainer):
         x = data.prepare(held[rng.permutation(len(held))[: self.images]])
         return Mimic.of(model.network, x, len(data.dataset.classes), self.held_out)
 
-    def each(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
-        like: Tensor | None = None,
-    ) -> NDArray[np.float32]:
-        return self.relevances(model, data, x, y, rng)  # the tree alone is drawn, for all inputs
+    def each(self, *given: Any, **_: Any) -> NDArray[np.float32]:
+        """Of all inputs together: what is drawn is for the tree, not for an input."""
+        return self.relevances(*given[:5])
 
     def relevances(
         self,
