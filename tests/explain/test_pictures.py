@@ -203,8 +203,7 @@ def test_clients_have_their_names(clinics: Run, drawn: list[Figure], tmp_path: P
 
 
 def test_a_client_called_global_is_not_the_global_model(clinics: Run) -> None:
-    names = {**clinics.manifest, "client_names": ["global", "b", "c"]}
-    with patch.object(Run, "manifest", names):
+    with patch.dict(clinics.manifest, client_names=["global", "b", "c"]):
         assert [*relevance_maps(clinics, "gradient")] == ["global", "client 0", "b", "c"]
 
 
