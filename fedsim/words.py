@@ -59,3 +59,8 @@ def size(count: float) -> str:
     while count >= 1000 and len(units) > 1:
         count, units = count / 1000, units[1:]
     return f"{count:.3g} {units[0]}"
+
+
+def client_name(client: int, names: Sequence[str] = ()) -> str:
+    """What a client is called in the data, such as «Kiel»; or else «client 3»."""
+    return names[client] if client < len(names) else f"client {client}"

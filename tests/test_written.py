@@ -12,7 +12,7 @@ import pytest
 
 from experiments import Say
 from fedsim import Run, atomic
-from fedsim.data.labels import PICTURES
+from fedsim.data.labels import FORMATS
 
 DATA = """\
 name: small
@@ -148,8 +148,9 @@ def test_commands(say: Say, finish: Callable[..., Run], tmp_path: Path) -> None:
         ["report", str(done.path), "--latex"],
         ["pack", str(done.path), "--out"],
         ["data", "small.yaml", "--picture"],
+        ["explain", str(done.path), "--explainer", "gradient", "--row", "0", "--out"],
     ):
-        ending = {"pack": "zip", "data": "svg"}.get(words[0], "txt")
+        ending = {"pack": "zip", "data": "svg", "explain": "svg"}.get(words[0], "txt")
         name = f"{words[0]}{words[-1]}.{ending}"
         link, pipe = tmp_path / f"link-{name}", tmp_path / f"pipe-{name}"
         link.symlink_to(f"target-{name}")
@@ -174,11 +175,11 @@ def test_commands(say: Say, finish: Callable[..., Run], tmp_path: Path) -> None:
 def test_a_picture_of_no_format(say: Say, name: str) -> None:
     Path("small.yaml").write_text(DATA)
     code, text, told = say("data", "small.yaml", "--picture", name)
-    words = f"error: {Path(name)}: the name of a picture must end in .{', .'.join(PICTURES)}\n"
+    words = f"error: {Path(name)}: the name of a picture must end in .{', .'.join(FORMATS)}\n"
     assert (code, text, told) == (2, "", words)
 
 
-@pytest.mark.parametrize("ending", [*PICTURES, "PNG"])
+@pytest.mark.parametrize("ending", [*FORMATS, "PNG"])
 def test_a_picture_of_every_format(say: Say, ending: str) -> None:
     Path("small.yaml").write_text(DATA)
     code, _, told = say("data", "small.yaml", "--picture", f"labels.{ending}")

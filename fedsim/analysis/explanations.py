@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +13,15 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
+from fedsim import atomic
 from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
 from fedsim.arguments import checked
 from fedsim.data import Dataset, load_dataset
-from fedsim.data.files import PICTURES
+from fedsim.data.labels import picture_format
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
 from fedsim.explain.attributed import Attributed
-from fedsim.explain.canvas import FORMATS, drawing_as
+from fedsim.explain.canvas import drawing_as
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.progress import LineProgress
@@ -87,9 +89,9 @@ class Explanations:
         """Draw the pictures.
 
         Args:
-            folder: folder to write to, created if missing; or a .png, .svg or .pdf file, whose
-                name is the beginning of the names if there are several pictures. By default
-                `explanations` in the run's folder, whose pictures `fedsim report` shows.
+            folder: folder to write to, created if missing; or a file (.png, .pdf, .svg, .jpg,
+                …), whose name is the beginning of the names if there are several pictures. By
+                default `explanations` in the run's folder, whose pictures `fedsim report` shows.
 
         Returns:
             The paths of the pictures, named like `occlusion-client-3-round-7-row-0.png`.
@@ -99,26 +101,33 @@ class Explanations:
             OSError: they cannot be written.
         """
         where = self.run.path / "explanations" if folder is None else Path(folder)
-        ending = where.suffix.lower()
-        if where.is_dir() or ending not in {*FORMATS, *PICTURES, ".eps"}:
+        ending = file_format(where)
+        if not ending:
             where.mkdir(parents=True, exist_ok=True)
             return [path for each in self.found for path in each.save(where)]
-        if ending not in FORMATS:
-            raise BadInput(f"{where}: pictures can be {', '.join(FORMATS)} files")
         where.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=where.parent) as aside, drawing_as(ending):
+        with TemporaryDirectory() as aside, drawing_as(ending):
             drawn = [path for each in self.found for path in each.save(Path(aside))]
-            names = [where.name]
+            targets = [where]
             if len(drawn) > 1:
-                names = [f"{where.stem}-{path.name}" for path in drawn]
-            return [
-                path.replace(where.with_name(name))
-                for path, name in zip(drawn, names, strict=True)
-            ]
+                targets = [where.with_name(f"{where.stem}-{path.name}") for path in drawn]
+            for path, target in zip(drawn, targets, strict=True):
+                with atomic.named(target) as part:
+                    shutil.copyfile(path, part)
+            return targets
 
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
             return as_html(self.text(), self.save(folder), self.frame)
+
+
+def file_format(where: Path) -> str:
+    """The format of the file to draw to; empty for a folder.
+
+    Raises:
+        BadInput: there is no such format.
+    """
+    return picture_format(where) if where.suffix and not where.is_dir() else ""
 
 
 @checked

@@ -504,7 +504,8 @@ class ModelSnapshot:
             splits = self.again.splits.held(self.again.after)
             rows = [splits.train[self.client], splits.unlabelled[self.client]]
             own = self.dataset.x[np.concatenate(rows)]
-        return ExplainedData(self.dataset, partial(_prepared, self.again.fed), own)
+        prepare, names = partial(_prepared, self.again.fed), self.again.splits.names
+        return ExplainedData(self.dataset, prepare, own, clients=names)
 
     def scores(self) -> dict[str, float]:
         """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
@@ -574,6 +575,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
         lambda x: _prepared(again().fed, x),
         tables={"tasks": run.tasks, "explanations": run.own_explanations},
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
+        clients=run.manifest.get("client_names", ()),
     )
     return _explained(explainer, model, data, Inputs.of_rows(dataset, []))
 

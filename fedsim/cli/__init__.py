@@ -66,7 +66,7 @@ def _warn(
 ) -> None:
     """Show fedsim's warnings in one line, others as Python does."""
     if category is FedsimWarning:
-        err.print(f"warning: {message}", markup=False, highlight=False)
+        err.print(f"warning: {message}")
     else:
         told = warnings.formatwarning(message, category, filename, lineno, line)
         sys.stderr.write(visible(told))
@@ -76,15 +76,15 @@ def _carry_out() -> None:
     try:
         app(prog_name="fedsim")  # also for `python -m fedsim`
     except FedsimError as error:
-        err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
+        err.print(f"error: {_shortened(str(error))}")
         if error.advice:
-            err.print(error.advice, markup=False, highlight=False)
+            err.print(error.advice)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = _shortened(str(error.filename))
-        err.print(f"error: {name}: the name is too long", markup=False, highlight=False)
+        err.print(f"error: {name}: the name is too long")
         sys.exit(2)
 
 

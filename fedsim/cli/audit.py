@@ -56,9 +56,9 @@ def attack_command(
         explainer or None,
         shadows=shadows,
         noise=noise or None,
-        progress=lambda line: out.print(line, markup=False),
+        progress=lambda line: out.print(line),
     )
-    out.print(f"\n{found.text()}", markup=False)
+    out.print(f"\n{found.text()}")
     with writing():
         written = found.save()
     say_written(written)

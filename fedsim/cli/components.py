@@ -133,7 +133,7 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
         what = Text(visible(first_line(component)))
         table.add_row(name, what.append(f"\n{', '.join(keys)}", "dim") if keys else what)
     print_table(table)
-    out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
+    out.print(f"\nand your own: {registry.key}: package.module:Name")
 
 
 def _list_metrics(as_json: bool) -> None:
@@ -149,7 +149,7 @@ def _list_metrics(as_json: bool) -> None:
     for name, label in sorted(KNOWN_METRICS.items()):
         table.add_row(name, label)
     print_table(table)
-    out.print("\nand your own: package.module:function of (outputs, targets)", markup=False)
+    out.print("\nand your own: package.module:function of (outputs, targets)")
 
 
 def _show_component(name: str, component: type[Config], key: str, as_json: bool) -> None:
@@ -160,8 +160,8 @@ def _show_component(name: str, component: type[Config], key: str, as_json: bool)
     if as_json:
         print_json(schema)
         return
-    out.print(f"{name} ({component.__module__}.{component.__qualname__})\n", markup=False)
-    out.print(summary(component), markup=False)
+    out.print(f"{name} ({component.__module__}.{component.__qualname__})\n")
+    out.print(summary(component))
     table = Table(box=None, pad_edge=False)
     for column in ("key", "type", "default", "meaning"):
         table.add_column(column, overflow="fold")

@@ -105,7 +105,7 @@ out = _Terminal(
     markup=False,
     width=None if sys.stdout.isatty() else 160,  # files and pipes have no width
 )
-err = _Terminal(stderr=True, soft_wrap=True, emoji=False, markup=False)
+err = _Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -152,7 +152,7 @@ def latest(folder: Path, kind: str | None = None) -> Path:
     count, what = len(latest_first(folder, kind)), kind or "result"
     several = f" of {count} {what}s" if count > 1 else f" {what}"
     name = found.relative_to(folder)
-    err.print(f"{folder}: the latest{several}, {name}", markup=False, highlight=False)
+    err.print(f"{folder}: the latest{several}, {name}")
     return found
 
 
@@ -194,4 +194,4 @@ def writing() -> Iterator[None]:
 def say_written(paths: Iterable[Path]) -> None:
     """Say where files have been written."""
     for path in paths:
-        out.print(f"written: {short(path.absolute())}", markup=False)
+        out.print(f"written: {short(path.absolute())}")

@@ -72,7 +72,7 @@ def explain_command(
         Path | None,
         typer.Option(
             "--out",
-            help="Folder for the pictures, or a .png, .svg or .pdf file. "
+            help="Folder for the pictures, or a file (.png, .pdf, .svg, .jpg, …). "
             r"\[default: explanations, in the run's folder]",
         ),
     ] = None,
@@ -84,11 +84,13 @@ def explain_command(
     the run as a whole if its method or partition has an explainer for that, else the last global
     model.
     """
-    from fedsim.analysis.explanations import explanations
+    from fedsim.analysis.explanations import explanations, file_format
     from fedsim.explain.explainer import Exportable
     from fedsim.results.folder import RunFolder
     from fedsim.results.run import Run
 
+    if pictures is not None:
+        file_format(pictures)
     folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
@@ -113,7 +115,7 @@ def explain_command(
             raise BadInput("--npy writes rules, and this explains no rules")
         with writing():
             found[0].export(npy)
-    out.print(found.text(), markup=False)
+    out.print(found.text())
     with writing():
         drawn = found.save(pictures)
     say_written([*drawn, *([npy] if npy else [])])

@@ -44,18 +44,16 @@ def submit_command(
 
     cluster, job = submit(address, file, overrides or [], env or [], out_folder)
     where = f"{job.id} --address {address}" if address else job.id
-    out.print(f"job {job.id}: fedsim {job.kind}, into {job.folder} on the cluster", markup=False)
+    out.print(f"job {job.id}: fedsim {job.kind}, into {job.folder} on the cluster")
     try:
         follow(cluster, job, lambda text: typer.echo(visible(text), nl=False))
     except KeyboardInterrupt:
         err.print(
             "\nthe job continues in the background; to stop it, or fetch its results:\n  fedsim "
             f"stop {where}\n  fedsim fetch {where}",
-            markup=False,
-            highlight=False,
         )
         sys.exit(130)
-    out.print(f"to fetch the results:\n  fedsim fetch {where}", markup=False)
+    out.print(f"to fetch the results:\n  fedsim fetch {where}")
 
 
 @app.command("jobs")
@@ -87,7 +85,7 @@ def stop_command(job: JobId, address: Address = None) -> None:
     from fedsim.sweep.submit import Cluster, stop
 
     stop(Cluster(address), job)
-    out.print(f"stopped: {job}", markup=False)
+    out.print(f"stopped: {job}")
 
 
 @app.command("fetch")
@@ -100,4 +98,4 @@ def fetch_command(
     from fedsim.sweep.submit import Cluster, fetch
 
     for folder in fetch(Cluster(address), job, out_folder):
-        out.print(f"fetched: {short(folder)}", markup=False)
+        out.print(f"fetched: {short(folder)}")

@@ -57,7 +57,7 @@ def data_command(
     whole = picture or Path(f"{experiments[0].name}-labels.png")
     for number, (heading, experiment) in enumerate(list(variants.items())[:MOST_VARIANTS], 1):
         if heading:
-            out.print(f"{heading}:\n", markup=False)
+            out.print(f"{heading}:\n")
         several = len(variants) > 1
         path = whole.with_stem(f"{whole.stem}-{number}") if several else whole
         _show_labels(experiment, path)
@@ -65,7 +65,7 @@ def data_command(
             out.print()
     if len(variants) > MOST_VARIANTS:
         more = list(variants)[MOST_VARIANTS:]
-        out.print(f"… and {len(more)} more variants: {'; '.join(more)}", markup=False)
+        out.print(f"… and {len(more)} more variants: {'; '.join(more)}")
     seeds = {experiment.seed for experiment in experiments}
     if len(seeds) > 1:
         out.print(f"partitioned with seed {experiments[0].seed}, the first of {len(seeds)}")
@@ -110,7 +110,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
 
     dataset, splits, _ = prepare(experiment)
     if dataset.note:
-        out.print(f"{dataset.note}\n", markup=False)
+        out.print(f"{dataset.note}\n")
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
     named = ("name",) if splits.names else ()
@@ -146,7 +146,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
         out.print(f"{len(splits.held_out):,} are held out for validation")
     with writing():
         draw_labels(counts, names, path, axis, splits.names)
-    out.print(f"drawn: {path}", markup=False)
+    out.print(f"drawn: {path}")
 
 
 @app.command("report")
@@ -260,7 +260,7 @@ def pack_command(
             f"{count} {status}" for status, count in sorted(packed.unfinished.items())
         )
         out.print(f"not all runs are finished; packed anyway: {ends}")
-    out.print(f"written: {short(packed.path.absolute())}", markup=False)
+    out.print(f"written: {short(packed.path.absolute())}")
     out.print(f"{packed.files} files, {size(packed.path.stat().st_size)}")
     out.print(f"sha256: {packed.sha256}")
 

@@ -61,9 +61,9 @@ def new_command(
             with path.open("x", encoding="utf-8") as file:
                 file.write(text.replace("template", name).replace("Template", title))
     say_written(files.values())
-    out.print(f"\nto run it:\n  fedsim run {name}.yaml", markup=False)
+    out.print(f"\nto run it:\n  fedsim run {name}.yaml")
     if Path(f"test_{name}.py") in files.values():
-        out.print(f"to test it:\n  python -m pytest test_{name}.py", markup=False)
+        out.print(f"to test it:\n  python -m pytest test_{name}.py")
 
 
 def _check_name(name: str) -> None:

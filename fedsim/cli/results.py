@@ -75,7 +75,7 @@ def ls_command(
         print_json([{**asdict(row), "folder": str(folder / row.folder)} for row in rows])
         return
     if not rows:
-        out.print(f"{short(folder.absolute())}: nothing to list", markup=False)
+        out.print(f"{short(folder.absolute())}: nothing to list")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("folder", "what", "method", "status", "done", "score", "started", "hash"):
@@ -114,10 +114,10 @@ def compare_command(
         return
     labels = [f"[{number}]" for number in range(1, len(compared.runs) + 1)]
     for label, run in zip(labels, compared.runs.values(), strict=True):
-        out.print(f"{label}  {short(run.path)}", markup=False)
+        out.print(f"{label}  {short(run.path)}")
     for about, frame in compared.texts.items():
         if frame.columns.empty:
-            out.print(f"\n{about}: the same", markup=False)
+            out.print(f"\n{about}: the same")
         else:
             out.print("")
             _print_side_by_side(about, frame, labels)
@@ -153,6 +153,4 @@ def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) 
         table.add_row(*map(_in_cell, line))
     print_table(table)
     if shared:
-        out.print(
-            f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}", markup=False
-        )
+        out.print(f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}")

@@ -61,7 +61,7 @@ def run_command(
     changes = [*(overrides or []), *([f"name={json.dumps(name)}"] if name else [])]
     experiment = Experiment.load(file, changes)
     if print_config:
-        out.print(experiment.to_yaml(), end="", markup=False)
+        out.print(experiment.to_yaml(), end="")
         return
     if as_json:  # without progress
         from fedsim.analysis.comparison import figures
@@ -182,10 +182,10 @@ class _Lines:
 
     def start(self, folder: Folder) -> None:
         self._folder = folder
-        out.print(f"{folder.kind} folder: {short(folder.path)}", markup=False)
+        out.print(f"{folder.kind} folder: {short(folder.path)}")
 
     def show(self, line: str) -> None:
-        out.print(line, markup=False)
+        out.print(line)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
@@ -241,9 +241,9 @@ def _grid_summary(folder: Grid) -> None:
             f"; p: two-tailed t-test of the difference of {figures[by]} to {against}, "
             f"{pairing(summary)}, corrected for all comparisons (Holm)"
         )
-    out.print(words, markup=False)
+    out.print(words)
     _print_further(summary, axes, runs)
-    out.print(f"grid folder: {short(folder.path)}", markup=False)
+    out.print(f"grid folder: {short(folder.path)}")
 
 
 def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Run]) -> None:
@@ -265,7 +265,7 @@ def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Ru
     if len(known) > MOST_SCORES:
         words.append(f"fedsim report shows {len(known) - MOST_SCORES} further scores")
     if words:
-        out.print("; ".join(words), markup=False)
+        out.print("; ".join(words))
 
 
 def _search_summary(folder: Search) -> None:
@@ -283,7 +283,7 @@ def _search_summary(folder: Search) -> None:
         words = f"best {len(rows)} of {finished} finished trials:"
     else:
         words = "finished trials, best first:"
-    out.print(f"\n{words}", markup=False)
+    out.print(f"\n{words}")
     table = Table(box=None, pad_edge=False)
     columns = ("trial", *folder.space, *objectives)
     for column in columns:
@@ -300,9 +300,9 @@ def _search_summary(folder: Search) -> None:
             if not math.isnan(share)
         )
         if words:
-            out.print(f"importance for {objective}: {words}", markup=False)
-    out.print(f"best, ready to run: fedsim run {short(folder.path / 'best.yaml')}", markup=False)
-    out.print(f"search folder: {short(folder.path)}", markup=False)
+            out.print(f"importance for {objective}: {words}")
+    out.print(f"best, ready to run: fedsim run {short(folder.path / 'best.yaml')}")
+    out.print(f"search folder: {short(folder.path)}")
 
 
 def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
@@ -315,12 +315,12 @@ def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
 def _advise(error: BaseException | None, how: str, when: str = "") -> None:
     """Say how to continue at the end of a command, below its error if there is one."""
     if isinstance(error, KeyboardInterrupt):
-        err.print(f"interrupted{when}; {how}", markup=False, highlight=False)
+        err.print(f"interrupted{when}; {how}")
         sys.exit(130)
     if isinstance(error, FedsimError):
         error.advice = f"failed{when}; {how}"
     else:
-        err.print(f"failed{when}; {how}", markup=False, highlight=False)
+        err.print(f"failed{when}; {how}")
 
 
 def _resumable(error: BaseException | None) -> bool:
@@ -344,21 +344,21 @@ class _Screen:
 
         self._run, self._line = run, RoundLine(run)
         self._rounds = run.experiment.train.rounds
-        out.print(f"run folder: {short(run.path)}", markup=False)
+        out.print(f"run folder: {short(run.path)}")
         if out.is_terminal:
             self._bar = TerminalBar(out, "round", transient=True)
             self._bar.update(0, self._rounds, "starting")
 
     def show(self, event: Progress) -> None:
         if isinstance(event, str):
-            out.print(event, markup=False)  # above the bar, if there is one
+            out.print(event)  # above the bar, if there is one
             return
         self._latest = event["round"]
         line = self._line(event)
         if self._bar:
             self._bar.update(self._latest, self._rounds, line)
         else:
-            out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
+            out.print(f"round {self._latest}/{self._rounds}  {line}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object

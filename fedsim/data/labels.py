@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BINS = 10  # of a regression's targets
-PICTURES = ("png", "pdf", "svg", "eps", "jpg", "jpeg", "tif", "tiff", "webp")  # formats
+FORMATS = ("png", "pdf", "svg", "eps", "jpg", "jpeg", "tif", "tiff", "webp")  # of pictures
 MOST_NAMED = 40  # clients
 
 
@@ -132,8 +132,8 @@ def picture_format(path: Path) -> str:
         BadInput: there is no such format.
     """
     ending = path.suffix[1:].lower()
-    if ending not in PICTURES:
-        raise BadInput(f"{path}: the name of a picture must end in .{', .'.join(PICTURES)}")
+    if ending not in FORMATS:
+        raise BadInput(f"{path}: the name of a picture must end in .{', .'.join(FORMATS)}")
     return ending
 
 

@@ -16,7 +16,7 @@ from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
 from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.scores import informative
+from fedsim.explain.scores import silence
 
 MOST_NAMED = 5  # words or features for a decision, and the same number against it
 
@@ -101,18 +101,10 @@ class Attributed(Explanation):
 
     def _silence(self, k: int) -> str:
         """Why the relevances of an input say nothing; empty if they do."""
+        own = self.relevance[k].ravel()
         if self._images:
-            own, parts = self.relevance[k].ravel(), "pixels"
-        else:
-            own = self.relevance[k].ravel()[: len(self._parts(k))]
-            parts = "words" if self.dataset.words else "features"
-        if not np.isfinite(own).all():
-            return f"the relevance of some of its {parts} is not finite"
-        if not own.any():
-            return "no part of it is relevant"
-        if informative(np.ones((1, len(own)), np.bool_), own[None]).all():
-            return ""
-        return f"all of its {parts} are equally relevant ({own[0]:.4g})"
+            return silence(own, "pixels")
+        return silence(own[: len(self._parts(k))], "words" if self.dataset.words else "features")
 
     def _half(self, k: int) -> float:
         """The share of an image's pixels that has half of the relevance."""

@@ -210,7 +210,6 @@ class _OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
-    draws: ClassVar[bool | None] = False
     target: Literal["class", "centred", "outputs"] = "class"
 
     def relevance(
@@ -298,7 +297,7 @@ class SmoothGrad(_OfGradients):
     """
 
     name: str = "smoothgrad"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
@@ -352,7 +351,7 @@ class Random(Attribution):
     """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -380,7 +379,6 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
-    draws: ClassVar[bool | None] = False
     zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 
@@ -440,8 +438,8 @@ class Lrp(Attribution):
     epsilon               ε                 ε                  ε
     ====================  ================  =================  ==============
 
-    Flat and box are for convolutions. A linear first layer has the ε-rule in all composites: the
-    flat rule would make all inputs equally relevant, since each of its outputs sees all of them.
+    Flat and box are for convolutions smaller than the input. Another first layer has the ε-rule:
+    flat would make all inputs equally relevant, since each of its outputs sees all of them.
 
     Biases absorb relevance (including those of merged batch norm): without any, the relevances sum
     to f_y(x), as far as each rule allows.
@@ -612,17 +610,22 @@ class Lrp(Attribution):
     def _rules(self, canonised: nn.Module, x: Tensor) -> Any:
         """The Zennit composite for one batch."""
         composites, types, rules = _zennit("composites"), _zennit("types"), _zennit("rules")
-        begins = isinstance(_first_layer(canonised)[1], types.Convolution)
+        _, first = _first_layer(canonised)
+        begins = isinstance(first, types.Convolution) and any(
+            k < n for k, n in zip(first.kernel_size, x.shape[2:], strict=False)
+        )
         if self.composite == "epsilon_plus_flat" and begins:
             return composites.EpsilonPlusFlat(epsilon=self.epsilon)
         if self.composite == "epsilon_gamma_box" and begins:
             return composites.EpsilonGammaBox(*self._box(x), epsilon=self.epsilon)
-        layers = [(types.Linear, rules.Epsilon(epsilon=self.epsilon))]
+        layers = usual = [(types.Linear, rules.Epsilon(epsilon=self.epsilon))]
         if self.composite == "epsilon_plus_flat":
             layers = [(types.Convolution, rules.ZPlus()), *layers]
         if self.composite == "epsilon_gamma_box":
             layers = [(types.Convolution, rules.Gamma(gamma=0.25)), *layers]
-        return composites.LayerMapComposite([*composites.layer_map_base(), *layers])
+        return composites.SpecialFirstLayerMapComposite(
+            [*composites.layer_map_base(), *layers], first_map=usual
+        )
 
     def _box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The minimum and maximum values, (1 or b, 1 or C, 1, ...)."""

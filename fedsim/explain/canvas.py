@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 DPI = 150
 MOST_DRAWN = 100  # things in a picture
-FORMATS = (".png", ".svg", ".pdf")
 _NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
-_format: ContextVar[str] = ContextVar("format", default=".png")
+_format: ContextVar[str] = ContextVar("format", default="png")
 
 
 @contextmanager
 def drawing_as(ending: str) -> Iterator[None]:
-    """Context in which pictures have a format of `FORMATS`."""
+    """Context in which pictures have a format of `labels.FORMATS`."""
     token = _format.set(ending)
     try:
         yield
@@ -36,7 +35,7 @@ def drawing_as(ending: str) -> Iterator[None]:
 def picture(folder: Path, name: str) -> Path:
     """The file of a picture, whose name is allowed on all systems."""
     allowed = re.sub(r"[^\w.-]", "-", name)
-    return folder / f"{allowed}{_format.get()}"
+    return folder / f"{allowed}.{_format.get()}"
 
 
 def some(count: int, what: str, most: int = MOST_DRAWN) -> str:

@@ -88,7 +88,7 @@ def recorded(
         for (whose, client), own_scores in scored.items():
             row: Row = {"explainer": explainer, "model": whose, "client": client, **own_scores}
             one = of_models[whose, client]
-            if count := int((~informative(one.present, one.relevance)).sum()):
+            if count := int((~informative(one.relevance, present=one.present)).sum()):
                 row["uninformative"] = count
             rows.append(row)
             if section.maps:

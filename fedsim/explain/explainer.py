@@ -41,7 +41,7 @@ whose pictures `fedsim report` shows:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,6 +150,7 @@ class ExplainedData:
         tables: for a run as a whole: `tasks` and `explanations`, as recorded.
         shared: for a run as a whole whose clients share images: function that returns what they
             shared. Computed only when called.
+        clients: the clients' names, if the data name them.
     """
 
     dataset: Dataset
@@ -157,6 +158,7 @@ class ExplainedData:
     own: NDArray[Any] | None = None
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     shared: Callable[[], SharedItems] | None = None
+    clients: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", self.dataset.frozen())
@@ -252,13 +254,13 @@ class FeatureExplainer(Explainer, ABC):
     """An explainer that assigns a number to each part of an input: pixel, feature or word.
 
     Attributes:
-        draws: whether it draws random numbers for each input. Then it gets one input at a time,
-            with a random stream of the input's own, so that its relevances do not depend on the
-            inputs beside it. Otherwise it gets all of them together, which is faster. None finds
-            out: together first, and then one at a time if that has drawn anything.
+        draws: whether it is known to draw random numbers for each input. Then it gets one input
+            at a time, with a random stream of the input's own, so that its relevances do not
+            depend on the inputs beside it. Otherwise it gets all of them together, which is
+            faster; and then one at a time if that has drawn anything.
     """
 
-    draws: ClassVar[bool | None] = None
+    draws: ClassVar[bool] = False
 
     def each(
         self,
@@ -277,8 +279,8 @@ class FeatureExplainer(Explainer, ABC):
             like: (n, ...) inputs of which x are slight changes, and whose streams they have; by
                 default x.
         """
-        streams = input_rngs(rng, x if like is None else like) if self.draws is not False else []
-        if not (self.draws and streams):
+        streams = input_rngs(rng, x if like is None else like)
+        if not self.draws or not streams:
             before = str(rng.bit_generator.state)
             together = self.relevances(model, data, x, y, rng)
             if not streams or str(rng.bit_generator.state) == before:

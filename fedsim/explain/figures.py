@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
-from fedsim.explain.scores import informative
+from fedsim.explain.scores import silence
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
 if TYPE_CHECKING:
@@ -480,10 +480,10 @@ def draw_bars(
     shown = min(most, len(names))
     if shown < len(names):
         xlabel = f"{xlabel}, the {shown} most relevant of {len(names)} features"
-    told = informative(np.ones(relevance.shape, np.bool_), relevance)
     captions = [
-        wrapped(text if says else f"{text}; all features are alike, which says nothing", 62, 3)
-        for text, says in zip(titles, told, strict=True)
+        wrapped(f"{text}; {why}, so this says nothing" if why else text, 62, 4)
+        for text, row in zip(titles, relevance, strict=True)
+        for why in [silence(row, "features")]
     ]
     scale = relevance if compared is None or not len(compared) else compared
     scale = np.where(np.isfinite(scale), scale, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.explain.canvas import new_figure, place, plain, save
-from fedsim.explain.scores import informative
+from fedsim.explain.scores import silence
 
 WIDTH, LINE, CHARACTER = 9.0, 0.2, 0.078  # inches: of a picture, a line of text, a character
 CHOSEN, MARKED = "#ffd54d", "#1565c0"
@@ -77,10 +77,8 @@ class Weighed(Document):
 
     @property
     def decided(self) -> str:
-        own = np.array([self.relevance])
-        told = informative(np.ones(own.shape, np.bool_), own).all()
-        silence = "" if told else "; all words are alike, which says nothing"
-        return f"{super().decided}{silence}"
+        why = silence(np.array(self.relevance), "words")
+        return super().decided + (f"; {why}, so this says nothing" if why else "")
 
 
 def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") -> None:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
 from fedsim.explain.canvas import new_figure, place, plain, save, wrapped
-from fedsim.explain.scores import informative
+from fedsim.explain.scores import silence
+from fedsim.words import client_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,11 @@ class Example:
 
 
 def draw_shared(
-    examples: Sequence[Example], names: Sequence[str], path: Path, title: str = ""
+    examples: Sequence[Example],
+    names: Sequence[str],
+    path: Path,
+    title: str = "",
+    called: Sequence[str] = (),
 ) -> None:
     """Draw what clients share: for each client four rows, and a column for each class.
 
@@ -62,6 +67,7 @@ def draw_shared(
         names: of the classes.
         path: of the picture.
         title: of the picture.
+        called: the clients' names, if the data name them.
     """
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
@@ -90,9 +96,8 @@ def draw_shared(
             "va": "center",
             "transform": figure.transFigure,
         }
-        figure.text(
-            0.06 / width, 1 - (top - 0.12) / height, f"client {client}", weight="bold", **about
-        )
+        name = plain(client_name(client, called))
+        figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
     _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
@@ -171,17 +176,15 @@ def _show(axes: Axes, image: Array) -> None:
 
 def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
     """Show a map, or in words that it says nothing; returns its scale in words."""
-    flat = heatmap.reshape(1, -1)
-    if informative(np.ones(flat.shape, np.bool_), flat).all():
+    why = silence(heatmap, "pixels")
+    if not why:
         largest = float(np.abs(heatmap).max())
         axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
         return f"±{largest:.3g}"
     axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
-    finite = bool(np.isfinite(heatmap).all())
-    words = "says nothing:\nall pixels\nare alike" if finite else "says nothing:\nnot finite"
     middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
-    axes.text(0.5, 0.5, words, fontsize=_FONT - 1, **middle)
-    return f"{heatmap.flat[0]:.3g} everywhere" if finite else ""
+    axes.text(0.5, 0.5, wrapped(f"says nothing: {why}", 18, 6), fontsize=_FONT - 1, **middle)
+    return ""
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:

@@ -166,7 +166,7 @@ def measure(
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
         elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
             found[name] = score(name)
-    told = informative(present, ranked)
+    told = informative(ranked, present=present)
     found = {name: np.where(told, values, np.nan) for name, values in found.items()}
     curves = {name: np.where(told[:, None], curve, np.nan) for name, curve in curves.items()}
     seconds = time.perf_counter() - started
@@ -227,7 +227,8 @@ def similarity(
     score: Callable[..., Scores], present: NDArray[np.bool_], a: NDArray[Any], b: NDArray[Any]
 ) -> Scores:
     """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
-    return np.where(informative(present, a, b), by_row(score, present, a, b), np.nan)
+    told = informative(a, b, present=present)
+    return np.where(told, by_row(score, present, a, b), np.nan)
 
 
 def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fedsim.explain.tree_figures import draw_confusion, draw_tree
 from fedsim.models import Classifier
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
+from fedsim.words import client_name
 
 PERPLEXITY = 30.0  # of t-SNE
 
@@ -127,7 +128,6 @@ class TreeExplainer(FeatureExplainer):
 
     name: str = "tree"
     takes_inputs: ClassVar[bool] = False
-    draws: ClassVar[bool | None] = False  # but for the tree, of which all inputs have the same
     images: int = Field(1000, ge=2)
     held_out: float = Field(0.2, gt=0, lt=1)
     perplexity: float | None = Field(None, gt=0)
@@ -165,7 +165,9 @@ class TreeExplainer(FeatureExplainer):
         perplexity = self.perplexity
         if perplexity is None:
             perplexity = min(PERPLEXITY, max(1.0, (len(drawn) - 1) / 3))
-        name = "global model" if model.client is None else f"client {model.client}'s"
+        name = "global model"
+        if model.client is not None:
+            name = f"{client_name(model.client, data.clients)}'s"
         embeddings = {
             name: embedded(network, test, perplexity, self.iterations, seed=0)
             for name, network in {**model.beside, name: model.network}.items()
@@ -182,6 +184,10 @@ class TreeExplainer(FeatureExplainer):
         held = data.dataset.test_x if data.own is None else data.own
         x = data.prepare(held[rng.permutation(len(held))[: self.images]])
         return Mimic.of(model.network, x, len(data.dataset.classes), self.held_out)
+
+    def each(self, *given: Any, **_: Any) -> NDArray[np.float32]:
+        """Of all inputs together: what is drawn is for the tree, not for an input."""
+        return self.relevances(*given[:5])
 
     def relevances(
         self,

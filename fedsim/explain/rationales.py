@@ -37,7 +37,7 @@ class RationaleExplainer(FeatureExplainer):
     """
 
     name: str = "rationale"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if not isinstance(model.network, RationaleClassifier):

@@ -261,7 +261,6 @@ class RulesExplainer(FeatureExplainer):
 
     name: str = "rules"
     usual_inputs: ClassVar[int] = 0
-    draws: ClassVar[bool | None] = False
     most: int = Field(10, ge=1)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:

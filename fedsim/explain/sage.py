@@ -49,7 +49,7 @@ class Sage(OfDecision):
     """
 
     name: str = "sage"
-    draws: ClassVar[bool | None] = True
+    draws: ClassVar[bool] = True
     permutations: int = Field(8, ge=1)
     background: int = Field(16, ge=1)
     size: int = Field(4, ge=1)

@@ -26,19 +26,22 @@ def mean_defined(values: Scores) -> float | None:
     return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
 
 
-def informative(present: NDArray[np.bool_], *maps: NDArray[Any]) -> NDArray[np.bool_]:
+def informative(
+    *maps: NDArray[Any], present: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
     """(n,) whether each of some maps is finite and tells the parts of an input apart.
 
     Parts that differ by rounding alone are alike. A single part has no other to be told from.
 
     >>> rows = np.array([[2.0, 2.0], [0.0, 0.0], [2.0, 1.0], [np.nan, 1.0]])
-    >>> informative(np.ones((4, 2), bool), rows).tolist()
+    >>> informative(rows).tolist()
     [False, False, True, False]
 
     Args:
-        present: (n, P) which parts the inputs have.
         maps: (n, P) each.
+        present: (n, P) which parts the inputs have; by default all.
     """
+    present = np.ones(maps[0].shape, np.bool_) if present is None else present
     found = np.ones(len(present), np.bool_)
     for relevance in maps:
         finite = (np.isfinite(relevance) | ~present).all(axis=1)
@@ -48,6 +51,23 @@ def informative(present: NDArray[np.bool_], *maps: NDArray[Any]) -> NDArray[np.b
         alike = spread <= _ROUNDING * np.abs(rows).max(axis=1, initial=0)
         found &= finite & ~(alike & (present.sum(axis=1) > 1))
     return found
+
+
+def silence(relevance: NDArray[Any], parts: str) -> str:
+    """Why a map says nothing of one input; empty if it does.
+
+    Args:
+        relevance: of the input's parts.
+        parts: what they are: `pixels`, `features` or `words`.
+    """
+    own = relevance.reshape(1, -1)
+    if not np.isfinite(own).all():
+        return f"the relevance of some of its {parts} is not finite"
+    if not own.any():
+        return "no part of it is relevant"
+    if informative(own).all():
+        return ""
+    return f"all of its {parts} are equally relevant ({own[0, 0]:.4g})"
 
 
 def sparseness(relevance: NDArray[Any]) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -59,7 +60,7 @@ class SharedImagesExplainer(Explainer):
         pool[table["client"], table["class"]] = table["images"]
         return SharedImages(
             *(model.title, model.suffix, tuple(examples), pool, data.dataset.classes),
-            shared.words,
+            *(shared.words, data.clients),
         )
 
 
@@ -73,6 +74,7 @@ class SharedImages(Explanation):
         pool: (K, classes) number of images that each client shared.
         classes: names of the classes.
         words: how the images were made, and the guarantee of the noise.
+        clients: the clients' names, if the data name them.
     """
 
     title: str
@@ -81,12 +83,14 @@ class SharedImages(Explanation):
     pool: NDArray[np.int64]
     classes: tuple[str, ...]
     words: str
+    clients: Sequence[str] = ()
 
     def text(self) -> str:
         """Numbers of shared images by client and class, and how they were made."""
+        names = self.clients or [*map(str, range(len(self.pool)))]
         rows = [
-            [str(k), *(str(n) if n else "·" for n in row), str(sum(row))]
-            for k, row in enumerate(self.pool[:MOST_ROWS].tolist())
+            [name, *(str(n) if n else "·" for n in row), str(sum(row))]
+            for name, row in zip(names, self.pool[:MOST_ROWS].tolist(), strict=False)
         ]
         lines = [columns(("client", *self.classes, "all"), rows)]
         if len(self.pool) > MOST_ROWS:
@@ -103,6 +107,7 @@ class SharedImages(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the images, and the numbers by client and class."""
         images, pool = picture(folder, f"shared_images{self.suffix}"), picture(folder, "pool")
-        draw_shared(self.examples, self.classes, images, f"shared images, {self.title}")
-        draw_labels(self.pool, self.classes, pool)
+        title = f"shared images, {self.title}"
+        draw_shared(self.examples, self.classes, images, title, self.clients)
+        draw_labels(self.pool, self.classes, pool, clients=self.clients)
         return [images, pool]

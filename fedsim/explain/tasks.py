@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import class_colours, new_figure, picture, place, save, some
+from fedsim.explain.canvas import class_colours, new_figure, picture, place, plain, save, some
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -21,7 +22,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.inputs import Inputs
 from fedsim.objectives.continual import continual
-from fedsim.words import MOST_ROWS, columns, short
+from fedsim.words import MOST_ROWS, client_name, columns, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,13 +31,16 @@ SIDE = 0.32  # inches per cell
 MOST_CURVES = 12  # clients whose curves are drawn
 
 
-def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
+def draw_curves(
+    tasks: pd.DataFrame, path: Path, title: str = "", names: Sequence[str] = ()
+) -> None:
     """Draw accuracy on each task over the rounds, a row for each of the first clients.
 
     Args:
         tasks: the tasks table of a run, at least one row.
         path: of the picture.
         title: of the picture.
+        names: of the clients, if the data name them.
 
     Raises:
         OSError: it cannot be written.
@@ -60,7 +64,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
             axes.axvline(start - 0.5, color="0.8", linewidth=0.7, zorder=0)
         axes.set_xlim(seen["round"].min() - 0.5, seen["round"].max() + 0.5)
         axes.set_ylim(0, 1.02)
-        axes.set_ylabel(f"client {client}", fontsize=8)
+        axes.set_ylabel(plain(client_name(client, names)), fontsize=8)
         axes.tick_params(labelsize=7, labelbottom=row == len(clients) - 1)
         if row == len(clients) - 1:
             axes.set_xlabel("round", fontsize=8)
@@ -149,7 +153,7 @@ class TasksExplainer(Explainer):
         given = data.tables["explanations"]
         if not given.empty:
             given = given[given["explainer"] == "transfer"]
-        return Tasks(model.title, data.tables["tasks"], given, model.record)
+        return Tasks(model.title, data.tables["tasks"], given, model.record, data.clients)
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,14 @@ class Tasks(Explanation):
         tasks: recorded accuracy on them; at least one row.
         given: rows of explainer `transfer`, in explanations.parquet.
         record: this file, if there is one.
+        clients: the clients' names, if the data name them.
     """
 
     title: str
     tasks: pd.DataFrame
     given: pd.DataFrame
     record: Path | None
+    clients: Sequence[str] = ()
 
     def text(self) -> str:
         """Accuracy and transfer over all tasks, and transfer between clients."""
@@ -215,8 +221,8 @@ class Tasks(Explanation):
         """Draw the curves, and transfer between clients, if any."""
         paths = [picture(folder, "tasks")]
         clients = self.tasks["client"].nunique()
-        drawn = some(clients, "clients", MOST_CURVES)
-        draw_curves(self.tasks, paths[0], f"accuracy on tasks{drawn}, {self.title}")
+        title = f"accuracy on tasks{some(clients, 'clients', MOST_CURVES)}, {self.title}"
+        draw_curves(self.tasks, paths[0], title, self.clients)
         if not self.given.empty:
             paths.append(picture(folder, "transfer"))
             draw_transfer(self.given, paths[1], f"who learns from whom, {self.title}")

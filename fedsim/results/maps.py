@@ -21,6 +21,7 @@ from fedsim.explain.scores import mean_defined
 from fedsim.explain.section import OF_ALL
 from fedsim.registry import nearest
 from fedsim.results.run import Run
+from fedsim.words import client_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,8 @@ Maps = dict[int, NDArray[np.float64]]
 
 def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[str, Maps]:
     """The maps of each model: "global", "shared", "client 3", "client 3's own" (personal).
+
+    Clients that the data name have their names: «Kiel», «Kiel's own».
 
     Args:
         round: a round in which models were explained; by default the last one.
@@ -49,10 +52,15 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
         rows = rows[rows[column] == wanted]
     found: dict[str, Maps] = {}
     for row in rows.to_dict("records"):
-        name = row["model"] if row["model"] in OF_ALL else f"client {row['client']:.0f}"
+        name = row["model"] if row["model"] in OF_ALL else _called(run, int(row["client"]))
         name += "'s own" if row["model"] == "personal" else ""
         found.setdefault(name, {})[row["input"]] = np.asarray(row["relevance"], np.float64)
     return found
+
+
+def _called(run: Run, client: int) -> str:
+    name = run.client_name(client)
+    return client_name(client) if name in OF_ALL else name  # a client called «global»
 
 
 def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFrame:
@@ -80,8 +88,8 @@ def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFra
         raise RunFolderError(
             f"{run.path}: inputs differ in length; there is no mean of their maps"
         )
-    clients = [of for name, of in found.items() if name.split()[0] == "client" and "'" not in name]
-    if clients:
+    known = [_called(run, k) for k in range(run.manifest["clients"])]
+    if clients := [found[name] for name in known if name in found]:
         found["all clients"] = np.concatenate(clients)
     return pd.DataFrame({name: of.mean(axis=0) for name, of in found.items()}).T
 

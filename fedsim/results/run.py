@@ -22,6 +22,7 @@ from fedsim.explain.section import MODELS, OF_ALL
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
+from fedsim.words import client_name
 
 # Of runs from before manifests named their metrics: those of a regression if R² is on record, and
 # otherwise those of a classification.
@@ -112,8 +113,7 @@ class Run:
 
     def client_name(self, client: int) -> str:
         """What a client is called in the data, such as "Kiel"; or else "client 3"."""
-        names: Sequence[str] = self.manifest.get("client_names", ())
-        return names[client] if client < len(names) else f"client {client}"
+        return client_name(client, self.manifest.get("client_names", ()))
 
     @property
     def status(self) -> str:

@@ -16,7 +16,7 @@ from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain import explainers
 from fedsim.explain.attributed import Attributed
-from fedsim.explain.attribution import Attribution
+from fedsim.explain.attribution import Attribution, Gradient, Occlusion
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.measure import ExplainedInputs, measure
@@ -38,8 +38,32 @@ class Jitter(Attribution):
         return torch.from_numpy(scale * rng.standard_normal(tuple(x.shape))).float()
 
 
+class NoisyGradient(Gradient):
+    """One of fedsim's own, made to draw."""
+
+    name: str = f"{__name__}:NoisyGradient"
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        noise = torch.from_numpy(rng.uniform(0.5, 1.5, tuple(x.shape))).float()
+        return super().relevance(network, x, y, rng) * noise.sum(1)
+
+
+class NoisyOcclusion(Occlusion):
+    """Another one."""
+
+    name: str = f"{__name__}:NoisyOcclusion"
+    size: int = 4
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        return super().relevance(network, x, y, rng) * float(rng.uniform(0.5, 1.5))
+
+
 OF_NETWORKS = ["smoothgrad", "random", "sage", "gradient", "occlusion", "lrp", "tree"]
-JITTER = f"{__name__}:Jitter"
+OWN = [f"{__name__}:{each.__name__}" for each in (Jitter, NoisyGradient, NoisyOcclusion)]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +87,7 @@ def test_every_explainer_of_parts_is_here() -> None:
     assert known - of_others <= {*OF_NETWORKS}
 
 
-@pytest.mark.parametrize("name", [*OF_NETWORKS, JITTER])
+@pytest.mark.parametrize("name", [*OF_NETWORKS, *OWN])
 def test_scores_and_maps_of_an_input(name: str, snapshot: ModelSnapshot) -> None:
     data = snapshot.dataset
     about = snapshot.data()
@@ -84,14 +108,14 @@ def test_scores_and_maps_of_an_input(name: str, snapshot: ModelSnapshot) -> None
         np.testing.assert_allclose(
             together.relevance[k], alone.relevance[0], rtol=0, atol=1e-5 * largest
         )
-        if name in ("smoothgrad", "random", "sage", JITTER):
+        if name in ("smoothgrad", "random", "sage", OWN[0]):
             np.testing.assert_array_equal(together.relevance[k], alone.relevance[0])
         for score, values in together.scores.items():
             own = alone.scores[score]
             np.testing.assert_allclose(values[k], own[0], rtol=1e-3, atol=1e-6, err_msg=score)
 
 
-@pytest.mark.parametrize("name", ["smoothgrad", "random", "sage", JITTER])
+@pytest.mark.parametrize("name", ["smoothgrad", "random", "sage", *OWN])
 def test_by_row_by_rows_or_by_content(name: str, done: Run, say: Say) -> None:
     data = ModelSnapshot.of(done).dataset
     np.save("some.npy", (16 * data.test_x[[5, 7]]).astype(data.x.dtype))

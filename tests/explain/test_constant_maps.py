@@ -58,6 +58,11 @@ class Level(Attribution):
 LEVEL = f"{__name__}:Level"
 
 
+def begun(first: nn.Module, *shape: int) -> tuple[nn.Module, tuple[int, ...]]:
+    parts = first(torch.rand(1, *shape)).numel()
+    return nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(parts, 10)), shape
+
+
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     mixed = nn.Sequential(
         *(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Unflatten(1, (1, 8, 8))),
@@ -70,6 +75,11 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         "one linear layer": (nn.Linear(6, 10), (6,)),
         "series": (nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (4, 3)),
         "linear, then convolution": (mixed, (1, 8, 8)),
+        "convolution of all": begun(nn.Conv2d(1, 16, 8), 1, 8, 8),
+        "in strides": begun(nn.Conv2d(3, 16, 8, stride=8), 3, 8, 8),
+        "padded": begun(nn.Conv2d(1, 4, 17, padding=8), 1, 8, 8),
+        "of a series": begun(nn.Conv1d(1, 4, 8), 1, 8),
+        "of columns": begun(nn.Conv2d(1, 16, (8, 1)), 1, 8, 8),
         "convolution": (models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
     }
 
@@ -86,8 +96,9 @@ def test_defaults_tell_the_parts_of_an_input_apart(name: str, of: str) -> None:
     assert (spread > 0.01 * found.abs().amax(1)).all()
 
 
-def test_lrp_of_a_linear_first_layer_uses_the_epsilon_rule() -> None:
-    network, _ = networks()["images"]
+@pytest.mark.parametrize("of", ["images", "convolution of all", "padded"])
+def test_lrp_of_a_first_layer_that_sees_everything_uses_the_epsilon_rule(of: str) -> None:
+    network, _ = networks()[of]
     x, y, rng = torch.rand(4, 1, 8, 8), torch.arange(4), np.random.default_rng(0)
     usual, epsilon = (
         Lrp(**fields).relevance(network, x, y, rng) for fields in ({}, {"composite": "epsilon"})

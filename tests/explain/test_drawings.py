@@ -6,18 +6,23 @@ import itertools
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments import Say, small_experiment
 from fedsim import Run, explanations, run
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain import canvas, figures, images
+from fedsim.explain import canvas, figures, images, tasks
 from fedsim.explain.attribution import Gradient
 from fedsim.explain.inputs import Inputs
+from fedsim.results.maps import importance, relevance_maps
+from fedsim.words import client_name
 
 SITES = ("Kiel", "St. Mary's", "Ulm")
 
@@ -68,7 +73,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         original(figure, path, title)
         found.append(figure)
 
-    for module in (figures, images):
+    for module in (figures, images, tasks):
         monkeypatch.setattr(module, "save", save)
     return found
 
@@ -175,6 +180,33 @@ def test_names_on_the_command_line_and_in_the_report(clinics: Run, say: Say) -> 
     assert re.search("worst (Kiel|Ulm|St. Mary)", page)
 
 
+def test_clients_have_their_names(clinics: Run, drawn: list[Figure], tmp_path: Path) -> None:
+    """Where they are known: in tables of maps, of trees, and in pictures of tasks and images."""
+    assert [*relevance_maps(clinics, "gradient")] == ["global", *SITES]
+    table = importance(clinics, "gradient")
+    assert [*table.index] == ["global", *SITES, "all clients"]
+    assert table.loc["all clients"].to_numpy() == pytest.approx(table.loc[[*SITES]].mean())
+    about = ModelSnapshot.of(clinics, 1).data()
+    assert tuple(about.clients) == SITES
+    one = np.zeros((1, 4, 4), np.float32)
+    examples = [images.Example(k, 0, one, one[0], one[0], one) for k in (0, 2)]
+    images.draw_shared(examples, ["a"], tmp_path / "shared.png", called=SITES)
+    seen = {"seen": True, "task": 0, "round": 1, "accuracy": 0.5}
+    frame = pd.DataFrame([{"client": k, **seen} for k in (0, 2)])
+    tasks.draw_curves(frame, tmp_path / "tasks.png", names=SITES)
+    shared, curves = drawn
+    texts = [text.get_text() for text in shared.texts]
+    assert {"Kiel", "Ulm"} <= {*texts}
+    assert [axes.get_ylabel() for axes in curves.axes] == ["Kiel", "Ulm"]
+    assert client_name(1, SITES) == "St. Mary's"
+    assert client_name(3) == "client 3"
+
+
+def test_a_client_called_global_is_not_the_global_model(clinics: Run) -> None:
+    with patch.dict(clinics.manifest, client_names=["global", "b", "c"]):
+        assert [*relevance_maps(clinics, "gradient")] == ["global", "client 0", "b", "c"]
+
+
 def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
     found = explanations(digits, Mine(), row=0)
     (path,) = found.save(tmp_path)
@@ -184,7 +216,10 @@ def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "begins"),
-    [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+    [
+        *[(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+        *[(".jpg", b"\xff\xd8"), (".eps", b"%!PS")],
+    ],
 )
 def test_formats_by_the_ending(ending: str, begins: bytes, digits: Run, tmp_path: Path) -> None:
     (path,) = explanations(digits, "gradient", row=0).save(tmp_path / "new" / f"one{ending}")
@@ -200,7 +235,19 @@ def test_formats_by_the_ending(ending: str, begins: bytes, digits: Run, tmp_path
 
 def test_other_formats_are_refused(digits: Run, tmp_path: Path) -> None:
     found = explanations(digits, "gradient", row=0)
-    with pytest.raises(BadInput, match=r"x\.jpg: pictures can be \.png, \.svg, \.pdf files"):
-        found.save(tmp_path / "x.jpg")
+    for name in ("x.xyz", "x.bmp", "x.npy"):
+        with pytest.raises(BadInput, match=rf"{name}: the name of a picture must end in \.png, "):
+            found.save(tmp_path / name)
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "a.folder").mkdir()
     (path,) = found.save(tmp_path / "a.folder")
     assert Image.open(path).format == "PNG"
+
+
+@pytest.mark.parametrize("name", ["maps.xyz", "maps.bmp"])
+def test_other_formats_are_refused_before_anything_is_read(
+    name: str, say: Say, tmp_path: Path
+) -> None:
+    code, text, told = say("explain", "no-run", "--out", name)
+    assert (code, text) == (2, "")
+    assert told.startswith(f"error: {name}: the name of a picture must end in .png, ")

@@ -25,6 +25,7 @@ from fedsim.explain.scores import (
     rank_correlation,
     relevance_mass,
     relevance_rank,
+    silence,
     sparseness,
     top_k_overlap,
 )
@@ -243,3 +244,21 @@ class TestLocalisation:
         truth = np.array([[True, True, False]])
         assert relevance_mass(np.array([[1, -9, 3]]), truth).tolist() == [0.25]
         assert relevance_mass(np.array([[-1, -9, -3]]), truth).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("relevance", "words"),
+    [
+        ([2.0, 1.0], ""),
+        ([[2.0, 1.0], [2.0, 2.0]], ""),
+        ([2.0], ""),
+        ([0.0, 0.0], "no part of it is relevant"),
+        ([], "no part of it is relevant"),
+        ([0.25, 0.25, 0.25], "all of its words are equally relevant (0.25)"),
+        ([-3.0, -3.0 * (1 + 1e-7)], "all of its words are equally relevant (-3)"),
+        ([np.nan, 1.0], "the relevance of some of its words is not finite"),
+        ([np.inf, np.inf], "the relevance of some of its words is not finite"),
+    ],
+)
+def test_why_a_map_says_nothing(relevance: list[float], words: str) -> None:
+    assert silence(np.array(relevance), "words") == words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -73,7 +72,7 @@ def about(compared: ReportData) -> str:
     if silent:
         words.append(
             f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
-            "parts are equally relevant; these have no scores (`uninformative`)."
+            "parts are equally relevant or not finite; these have no scores (`uninformative`)."
         )
     return " ".join(words)
 
@@ -112,8 +111,7 @@ def _maps(run: Run) -> Iterator[Picture]:
         matrix = agreement_matrix(run, explainer)
         if len(matrix) > 1:
             values = matrix.to_numpy(dtype=float)
-            names = [_called(run, str(name)) for name in matrix]
-            png = map_figures.draw_agreement(names, values, SIMILARITIES["rank"])
+            png = map_figures.draw_agreement([*map(str, matrix)], values, SIMILARITIES["rank"])
             yield _picture(f"Agreement of explanations by {explainer}, last round", png)
         shape: list[int] = run.manifest.get("map_shape") or []
         own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
@@ -123,11 +121,6 @@ def _maps(run: Run) -> Iterator[Picture]:
             some = f"; the first {_INPUTS} of {n} inputs" if n > _INPUTS else ""
             some += f"; {_ROUNDS} of {shown} rounds" if shown > _ROUNDS else ""
             yield _picture(f"Global model, {explainer}, by round{some}", png)
-
-
-def _called(run: Run, model: str) -> str:
-    """A model by the name of its client: "client 3's own" is "Kiel's own"."""
-    return re.sub(r"^client (\d+)", lambda found: run.client_name(int(found[1])), model)
 
 
 def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
