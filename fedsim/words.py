@@ -62,5 +62,5 @@ def size(count: float) -> str:
 
 
 def client_name(client: int, names: Sequence[str] = ()) -> str:
-    """What a client is called in the data, such as «Kiel»; or else «client 3»."""
+    """What a client is called in the data, such as "Kiel"; or else "client 3"."""
     return names[client] if client < len(names) else f"client {client}"

@@ -33,7 +33,7 @@ Maps = dict[int, NDArray[np.float64]]
 def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[str, Maps]:
     """The maps of each model: "global", "shared", "client 3", "client 3's own" (personal).
 
-    Clients that the data name have their names: «Kiel», «Kiel's own».
+    Clients that the data name have their names: "Kiel", "Kiel's own".
 
     Args:
         round: a round in which models were explained; by default the last one.
@@ -60,7 +60,7 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
 
 def _called(run: Run, client: int) -> str:
     name = run.client_name(client)
-    return client_name(client) if name in OF_ALL else name  # a client called «global»
+    return client_name(client) if name in OF_ALL else name  # a client called "global"
 
 
 def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFrame:

@@ -206,7 +206,8 @@ class TestDistillation:
         fed.begin_round(2)
         cohort = fed.sample(2)
         assert 5 < len(states[2].scored) < 10
-        models = fed.gather(experiment.method.local_update, cohort, weights=states[1].weights)
+        sent = fed.gather(experiment.method.local_update, cohort, weights=states[1].weights)
+        models = {k: message["weights"] for k, message in sent.items()}
         top, bottom = torch.zeros(TO_DISTIL, 10), torch.zeros(TO_DISTIL, 1)
         for k, w in models.items():
             s = torch.tensor(states[2].scores[list(states[2].scored).index(k)])[:, None]

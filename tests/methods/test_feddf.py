@@ -64,7 +64,8 @@ class TestMathematics:
         for t in (1, 2):
             fed.begin_round(t)
             start = states[t - 1].weights
-            models = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
+            sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
+            models = {k: message["weights"] for k, message in sent.items()}
             assert len(models) == 5
             sizes = fed.num_samples[list(models)]
             mean = np.average(list(models.values()), axis=0, weights=sizes)
@@ -123,7 +124,8 @@ class TestMathematics:
         _, _, spec = prepare(experiment)
         fed.begin_round(1)
         state = method.init(fed)
-        models = fed.gather(method.local_update, [2, 5], weights=state.weights)
+        sent = fed.gather(method.local_update, [2, 5], weights=state.weights)
+        models = {k: message["weights"] for k, message in sent.items()}
         x, rows = method.inputs(fed), torch.tensor([0, 3, 4, 100])
         s = torch.linspace(0.1, 0.9, len(x))
         targets = ensemble(fed, list(models.values()), [s, 1 - s], x, rows)
@@ -139,7 +141,8 @@ class TestMathematics:
         assert targets.sum() == pytest.approx(len(rows))  # nothing for other rows
 
         after = method.round(fed, state, 1)
-        mean = fed.average(fed.gather(method.local_update, range(10), weights=state.weights))
+        sent = fed.gather(method.local_update, range(10), weights=state.weights)
+        mean = fed.average({k: message["weights"] for k, message in sent.items()})
         P = fed.model.num_parameters
         assert not np.array_equal(after.weights[P:], mean[P:])
         assert np.isfinite(after.weights).all()

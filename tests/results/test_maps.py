@@ -108,7 +108,6 @@ def test_the_report_draws_them(done: Run, say: Say) -> None:
         "Deletion and insertion, global model",
         "Agreement of explanations by gradient, last round",
         "Global model, random, by round",
-        "Scores of explanations by round, mean over models",
     ):
         assert words in page
 
