@@ -168,7 +168,7 @@ def score_facts(run: Run) -> dict[str, str]:
     rounds, metric = run.rounds, run.primary_metric
     found = {}
     for each in (metric, *further(run)):
-        scores = rounds[each.column].dropna() if each.column in rounds else ()
+        scores = rounds.get(each.column, rounds["round"][:0]).dropna()
         if len(scores):
             found[f"{each.label}, {FIGURES['last']}"] = digits(scores.iloc[-1])
         if each == metric and len(scores) >= LAST:
