@@ -611,10 +611,12 @@ class Lrp(Attribution):
         """The Zennit composite for one batch."""
         composites, types, rules = _zennit("composites"), _zennit("types"), _zennit("rules")
         _, first = _first_layer(canonised)
-        begins = isinstance(first, types.Convolution) and any(
+        begins = isinstance(first, types.Convolution)
+        # All that one window sees is equally relevant by the flat rule.
+        windows = begins and any(
             k < n for k, n in zip(first.kernel_size, x.shape[2:], strict=False)
         )
-        if self.composite == "epsilon_plus_flat" and begins:
+        if self.composite == "epsilon_plus_flat" and windows:
             return composites.EpsilonPlusFlat(epsilon=self.epsilon)
         if self.composite == "epsilon_gamma_box" and begins:
             return composites.EpsilonGammaBox(*self._box(x), epsilon=self.epsilon)

@@ -444,25 +444,26 @@ class TestLrp:
         torch.testing.assert_close(found, expected.detach())
 
     def test_follows_the_plus_and_flat_rules(self) -> None:
-        """Two convolutions that see their whole input, by the formula."""
+        """Two convolutions with one window each, beside which a column is left over."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             one, two, head = nn.Linear(18, 4), nn.Linear(4, 6), nn.Linear(6, CLASSES)
-        first, second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 6, 1)
+        first, second = nn.Conv2d(2, 4, 3, stride=3), nn.Conv2d(4, 6, 1)
         for conv, linear in ((first, one), (second, two)):
             conv.weight.data = linear.weight.data.view_as(conv.weight)
             conv.bias.data = linear.bias.data
         net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), head).double()
-        x, y = examples((2, 3, 3))
+        x, y = examples((2, 3, 4))
         x = x.double()
-        a = one.double()(x.flatten(1)).relu()
+        a = one.double()(x[..., :3].flatten(1)).relu()
         z = two.double()(a).relu()
         logits = head(z)
         ratio = (F.one_hot(y, CLASSES) * logits) / logits
         top = z * (ratio @ head.weight)
         w, b = two.weight.clamp(min=0), two.bias.clamp(min=0)
         middle = a * ((top / (a @ w.T + b + 1e-6)) @ w)
-        expected = (middle.sum(1) / 18).view(-1, 1, 1, 1).expand_as(x)
+        expected = (middle.sum(1) / 18).view(-1, 1, 1, 1).expand(-1, 2, 3, 3)
+        expected = F.pad(expected, (0, 1))
         torch.testing.assert_close(
             explain("lrp", net, x, y), expected.detach(), rtol=1e-4, atol=1e-6
         )
