@@ -56,7 +56,7 @@ def _fits(value: Any, expected: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in args)
     if origin is Literal:
-        return value in args
+        return any(type(value) is type(one) and value == one for one in args)
     if origin is Callable:
         return callable(value)
     if origin is np.ndarray:
