@@ -249,7 +249,7 @@ def _clients(run: Run, given: Clients | None) -> list[int]:
     """
     names: list[str] = run.manifest.get("client_names", [])
     found = []
-    for one in [given] if isinstance(given, int | str) else given or ():
+    for one in [given] if isinstance(given, str) else _several(given):
         if one in names:
             found.append(names.index(str(one)))
         elif isinstance(one, str) and not one.isdecimal():
@@ -260,7 +260,7 @@ def _clients(run: Run, given: Clients | None) -> list[int]:
     return found
 
 
-def _several(numbers: Numbers | None) -> list[int]:
+def _several(numbers: Any) -> list[Any]:
     if numbers is None:
         return []
     return [*numbers] if isinstance(numbers, Iterable) else [numbers]

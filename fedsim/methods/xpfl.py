@@ -301,14 +301,14 @@ class XPFL(PersonalModels[State]):
     def local_update(
         self,
         client: Client,
-        weights: Tensor,
         fresh: Mapping[str, Tensor],
         all_unlabelled: bool,
+        weights: Tensor | None = None,
     ) -> Update:
         """(client) w_k; keeps it, and its teacher and P_k.
 
         Args:
-            weights: w_g, from which its change is encoded (`uplink`).
+            weights: w_g; not used here: its change is encoded from it (`uplink`).
         """
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
