@@ -613,9 +613,8 @@ class Lrp(Attribution):
         _, first = _first_layer(canonised)
         begins = isinstance(first, types.Convolution)
         # All that one window sees is equally relevant by the flat rule.
-        windows = begins and any(
-            k < n for k, n in zip(first.kernel_size, x.shape[2:], strict=False)
-        )
+        kernel: Any = getattr(first, "kernel_size", ())
+        windows = begins and any(k < n for k, n in zip(kernel, x.shape[2:], strict=False))
         if self.composite == "epsilon_plus_flat" and windows:
             return composites.EpsilonPlusFlat(epsilon=self.epsilon)
         if self.composite == "epsilon_gamma_box" and begins:
