@@ -787,9 +787,10 @@ class Federation:
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             down = _bytes_down(arguments, saved)
-            if self._fleet is not None and self._in_round:
+            fleet = self._fleet if self._in_round else None
+            if fleet is not None and fleet.settings.deadline is not None:
                 moved = [down(k) for k in cohort.tolist()]
-                allowances = self._fleet.allowances(cohort.tolist(), self._begun(cohort), moved)
+                allowances = fleet.allowances(cohort.tolist(), self._begun(cohort), moved)
                 call = replace(call, allowances=allowances)
             outcome = self._engine.run(call, blocks, arguments, self._states)
             self._commit(outcome, down, cohort)
