@@ -39,9 +39,11 @@ def python(path: Path, version: tuple[int, ...]) -> Path:
 class TestMake:
     def quickstart(self, folder: Path, python: Path | str) -> subprocess.CompletedProcess[str]:
         assigned = [f"VENV={folder / 'venv'}", f"PYTHON={python}"]
-        return subprocess.run(
-            ["make", "quickstart", *assigned], cwd=ROOT, capture_output=True, text=True
-        )
+        # Of the make that runs the tests, which would make this one name its folder.
+        inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES")
+        environment = {k: v for k, v in os.environ.items() if k not in inherited}
+        command = ["make", "quickstart", *assigned]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
     @pytest.mark.parametrize("version", [(2, 7, 18), (3, 6, 15), (3, 10, 13), (3, 11, 3)])
     def test_an_old_python_is_named_before_anything_is_installed(

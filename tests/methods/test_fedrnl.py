@@ -268,13 +268,17 @@ def test_fedbabu_with_both_heads_fixed(reviews: Path, tmp_path: Path) -> None:
     free = prepare(experiment(reviews, {"name": "fedbabu"}))[2].build_model()
     done = run(made, tmp_path)
     weights = done.weights()
-    assert not any("chooser" in name for name in weights)
+    fixed = {name for name in weights if "chooser" in name}
+    assert fixed
     for network in (plain, ModelSnapshot.of(done).network()):
         for name, tensor in free.named_parameters():
             if "chooser" in name:
                 assert torch.equal(dict(network.named_parameters())[name], tensor)
     moved = {n for n, w in weights.items() if not np.array_equal(w, plain.state_dict()[n])}
-    assert moved == weights.keys() - {"head.weight", "head.bias"}
+    assert moved == weights.keys() - fixed - {"head.weight", "head.bias"}
+    assert federation(made).model.size == sum(
+        weights[name].numel() for name in weights.keys() - fixed
+    )
     dataset = prepare(made)[0]
     x = torch.tensor(np.asarray(dataset.test_x))
     right = ModelSnapshot.of(done).network().eval()(x).argmax(1).numpy() == dataset.test_y

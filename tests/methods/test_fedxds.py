@@ -17,7 +17,7 @@ from fedsim import Experiment, Run, resume, run
 from fedsim.data.augment import strong, weak
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import attributions, heatmap
-from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
+from fedsim.methods.fedxds import FedXDS, FedXDSState, augmented_loss, decode, encode
 from fedsim.models import models
 from fedsim.prepare import prepare
 from fedsim.privacy.gaussian import analytic_sigma
@@ -300,12 +300,13 @@ def test_the_loss_is_of_augmented_images(name: str, function: Callable[..., Any]
     method = FedXDS(augment=name)
     x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    loss = method.local(Draws())  # type: ignore[arg-type]
-    assert loss is not None
+    draw = method.local(Draws())  # type: ignore[arg-type]
     rng = keyed_rng(0, "augment")
     for _ in range(2):  # drawn anew for each batch
         expected = nn.functional.cross_entropy(network(function(x, rng)), y, reduction="none")
-        torch.testing.assert_close(loss(network, x, y, {}), expected)
+        drawn, of_batch = draw(x, y)
+        assert not of_batch
+        torch.testing.assert_close(augmented_loss(network, x, y, drawn), expected)
 
 
 @pytest.fixture(scope="module")

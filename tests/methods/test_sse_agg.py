@@ -56,7 +56,8 @@ def test_a_round_is_its_formula() -> None:
     plain = small_experiment(**TABLE, method={"name": "feddf"})  # which gathers models as well
     alone = federation(plain)
     alone.begin_round(1)
-    models = alone.gather(plain.method.local_update, range(5), weights=start.weights)
+    sent = alone.gather(plain.method.local_update, range(5), weights=start.weights)
+    models = {k: message["weights"] for k, message in sent.items()}
     x, y = fed.server_data.x, fed.server_data.y
     order = keyed_rng(experiment.seed, "server/order", 1).permutation(len(x))
     sketches = []
