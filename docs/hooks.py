@@ -27,23 +27,24 @@ from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fedsim.adversaries import Adversaries, Attack, attacks
-from fedsim.aggregators import Aggregator, aggregators
 from fedsim.cli import app
-from fedsim.codecs import Codec, codecs
+from fedsim.cli.schema import type_in_words
+from fedsim.conditions.adversaries import Adversaries, Attack, attacks
+from fedsim.conditions.aggregators import Aggregator, aggregators
+from fedsim.conditions.codecs import Codec, codecs
+from fedsim.conditions.devices import Devices
+from fedsim.conditions.privacy import Privacy
+from fedsim.config.registry import Config, Registry, key_docs, summary
 from fedsim.data import Partition, Source, datasets, partitions
-from fedsim.devices import Devices
 from fedsim.experiment import Checkpoint, Evaluate, Experiment
-from fedsim.explain import Explainer, explainers
+from fedsim.explain import Explainer
 from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainers import explainers
 from fedsim.explain.section import Explain
 from fedsim.federation import EngineSettings, SecureSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
-from fedsim.privacy.central import Privacy
-from fedsim.registry import Config, Registry, key_docs, summary
-from fedsim.schema import type_in_words
 from fedsim.sweep.grid import GridSettings
 from fedsim.sweep.settings import Asha, Range, SearchSettings, ranges
 from fedsim.training import Train
@@ -56,12 +57,12 @@ METHODS = DOCS / "methods" / "methods.yaml"
 GENERATED_FROM: Mapping[str, str] = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "fedsim/adversaries": "reference/attacks.md",
-    "fedsim/aggregators": "reference/aggregators.md",
+    "fedsim/conditions/adversaries": "reference/attacks.md",
+    "fedsim/conditions/aggregators": "reference/aggregators.md",
     "fedsim/cli": "reference/commands.md",
-    "fedsim/codecs": "reference/codecs.md",
+    "fedsim/conditions/codecs": "reference/codecs.md",
     "fedsim/data/partition.py": "reference/partitions.md",
-    "fedsim/data/sources.py": "reference/data-sets.md",
+    "fedsim/data/sources/standard.py": "reference/data-sets.md",
     "fedsim/experiment.py": "reference/experiment-file.md",
     "fedsim/explain": "reference/explainers.md",
     "fedsim/methods": "methods/index.md",

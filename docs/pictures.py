@@ -23,9 +23,9 @@ from snippets import run_page  # noqa: E402
 import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
 from fedsim.data.labels import label_table  # noqa: E402
-from fedsim.explain.attribution import IntegratedGradients  # noqa: E402
+from fedsim.explain.explainers.attribution import IntegratedGradients  # noqa: E402
 from fedsim.explain.inputs import Inputs  # noqa: E402
-from fedsim.prepare import prepare  # noqa: E402
+from fedsim.launch.prepare import prepare  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels

@@ -11,7 +11,7 @@ import pandas as pd
 
 import fedsim
 from fedsim import Grid
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.results.significance import Difference, holm, paired, shown_p
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 import fedsim
 from fedsim import Grid
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 
 SEED, FURTHER = 100, (101, 102)
 FINALISTS = 3

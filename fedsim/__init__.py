@@ -5,20 +5,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedsim import errors
-from fedsim._torchvision import import_beside_any_torch
-from fedsim.modules import search_here_last
+from fedsim.config.modules import search_here_last
+from fedsim.support.torchvision import import_beside_any_torch
 
 if TYPE_CHECKING:
-    from fedsim.analysis.audit import Audit, audit
+    from fedsim.analysis.attacks.audit import Audit, audit
     from fedsim.analysis.comparison import Comparison, compare
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
     from fedsim.data import Dataset
     from fedsim.experiment import Experiment
-    from fedsim.extend import extend
     from fedsim.federation import Client, Federation, NotCounted, Update
-    from fedsim.launch import run
+    from fedsim.launch.extend import extend
+    from fedsim.launch.run import run
     from fedsim.methods import Method, State
     from fedsim.results.report import report
     from fedsim.results.run import Run
@@ -58,16 +58,16 @@ __version__ = "0.1.0"
 
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {
-    "fedsim.analysis.audit": ("Audit", "audit"),
+    "fedsim.analysis.attacks.audit": ("Audit", "audit"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),
     "fedsim.data": ("Dataset",),
     "fedsim.experiment": ("Experiment",),
-    "fedsim.extend": ("extend",),
+    "fedsim.launch.extend": ("extend",),
     "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),
-    "fedsim.launch": ("run",),
+    "fedsim.launch.run": ("run",),
     "fedsim.methods": ("Method", "State"),
     "fedsim.results.report": ("report",),
     "fedsim.results.run": ("Run",),

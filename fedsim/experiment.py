@@ -15,13 +15,15 @@ import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.adversaries import Adversaries
-from fedsim.aggregators import Aggregator, aggregators
-from fedsim.arguments import checked
-from fedsim.codecs import Codec, codecs
-from fedsim.config_file import RawConfig
+from fedsim.conditions.adversaries import Adversaries
+from fedsim.conditions.aggregators import Aggregator, aggregators
+from fedsim.conditions.codecs import Codec, codecs
+from fedsim.conditions.devices import Devices
+from fedsim.conditions.privacy import Privacy
+from fedsim.config.arguments import checked
+from fedsim.config.file import RawConfig
+from fedsim.config.registry import Config, Registry, importable_name, nearest
 from fedsim.data import Partition, Source, datasets, partitions
-from fedsim.devices import Devices
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
 from fedsim.federation import EngineSettings, SecureSettings
@@ -30,8 +32,6 @@ from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
 from fedsim.objectives.metrics import check_name
-from fedsim.privacy.central import Privacy
-from fedsim.registry import Config, Registry, importable_name, nearest
 from fedsim.training import Train
 
 COMPONENTS: dict[str, Registry[Any]] = {

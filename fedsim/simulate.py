@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.labels import label_rows
 from fedsim.errors import (
@@ -41,7 +40,9 @@ from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
-from fedsim.records import (
+from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
+from fedsim.results.manifest import clients_per_step, halved
+from fedsim.results.records import (
     chained,
     new_ledger,
     result_hash,
@@ -49,10 +50,9 @@ from fedsim.records import (
     summarise,
     watch_score,
 )
-from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
-from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.tables import Table, check_tables, write_table
-from fedsim.rng import keyed_torch_rng
+from fedsim.support import atomic
+from fedsim.support.rng import keyed_torch_rng
 
 TABLES = ("rounds", "clients", *RECORDED, "maps")
 

@@ -36,12 +36,12 @@ from fedsim.explain import Explainer, Explanation
 from fedsim.explain.inputs import Inputs
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
-from fedsim.launch import resume, run
+from fedsim.launch.prepare import prepare
+from fedsim.launch.run import resume, run
 from fedsim.methods import Method, State
 from fedsim.models import Model, models
 from fedsim.objectives import Batch, Objective, evaluate, scores_of
 from fedsim.objectives.objective import merged
-from fedsim.prepare import prepare
 from fedsim.results.run import Run
 from fedsim.simulate import TABLES, Progress, initial_state, one_round
 

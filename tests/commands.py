@@ -19,7 +19,7 @@ from fedsim.cluster import forked_workers
 
 # Not the command line, which looks at the terminal and the environment when it is imported.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fedsim.launch", "fedsim.sweep", *forked_workers.NEEDED])
+CONTEXT.set_forkserver_preload(["fedsim.launch.run", "fedsim.sweep", *forked_workers.NEEDED])
 
 
 class Command:

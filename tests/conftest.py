@@ -21,12 +21,13 @@ from hypothesis import settings
 from sklearn.datasets import _base as datasets
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
-from fedsim import Run, launch, run
+from fedsim import Run, run
 from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import RunSpec
+from fedsim.launch import run as launch
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
 

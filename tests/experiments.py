@@ -20,12 +20,12 @@ import ray
 
 from fedsim import Experiment, grid, run
 from fedsim.cluster import forked_workers
-from fedsim.cluster.compat import lean_start
 from fedsim.cluster.private import CONFIG, environment
+from fedsim.cluster.ray_compat import lean_start
 from fedsim.errors import FedsimError
 from fedsim.federation import Federation, LocalEngine
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
-from fedsim.prepare import prepare
 from fedsim.simulate import Progress, initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.trials import SweepPlan

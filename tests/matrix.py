@@ -16,8 +16,8 @@ from typing import Any
 from experiments import LATE, NEEDS
 from fedsim import Experiment, run
 from fedsim.errors import BadInput, FedsimError
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
-from fedsim.prepare import prepare
 from fedsim.testing import small_experiment
 
 IMAGES: dict[str, Any] = {

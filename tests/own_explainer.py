@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
-from fedsim.explain.figures import draw_bars
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures.rule_bases import draw_bars
 
 
 class GradientNorm(Explainer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.aggregators import Aggregator
-from fedsim.aggregators.aggregator import Changes
+from fedsim.conditions.aggregators import Aggregator
+from fedsim.conditions.aggregators.aggregator import Changes
 
 
 class Short(Aggregator):

@@ -28,8 +28,8 @@ from fedsim.cli import main
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.errors import ClusterError, ExperimentError
 from fedsim.federation import EngineSettings
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedavg import FedAvg
-from fedsim.prepare import prepare
 from fedsim.results.manifest import NAMES
 
 EXPERIMENT = """\

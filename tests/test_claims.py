@@ -16,7 +16,7 @@ from scipy.stats import ttest_rel
 from snippets import ROOT
 
 from fedsim import Experiment
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from fedsim import Grid, Run, cli, load
 from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
-from fedsim.explain import explainers
-from fedsim.explain.attribution import attributions
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.attribution import attributions
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives.regression import Regression

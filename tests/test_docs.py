@@ -20,8 +20,8 @@ from snippets import HASH, ROOT, agree, rounds_alike, run_page, snippets
 from experiments import WRITTEN, small_experiment
 from fedsim import Experiment, Run, load, run
 from fedsim.explain.section import SCORES
-from fedsim.hardware import Arithmetic
 from fedsim.methods import methods
+from fedsim.support.hardware import Arithmetic
 
 DOCS = ROOT / "docs"
 

@@ -9,13 +9,13 @@ import pytest
 from torch import nn
 
 from fedsim import Dataset, compare
-from fedsim.adversaries import Attack
-from fedsim.aggregators import Aggregator
+from fedsim.cli.schema import experiment_schema
+from fedsim.conditions.adversaries import Attack
+from fedsim.conditions.aggregators import Aggregator
 from fedsim.federation import client_function
 from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Objective
-from fedsim.schema import experiment_schema
 from fedsim.testing import (
     check_method,
     check_model,

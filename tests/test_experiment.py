@@ -18,13 +18,13 @@ from pydantic import BaseModel
 from experiments import small_experiment
 from fedsim import Experiment
 from fedsim.cli import main
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
+from fedsim.config.registry import LARGEST, Registry
 from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.methods import methods
 from fedsim.methods.learns import Learns
 from fedsim.models import RuleModel, models
-from fedsim.registry import LARGEST, Registry
 from fedsim.sweep.grid import GridSweep
 from fedsim.sweep.search import SearchSettings
 

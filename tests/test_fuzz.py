@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 
 import fedsim
 from experiments import Say, grid_in_process, small_experiment
-from fedsim import atomic
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results import manifest as manifests
+from fedsim.support import atomic
 
 MOST_LINES = 6
 EXAMPLES = int(os.environ.get("FEDSIM_FUZZ", "40"))  # how many are tried

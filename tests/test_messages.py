@@ -16,6 +16,7 @@ import fedsim
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, compare, run
 from fedsim.cli.console import latest
+from fedsim.config.registry import nearest
 from fedsim.errors import (
     ClientError,
     ExperimentError,
@@ -23,9 +24,8 @@ from fedsim.errors import (
     MethodError,
     RunFolderError,
 )
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedavg import FedAvg
-from fedsim.prepare import prepare
-from fedsim.registry import nearest
 from fedsim.results.listing import list_results
 from fedsim.sweep.trials import SweepPlan, _about_test_set
 

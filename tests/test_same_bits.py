@@ -26,10 +26,11 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Run, launch, load, resume, run
-from fedsim.cluster.compat import actor_table
+from fedsim import Run, load, resume, run
+from fedsim.cluster.ray_compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
+from fedsim.launch import run as launch
 
 Finish = Callable[..., Run]
 
@@ -352,7 +353,7 @@ class TestOnRay:
     ) -> None:
         """Also if Ray does not, as after the loss of its own processes."""
         monkeypatch.setattr(ray, "kill", lambda actor: None)
-        monkeypatch.setattr("fedsim.launch.KILLED", 0.2)
+        monkeypatch.setattr("fedsim.launch.run.KILLED", 0.2)
         found: list[psutil.Process] = []
         process = launch._process
 
@@ -399,7 +400,9 @@ class TestOnRay:
     def test_what_is_told_of_nodes_and_of_their_store(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedsim.hardware._processor", lambda: "Z80")  # here, not in actors
+        monkeypatch.setattr(
+            "fedsim.support.hardware._processor", lambda: "Z80"
+        )  # here, not in actors
         monkeypatch.setattr("fedsim.federation.ray_engine.SPILLS", 0)
         experiment = small_experiment(
             method={"name": "scaffold"},

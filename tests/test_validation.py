@@ -21,13 +21,13 @@ from experiments import (
     small_experiment,
 )
 from fedsim import Run, replay, resume, run
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput
 from fedsim.experiment import EarlyStopping
 from fedsim.federation.context import TEST_SHARD
+from fedsim.launch.prepare import prepare
 from fedsim.objectives import Metric
-from fedsim.prepare import prepare
-from fedsim.records import new_ledger, stopped_early, watch_score
+from fedsim.results.records import new_ledger, stopped_early, watch_score
 from fedsim.results.summary import best_round, of_run
 from fedsim.sweep.search import SearchSweep
 

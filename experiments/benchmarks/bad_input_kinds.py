@@ -26,7 +26,7 @@ from pydantic import BaseModel
 import fedsim
 from fedsim.data import datasets, partitions
 from fedsim.experiment import Experiment
-from fedsim.explain.attribution import attributions
+from fedsim.explain.explainers.attribution import attributions
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
@@ -382,7 +382,7 @@ def experiment_files() -> Iterator[Case]:
 
 NAMES = [
     *split("fedsim:Method fedsim.models:Model fedsim.data:Source fedsim.data:Partition"),
-    *split("fedsim.objectives:Objective fedsim.registry:Config fedsim.explain:Explainer"),
+    *split("fedsim.objectives:Objective fedsim.config.registry:Config fedsim.explain:Explainer"),
     *split("fedsim.models.model:NetworkModel os:system os:abort sys:exit builtins:exec"),
     *split("subprocess:Popen shutil:rmtree os.path:join torch.nn:Linear numpy:zeros nowhere:It"),
     *split(":It bad_code: : :: bad_code:It:It ..bad_code:It bad_code.:It bad_code:Missing"),

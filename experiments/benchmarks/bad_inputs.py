@@ -29,7 +29,7 @@ import torch
 from bad_input_kinds import Case, all_cases, find_templates, make_templates, write
 
 # Imported once, and not by each of so many processes.
-import fedsim.analysis.audit
+import fedsim.analysis.attacks.audit
 import fedsim.results.archive
 import fedsim.sweep.submit  # noqa: F401
 from fedsim.cli import main as command_line

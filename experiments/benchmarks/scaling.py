@@ -32,7 +32,7 @@ from memory import own_megabytes
 
 import fedsim
 from fedsim.federation import Federation, object_cache, ray_engine
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
 CORES = os.cpu_count() or 1

@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedsim.data.files import data_root
+from fedsim.data.sources.files import data_root
 
 CHOSEN = ("rnp_appearance", "rnp_smell", "rnp_palate")
 UNKNOWN = 0.5  # a rating in the middle: of that aspect the review is not read

@@ -19,8 +19,8 @@ import torch
 
 from fedsim import Grid
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.config_file import RawConfig
-from fedsim.explain.rationales import encoder_similarity
+from fedsim.config.file import RawConfig
+from fedsim.explain.explainers.rationales import encoder_similarity
 from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

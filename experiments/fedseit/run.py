@@ -21,8 +21,8 @@ from matplotlib.ticker import MaxNLocator
 
 import fedsim
 from fedsim import Grid
-from fedsim.config_file import RawConfig
-from fedsim.explain.canvas import class_colours, new_figure, place, save
+from fedsim.config.file import RawConfig
+from fedsim.explain.pictures.canvas import class_colours, new_figure, place, save
 from fedsim.objectives.continual import continual
 from fedsim.results.summary import of_run
 

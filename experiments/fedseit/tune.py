@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedsim.data import files
+from fedsim.data.sources import files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tuning import Space, tune

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import datasets
-from fedsim.explain.attribution import Attribution
-from fedsim.rng import keyed_rng
+from fedsim.explain.explainers.attribution import Attribution
+from fedsim.support.rng import keyed_rng
 
 SIDE, DIGIT = 32, 16  # pixels
 DARK = 0.6  # brightness of photographs; strokes of digits are white

@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 
 import fedsim
 from fedsim import Grid
-from fedsim.analysis.audit import Inversion, PrivacyAudit
-from fedsim.config_file import RawConfig
-from fedsim.prepare import prepare
-from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
+from fedsim.analysis.attacks.audit import Inversion, PrivacyAudit
+from fedsim.analysis.attacks.inversion import draw_reconstructions, fidelity, invert_gradient
+from fedsim.config.file import RawConfig
+from fedsim.launch.prepare import prepare
 from fedsim.results.significance import Difference, paired
 from fedsim.results.summary import of_run
 

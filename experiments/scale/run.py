@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import fedsim
-from fedsim.cluster.compat import actor_table, free_resources
+from fedsim.cluster.ray_compat import actor_table, free_resources
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "benchmarks"))

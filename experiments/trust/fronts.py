@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 import fedsim
 from fedsim import Search
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.results import pareto
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from tables import finished, spread, table
 
 from fedsim import Grid
-from fedsim.analysis.audit import PrivacyAudit
+from fedsim.analysis.attacks.audit import PrivacyAudit
 
 SHADOWS = 8
 NOISE = (None, 0.0, 1.0, 3.0, 10.0)  # in explanations; None leaves them as they are

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 
 import fedsim
 from fedsim import Grid
-from fedsim.config_file import RawConfig
-from fedsim.explain.canvas import new_figure, place, save
-from fedsim.explain.tree import build_tree, fidelity
+from fedsim.analysis.attacks.inversion import fidelity as closeness
+from fedsim.config.file import RawConfig
+from fedsim.explain.explainers.tree import build_tree, fidelity
+from fedsim.explain.pictures.canvas import new_figure, place, save
+from fedsim.launch.prepare import prepare
 from fedsim.methods.xpfl import XPFL, Teacher
 from fedsim.models.masked_autoencoder import (
     ConvolutionalAutoencoder,
@@ -35,8 +37,6 @@ from fedsim.models.masked_autoencoder import (
     patchify,
     unpatchify,
 )
-from fedsim.prepare import prepare
-from fedsim.privacy.inversion import fidelity as closeness
 from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

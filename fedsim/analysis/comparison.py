@@ -9,19 +9,19 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim import atomic
-from fedsim.arguments import checked
-from fedsim.config_file import RawConfig, flat
+from fedsim.config.arguments import checked
+from fedsim.config.file import RawConfig, flat
 from fedsim.errors import BadInput
-from fedsim.records import VARYING
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.manifest import runs_below
+from fedsim.results.records import VARYING
 from fedsim.results.report.entries import names_of
 from fedsim.results.run import Run
 from fedsim.results.summary import LAST, aligned, of_run, on_record
 from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import check_end
-from fedsim.words import size
+from fedsim.support import atomic
+from fedsim.support.words import size
 
 # Entries of manifests that may change the last bits of a result, or its time.
 ENVIRONMENT = ("python", "git_revision", "packages", "hardware", "actors", "clients_per_step")

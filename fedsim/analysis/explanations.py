@@ -13,20 +13,21 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from fedsim import atomic
 from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
+from fedsim.config.registry import first_line, nearest
 from fedsim.data import Dataset, load_dataset
 from fedsim.data.labels import picture_format
 from fedsim.errors import BadInput
-from fedsim.explain import Explainer, Explanation, explainers
-from fedsim.explain.attributed import Attributed
-from fedsim.explain.canvas import drawing_as
+from fedsim.explain import Explainer, Explanation
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
-from fedsim.progress import LineProgress
-from fedsim.registry import first_line, nearest
+from fedsim.explain.pictures.canvas import drawing_as
+from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
+from fedsim.support import atomic
 
 if TYPE_CHECKING:
     import pandas as pd

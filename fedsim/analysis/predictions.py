@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.analysis.replay import ModelSnapshot, Whose
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
 from fedsim.federation.context import TEST_SHARD
 from fedsim.models import RuleModel
 from fedsim.objectives.metrics import probabilities
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.results.run import Run
-from fedsim.rng import keyed_torch_rng
+from fedsim.support.rng import keyed_torch_rng
 
 if TYPE_CHECKING:
     import pandas as pd

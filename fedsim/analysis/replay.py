@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import (
     Damaged,
@@ -41,23 +41,23 @@ from fedsim.errors import (
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
+from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.rules import Sourced
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
-from fedsim.launch import same_data
+from fedsim.launch.prepare import prepare
+from fedsim.launch.run import same_data
 from fedsim.methods import State
-from fedsim.methods.sharing import ShowsShared
+from fedsim.methods.shared.pool import ShowsShared
 from fedsim.models import Rules
-from fedsim.prepare import prepare
-from fedsim.records import VARYING, new_ledger, result_hash
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
+from fedsim.results.records import VARYING, new_ledger, result_hash
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
 from fedsim.results.verify import check_end
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
+from fedsim.support.words import short
 from fedsim.training import FlatModel
-from fedsim.words import short
 
 # A client's model: weights (size,) of the experiment's network, another network, or rules.
 ClientModel = Tensor | nn.Module | Rules

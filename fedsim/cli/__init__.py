@@ -36,9 +36,9 @@ from fedsim.cli import audit as _audit
 from fedsim.cli import jobs as _jobs
 from fedsim.cli.console import app, err
 from fedsim.cli.signals import orderly_end
+from fedsim.config.modules import search_last
 from fedsim.errors import FedsimError, FedsimWarning
-from fedsim.modules import search_last
-from fedsim.words import visible
+from fedsim.support.words import visible
 
 __all__ = ["app", "main"]
 del _audit, _components, _explain, _jobs, _look, _new, _results, _runs

@@ -44,7 +44,7 @@ def attack_command(
 
     Announces the attacks and their approximate duration first.
     """
-    from fedsim.analysis.audit import audit
+    from fedsim.analysis.attacks.audit import audit
     from fedsim.results.folder import RunFolder
     from fedsim.results.run import Run
 

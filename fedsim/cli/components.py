@@ -15,12 +15,12 @@ from rich.text import Text
 
 import fedsim
 from fedsim.cli.console import AsJson, app, out, print_json, print_table
+from fedsim.config.registry import first_line, nearest, summary
 from fedsim.errors import BadInput
-from fedsim.registry import first_line, nearest, summary
-from fedsim.words import visible
+from fedsim.support.words import visible
 
 if TYPE_CHECKING:
-    from fedsim.registry import Config, Registry
+    from fedsim.config.registry import Config, Registry
 
 KINDS = {  # kinds of components: their registry and description
     "methods": ("fedsim.methods", "federated algorithms"),
@@ -28,11 +28,11 @@ KINDS = {  # kinds of components: their registry and description
     "models": ("fedsim.models", "network architectures and rule models"),
     "partitions": ("fedsim.data", "ways to divide data among clients"),
     "objectives": ("fedsim.objectives", "losses and metrics"),
-    "attributions": ("fedsim.explain.attribution", "relevance maps of networks"),
-    "explainers": ("fedsim.explain", "explanations of models and of runs"),
-    "codecs": ("fedsim.codecs", "compression of updates and models: uplink, downlink"),
-    "aggregators": ("fedsim.aggregators", "rules to aggregate clients' updates by"),
-    "attacks": ("fedsim.adversaries", "what adversaries among the clients do"),
+    "attributions": ("fedsim.explain.explainers.attribution", "relevance maps of networks"),
+    "explainers": ("fedsim.explain.explainers", "explanations of models and of runs"),
+    "codecs": ("fedsim.conditions.codecs", "compression of updates and models: uplink, downlink"),
+    "aggregators": ("fedsim.conditions.aggregators", "rules to aggregate clients' updates by"),
+    "attacks": ("fedsim.conditions.adversaries", "what adversaries among the clients do"),
 }
 
 
@@ -154,7 +154,7 @@ def _list_metrics(as_json: bool) -> None:
 
 def _show_component(name: str, component: type[Config], key: str, as_json: bool) -> None:
     """The documentation of a component: its docstring, and a row for each of its keys."""
-    from fedsim.schema import component_schema, type_in_words
+    from fedsim.cli.schema import component_schema, type_in_words
 
     schema = component_schema(component)
     if as_json:
@@ -187,6 +187,6 @@ def _plain(value: Any) -> str:
 @app.command("schema")
 def schema_command() -> None:
     """Print the JSON schema of experiment files, for completion and checks in editors."""
-    from fedsim.schema import experiment_schema
+    from fedsim.cli.schema import experiment_schema
 
     print_json(experiment_schema())

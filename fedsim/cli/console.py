@@ -18,10 +18,10 @@ from typer.core import TyperGroup
 
 import fedsim
 from fedsim.errors import BadInput, RunError
-from fedsim.words import CONTROL, visible
-from fedsim.words import duration as duration
-from fedsim.words import short as short
-from fedsim.words import size as size
+from fedsim.support.words import CONTROL, visible
+from fedsim.support.words import duration as duration
+from fedsim.support.words import short as short
+from fedsim.support.words import size as size
 
 UsageError = typer.BadParameter.__base__  # click's, which typer vendors
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.console import File, Overrides, app, err, out, print_table, short
-from fedsim.words import visible
+from fedsim.support.words import visible
 
 Address = Annotated[
     str | None,

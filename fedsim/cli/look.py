@@ -26,7 +26,7 @@ from fedsim.cli.console import (
 
 if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim.cluster.placement import Node
-    from fedsim.config_file import RawConfig
+    from fedsim.config.file import RawConfig
     from fedsim.experiment import Experiment
 
 MOST_CLIENTS = 30  # rows of a table
@@ -47,7 +47,7 @@ def data_command(
 
     Of a grid or a search, for each variant of its data and partition.
     """
-    from fedsim.config_file import RawConfig
+    from fedsim.config.file import RawConfig
     from fedsim.data.labels import picture_format
 
     if picture is not None:
@@ -88,7 +88,7 @@ def _experiments(config: RawConfig) -> list[Experiment]:
 
 def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """Experiments that differ in data or partition, by the keys that differ."""
-    from fedsim.config_file import flat
+    from fedsim.config.file import flat
 
     settings = [
         flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
@@ -106,7 +106,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     import numpy as np
 
     from fedsim.data.labels import draw_labels, label_names, label_table
-    from fedsim.prepare import prepare
+    from fedsim.launch.prepare import prepare
 
     dataset, splits, _ = prepare(experiment)
     if dataset.note:
@@ -300,7 +300,7 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     from fedsim.cluster.placement import ACTOR_BYTES, actors_on, plan_actors
     from fedsim.federation import cohort_size
     from fedsim.federation.cohort import cut_blocks
-    from fedsim.prepare import prepare
+    from fedsim.launch.prepare import prepare
 
     dataset, splits, spec = prepare(experiment)
     cohort = cohort_size(experiment.train.participation, len(splits))

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from fedsim.cli.console import app, out, say_written, writing
+from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
-from fedsim.registry import nearest
 
 TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("method", "model", "data", "explainer", "experiment")

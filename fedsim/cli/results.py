@@ -12,8 +12,8 @@ from rich.table import Table
 
 from fedsim.cli.components import complete_method
 from fedsim.cli.console import AsJson, app, latest, out, print_json, print_table, short
+from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
-from fedsim.registry import nearest
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     import pandas as pd

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     import pandas as pd
 
     from fedsim import Grid, Run, Search
-    from fedsim.progress import TerminalBar
+    from fedsim.launch.progress import TerminalBar
     from fedsim.results.folder import Folder
     from fedsim.simulate import Progress
 
@@ -340,7 +340,7 @@ class _Screen:
         return self
 
     def start(self, run: Run) -> None:
-        from fedsim.progress import RoundLine, TerminalBar
+        from fedsim.launch.progress import RoundLine, TerminalBar
 
         self._run, self._line = run, RoundLine(run)
         self._rounds = run.experiment.train.rounds

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from fedsim import modules
-from fedsim.cluster.compat import log_what_ray_says
 from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
+from fedsim.cluster.ray_compat import log_what_ray_says
 from fedsim.cluster.settings import EngineSettings
+from fedsim.config import modules
 from fedsim.errors import ClusterError
-from fedsim.hardware import chosen_instructions
+from fedsim.support.hardware import chosen_instructions
 
 # With empty settings.
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"

@@ -83,7 +83,7 @@ def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until standard input is closed."""
     gc.disable()  # imports make no garbage
     # Without Ray, whose random ids would be the same in all workers.
-    importlib.import_module("fedsim.launch")  # and everything that runs need
+    importlib.import_module("fedsim.launch.run")  # and everything that runs need
     for module in NEEDED:
         with suppress(ImportError):  # if this version of Ray does without
             importlib.import_module(module)

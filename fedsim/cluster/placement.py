@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsim.cluster.compat import free_resources
+from fedsim.cluster.ray_compat import free_resources
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from fedsim.cluster import forked_workers
-from fedsim.cluster.compat import lean_start
+from fedsim.cluster.ray_compat import lean_start
 from fedsim.errors import ClusterError, FedsimError, RunError, in_one_line
 
 PATIENCE = 5.0  # seconds for processes to end by themselves

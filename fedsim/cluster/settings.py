@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsim.registry import Config
+from fedsim.config.registry import Config
 
 
 class EngineSettings(Config):

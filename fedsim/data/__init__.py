@@ -1,14 +1,14 @@
 """Data sets, and partitions of them among clients."""
 
 from fedsim.data import drift as _drift  # they fill the registries
-from fedsim.data import from_python as _from_python
-from fedsim.data import reviews as _reviews
-from fedsim.data import shortcut as _shortcut
-from fedsim.data import sources as _sources
 from fedsim.data import task_sequence as _task_sequence
-from fedsim.data import text_sources as _text_sources
 from fedsim.data.dataset import Dataset, DataSpec, Source, datasets, load_dataset
 from fedsim.data.partition import ClientSplits, Partition, Ragged, TaskSequence, partitions
+from fedsim.data.sources import from_python as _from_python
+from fedsim.data.sources import reviews as _reviews
+from fedsim.data.sources import shortcut as _shortcut
+from fedsim.data.sources import standard as _sources
+from fedsim.data.sources import text as _text_sources
 
 __all__ = [
     "ClientSplits",

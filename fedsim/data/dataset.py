@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
 from fedsim.data import doubts
 from fedsim.data.stored import AnyArray, StoredArray, select
 from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
-from fedsim.registry import Component, Registry, called, check_keywords, import_object
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 if TYPE_CHECKING:
-    from fedsim.data.adapters import Reading
     from fedsim.data.partition import ClientSplits
+    from fedsim.data.sources.adapters import Reading
 
 
 INSPECTED = 10_000  # training inputs in memory, for what is doubtful about them
@@ -173,7 +173,7 @@ class Dataset:
             >>> len(data.y), len(data.test_y), data.classes
             (80, 20, ('0', '1'))
         """
-        from fedsim.data.sources import of_arrays
+        from fedsim.data.sources.standard import of_arrays
 
         if not (isinstance(test_fraction, float) and 0 < test_fraction < 1):
             raise DataError(f"data: test_fraction={test_fraction} must be between 0 and 1")
@@ -436,7 +436,8 @@ class CalledSource(Source):
     Named `package.module:function`; the other keys of the section are its keyword arguments. It
     returns a `Dataset`; or a map-style `torch.utils.data.Dataset` of pairs (x, y), a Hugging Face
     `Dataset`, or a pair (train, test) or `DatasetDict` of them. For those the section also takes
-    the keys of `fedsim.data.adapters.Reading`, unless the function has arguments of these names.
+    the keys of `fedsim.data.sources.adapters.Reading`, unless the function has arguments of
+    these names.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -451,7 +452,7 @@ class CalledSource(Source):
 
     def _call(self) -> tuple[Callable[..., Any], dict[str, Any], Reading]:
         """The function, its keywords, and how to read what it returns."""
-        from fedsim.data.adapters import Reading
+        from fedsim.data.sources.adapters import Reading
 
         function = import_object(self.name, "data set")
         parameters = inspect.signature(function).parameters.values()
@@ -464,7 +465,7 @@ class CalledSource(Source):
         return function, keywords, Reading.model_validate(reading)
 
     def load(self) -> Dataset:
-        from fedsim.data.adapters import read
+        from fedsim.data.sources.adapters import read
 
         function, keywords, reading = self._call()
         found = function(**keywords)
@@ -495,8 +496,8 @@ class _Datasets(Registry[Source]):
         found = called(given, self.what, self.key)
         if found or isinstance(given, str | Source) or _is_section(given):
             return found or super().section(given)
-        from fedsim.data.adapters import Reading, read
-        from fedsim.data.from_python import keep
+        from fedsim.data.sources.adapters import Reading, read
+        from fedsim.data.sources.from_python import keep
 
         if not isinstance(given, Dataset):
             given = read(given, "data", Reading()) or given

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.words import in_short
+from fedsim.support.words import in_short
 
 APART = 1e3  # scales of which networks learn from the greater alone
 FEWEST = 30  # rows in which different numbers may be an identifier

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import nearest
 from fedsim.data.dataset import (
     Dataset,
     Source,
@@ -26,8 +27,7 @@ from fedsim.data.partition import Change, ClientSplits, Ragged
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.subset import Indices
 from fedsim.errors import DataError
-from fedsim.registry import nearest
-from fedsim.rng import draw_clients, keyed_rng
+from fedsim.support.rng import draw_clients, keyed_rng
 
 Kind = Literal["shift", "shuffle", "noise", "invert"]
 OF_TABLES: tuple[Kind, ...] = ("shift", "shuffle")

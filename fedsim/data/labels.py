@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedsim import atomic
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import ClientSplits
 from fedsim.errors import BadInput
+from fedsim.support import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import Component, Registry, nearest
 from fedsim.data.dataset import Dataset
 from fedsim.data.stored import select
 from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
-from fedsim.registry import Component, Registry, nearest
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 NONE = np.empty(0, dtype=np.int64)
 

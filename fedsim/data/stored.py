@@ -16,7 +16,7 @@ from cachetools import LRUCache, cached
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedsim.data import files
+from fedsim.data.sources import files
 from fedsim.errors import DataError
 
 CACHE_BYTES = 1 << 28  # decoded data cached by each process

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import (
     MOST_CLIENTS,
@@ -23,8 +24,7 @@ from fedsim.data.partition import (
 )
 from fedsim.data.subset import Indices
 from fedsim.errors import DataError
-from fedsim.registry import nearest
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Labels = list[int]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data import files
+from fedsim.data.sources import files
 from fedsim.errors import DataError
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 PADDING, UNKNOWN = 0, 1  # token ids
 SPECIAL = ("", "<unknown>")  # their words, which never occur in a text

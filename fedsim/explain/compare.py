@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain import scores
-from fedsim.explain.measure import Explained, similarity
-from fedsim.explain.scores import Scores, informative, mean_defined
+from fedsim.explain.scores import relevance as scores
+from fedsim.explain.scores.measure import Explained, similarity
+from fedsim.explain.scores.relevance import Scores, informative, mean_defined
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
 
 Key = tuple[Whose, int | None]  # a kind of model, and its client

@@ -52,14 +52,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.config.registry import Config, Registry
 from fedsim.data import Dataset
 from fedsim.data.dataset import frozen
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.models import Model, Rules
 from fedsim.models.rules import RuleModel
-from fedsim.registry import Config, Registry
-from fedsim.rng import input_rngs, keyed_rng
+from fedsim.support.rng import input_rngs, keyed_rng
 
 if TYPE_CHECKING:
     import pandas as pd

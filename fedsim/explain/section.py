@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import OWN, Config, located, nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.explainer import (
@@ -26,12 +27,11 @@ from fedsim.explain.explainer import (
     ExplainedModel,
     Explainer,
     FeatureExplainer,
-    explainers,
 )
+from fedsim.explain.explainers import explainers
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
-from fedsim.registry import OWN, Config, located, nearest
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Models = Literal["global", "cohort", "personal"]
 Whose = Literal[Models, "shared"]
@@ -55,7 +55,7 @@ PREFIXES: Mapping[Whose, str] = {
 
 @dataclass(frozen=True)
 class Score:
-    """A score of explanations; its formula is in `fedsim.explain.scores` or `faithfulness`.
+    """A score of explanations; its formula is in a module of `fedsim.explain.scores`.
 
     Args:
         label: its name as written within a sentence.

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.config.registry import Config
 from fedsim.explain.groups import unit
-from fedsim.explain.scores import Scores, mean_defined
-from fedsim.registry import Config
-from fedsim.rng import keyed_rng
+from fedsim.explain.scores.relevance import Scores, mean_defined
+from fedsim.support.rng import keyed_rng
 
 Relevances = NDArray[np.float64]
 POISON = -10  # factor of poisoned maps

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedsim.conditions.privacy import Privacy, clipped, reference
 from fedsim.errors import RunError
 from fedsim.federation.reduction import Mean, NothingToReduce, Update, WeightedMean
 from fedsim.federation.wire import to_arrays
-from fedsim.privacy.central import Privacy, clipped, reference
 
 if TYPE_CHECKING:
     from fedsim.federation.cohort import Cohort
@@ -60,7 +60,7 @@ class Aggregation:
 
 
 class PrivateAggregation(Aggregation):
-    """Clipped, noisy means over cohorts of independent draws; see `fedsim.privacy.central`.
+    """Clipped, noisy means over cohorts of independent draws; see `fedsim.conditions.privacy`.
 
     Args:
         privacy: the experiment's `privacy` section.

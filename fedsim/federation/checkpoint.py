@@ -26,10 +26,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedsim import atomic
 from fedsim.errors import Damaged, RunError
 from fedsim.federation.engine import Handle
 from fedsim.federation.federation import Federation
+from fedsim.support import atomic
 
 S = TypeVar("S")
 Arrays = dict[str, NDArray[np.generic]]

@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
+from fedsim.conditions.devices import Allowance
 from fedsim.data import ClientSplits
-from fedsim.devices import Allowance
 from fedsim.federation.context import Examples, WorkerContext
 from fedsim.federation.wire import PROTOCOL_COLUMNS
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective, evaluate, of_validation, scores_of
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.training import (
     Context,
     Draw,
@@ -31,7 +31,7 @@ from fedsim.training import (
     TrainingJob,
     work_of,
 )
-from fedsim.training.private import sampling_rate
+from fedsim.training.dp_sgd import sampling_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,13 +12,13 @@ from typing import Any
 import ray
 
 from fedsim.cluster.settings import EngineSettings
+from fedsim.config.modules import enter
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.engine import Block, limit_threads, pick_device
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.worker import Call, Worker
-from fedsim.hardware import Arithmetic
-from fedsim.modules import enter
+from fedsim.support.hardware import Arithmetic
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 

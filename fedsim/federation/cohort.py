@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Cohort = NDArray[np.int64]  # client ids, ascending
 

@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.adversaries import Attack
-from fedsim.codecs import Codec
+from fedsim.conditions.adversaries import Attack
+from fedsim.conditions.codecs import Codec
+from fedsim.conditions.devices import Devices
+from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset, DataSpec
-from fedsim.devices import Devices
 from fedsim.errors import in_one_line
 from fedsim.explain import ExplainedData
-from fedsim.explain.measure import ExplainedInputs
+from fedsim.explain.scores.measure import ExplainedInputs
 from fedsim.explain.section import Explain
 from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.link import Link, Shape, trained_layers
@@ -26,8 +27,7 @@ from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective
 from fedsim.objectives.slices import slices_of
-from fedsim.privacy.central import Privacy
-from fedsim.rng import keyed_torch_rng
+from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import (
     FlatModel,
     Stack,

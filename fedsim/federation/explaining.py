@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fedsim.errors import RunError, in_own_code
 from fedsim.explain import ExplainedModel
-from fedsim.explain.measure import Explained, ExplainedInputs, measure
+from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
 from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext
 from fedsim.federation.wire import to_arrays
-from fedsim.rng import keyed_torch_rng
+from fedsim.support.rng import keyed_torch_rng
 
 
 def explain_global(

@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedsim.conditions.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
+from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset
-from fedsim.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
 from fedsim.errors import ClientError, Diverged, NobodyAnswers, RunError
 from fedsim.explain.compare import Key, recorded
-from fedsim.explain.measure import Explained
+from fedsim.explain.scores.measure import Explained
 from fedsim.explain.section import PREFIXES, Explain, Whose
 from fedsim.explain.share import Share
 from fedsim.federation.client import RECORDED, check_table, plain
@@ -45,8 +46,7 @@ from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerCl
 from fedsim.federation.worker import TRIGGERED, Call
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
-from fedsim.privacy.central import Privacy
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel
 
 Vector = NDArray[np.float32]

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.codecs import Codec
+from fedsim.conditions.codecs import Codec
+from fedsim.conditions.privacy import reference
 from fedsim.federation.reduction import Update
 from fedsim.federation.wire import NotCounted, PerClient, each_leaf, nbytes
-from fedsim.privacy.central import reference
 from fedsim.training import FlatModel
 
 Vector = NDArray[np.float32]

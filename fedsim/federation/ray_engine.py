@@ -15,9 +15,9 @@ import torch
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedsim.cluster.compat import actor_id, actor_table, places
 from fedsim.cluster.faults import LOST, failed_to_start, first_line
 from fedsim.cluster.placement import live_nodes, starting, whereabouts
+from fedsim.cluster.ray_compat import actor_id, actor_table, places
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import FedsimError, RunError, StackTooLarge, StateLost
 from fedsim.federation.client_actor import ClientActor, Introduction
@@ -26,7 +26,7 @@ from fedsim.federation.engine import Block, Engine, Handle, Outcome, pick_device
 from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.scheduler import Scheduler, WorkItem
 from fedsim.federation.worker import Call
-from fedsim.hardware import Arithmetic
+from fedsim.support.hardware import Arithmetic
 
 log = logging.getLogger(__name__)
 

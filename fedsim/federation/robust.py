@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.adversaries import Attack
-from fedsim.aggregators import Aggregator
+from fedsim.conditions.adversaries import Attack
+from fedsim.conditions.aggregators import Aggregator
+from fedsim.conditions.privacy import reference
 from fedsim.errors import RunError
 from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.reduction import (
@@ -23,7 +24,6 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.wire import to_arrays
-from fedsim.privacy.central import reference
 
 if TYPE_CHECKING:
     from fedsim.federation.cohort import Cohort

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.config.registry import Config
 from fedsim.errors import RunError
 from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.reduction import (
@@ -27,8 +28,7 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
-from fedsim.registry import Config
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 if TYPE_CHECKING:
     from fedsim.federation.cohort import Cohort

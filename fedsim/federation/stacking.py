@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.errors import StackTooLarge, in_one_line
 from fedsim.federation.context import WorkerContext
-from fedsim.rng import generator_state, set_generator_state
+from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training import (
     Trained,
     TrainingJob,

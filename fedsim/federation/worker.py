@@ -13,9 +13,9 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedsim.devices import Allowance
+from fedsim.conditions.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
-from fedsim.explain.measure import Explained
+from fedsim.explain.scores.measure import Explained
 from fedsim.federation.client import Client, DeadlineMissed, Trainer
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import explain_client, explain_global
@@ -32,7 +32,7 @@ from fedsim.federation.wire import (
     to_tensors,
 )
 from fedsim.objectives import Batch, Objective, Totals, evaluate
-from fedsim.rng import keyed_torch_rng
+from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
 TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger

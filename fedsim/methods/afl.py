@@ -24,8 +24,8 @@ from fedsim.federation import (
     client_function,
 )
 from fedsim.methods.learns import Learns
-from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.local_steps import mean_loss
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.federation import Client, Update, client_function
-from fedsim.methods.local_steps import batches_of, gradient
 from fedsim.methods.method import methods
-from fedsim.methods.personal import PersonalBesideGlobal
+from fedsim.methods.shared.local_steps import batches_of, gradient
+from fedsim.methods.shared.personal import PersonalBesideGlobal
 from fedsim.objectives import Objective
 from fedsim.training import Hooks, TrainingJob, WithLoss, train
 

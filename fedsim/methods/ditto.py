@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.data import ClientSplits
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.method import methods
-from fedsim.methods.personal import PersonalBesideGlobal
+from fedsim.methods.shared.personal import PersonalBesideGlobal
 
 
 @methods.register

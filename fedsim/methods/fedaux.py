@@ -23,7 +23,9 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
-from fedsim.methods.auxiliary import (
+from fedsim.methods.learns import Learns
+from fedsim.methods.method import State, methods
+from fedsim.methods.shared.auxiliary import (
     AuxiliaryMethod,
     distil,
     draw_batches,
@@ -31,12 +33,10 @@ from fedsim.methods.auxiliary import (
     in_batches,
     pretrain,
 )
-from fedsim.methods.classifiers import needs_classifier
-from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods
+from fedsim.methods.shared.classifiers import needs_classifier
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel
 
 NEGATIVES = 0.2  # share of the auxiliary inputs used as negatives

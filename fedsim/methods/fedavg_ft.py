@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client
-from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
+from fedsim.methods.shared.classifiers import needs_classifier
 
 
 @methods.register

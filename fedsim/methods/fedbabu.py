@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
-from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.fedavg_ft import fine_tuned
 from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.classifiers import needs_classifier
 from fedsim.training import FlatModel
 
 

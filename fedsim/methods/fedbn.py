@@ -14,7 +14,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.method import methods
-from fedsim.methods.personal import SharedPart, entries_of
+from fedsim.methods.shared.personal import SharedPart, entries_of
 from fedsim.training import FlatModel
 
 

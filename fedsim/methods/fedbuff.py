@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.conditions.devices import RETRY
 from fedsim.data import ClientSplits, Dataset
-from fedsim.devices import RETRY
 from fedsim.errors import ExperimentError
 from fedsim.federation import (
     Client,

@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, client_function
-from fedsim.methods.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
+from fedsim.methods.shared.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
 from fedsim.objectives import Classification
 
 

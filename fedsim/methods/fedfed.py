@@ -19,17 +19,17 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from fedsim.config.registry import Config
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import bounds
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, check_rounds_left, methods
-from fedsim.methods.pixels import pixel_range, to_network, to_pixels
-from fedsim.methods.sharing import PoolMethod, label_type
+from fedsim.methods.shared.pixels import pixel_range, to_network, to_pixels
+from fedsim.methods.shared.pool import PoolMethod, label_type
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.objectives import Classification
-from fedsim.registry import Config
 from fedsim.training import Context, Draw, FlatModel, Train
 
 SCARCE = 0.2  # of the mean number of examples; a client with less has few examples
@@ -332,7 +332,7 @@ class FedFed(PoolMethod[FedFedState]):
     def shared_pairs(
         self, fed: Federation, state: FedFedState, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `fedsim.methods.sharing`; the pool is in the clients' order."""
+        """See `fedsim.methods.shared.pool`; the pool is in the clients' order."""
         fed.begin_round(self.distillation_rounds + 1)  # the round of sharing
         train = fed.splits.train
         rows, part = train[client], slice(*train.offsets[client : client + 2])

@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Federation, Vector, client_function
-from fedsim.methods.classifiers import classification, needs_classifier
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.classifiers import classification, needs_classifier
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, FlatModel, Loss, usable

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.methods.method import methods
-from fedsim.methods.personal import SharedPart, check_modules, entries_of
+from fedsim.methods.shared.personal import SharedPart, check_modules, entries_of
 from fedsim.training import FlatModel
 
 

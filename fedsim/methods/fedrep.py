@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
-from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.method import methods
-from fedsim.methods.personal import SharedPart, entries_of
+from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.personal import SharedPart, entries_of
 from fedsim.training import FlatModel
 
 

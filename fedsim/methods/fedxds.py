@@ -20,21 +20,21 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedsim.conditions.gaussian import analytic_sigma, clip, guarantee
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.data.subset import take_stratified
 from fedsim.errors import ExperimentError
-from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.explainer import Explainer, SharedItems
+from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions, heatmap
+from fedsim.explain.explainers.shared_images import SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant, scaled
-from fedsim.explain.shared_images import SharedImagesExplainer
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, check_rounds_left, methods
-from fedsim.methods.pixels import pixel_range, to_pixels
-from fedsim.methods.sharing import PoolMethod, label_type
+from fedsim.methods.shared.pixels import pixel_range, to_pixels
+from fedsim.methods.shared.pool import PoolMethod, label_type
 from fedsim.objectives import Classification
-from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
 from fedsim.training import Context, Draw, Train, logits
 
 Pool = NDArray[Any]  # float32, or uint8 levels
@@ -78,7 +78,7 @@ class FedXDS(PoolMethod[FedXDSState]):
        in two forward passes; each client cycles through the pool in its own order.
 
     The noise gives f, for a fixed mask m, (ε, δ)-metric privacy: ε per unit of L2 distance of two
-    images (`fedsim.privacy.gaussian.guarantee`). However, the mask depends on the image, and
+    images (`fedsim.conditions.gaussian.guarantee`). However, the mask depends on the image, and
     nothing is guaranteed for images with different masks: x ↦ x ⊙ m(x) can jump. Labels are shared
     unchanged, and the models of all phases are sent without noise.
 
@@ -96,7 +96,8 @@ class FedXDS(PoolMethod[FedXDSState]):
             released code.
         warmup_epochs: local epochs of phase 1; by default those of `train`; 10 in the released
             code.
-        attribution: the attribution that computes relevances; see `fedsim.explain.attribution`.
+        attribution: the attribution that computes relevances; see
+            `fedsim.explain.explainers.attribution`.
         attribute_with: the `global` warm-up model, or a `local` model that each client trains
             further from it, as in the released code.
         removed: s, percentage of each image's pixels that is removed.
@@ -297,7 +298,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     def shared_items(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]
     ) -> SharedItems:
-        """Recomputes what these clients shared; see `fedsim.explain.shared_images`."""
+        """Recomputes what these clients shared; see `fedsim.explain.explainers.shared_images`."""
         if not len(state.labels):
             raise ExperimentError("nothing was shared (method.fraction=0)")
         images = {
@@ -316,7 +317,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     def shared_pairs(
         self, fed: Federation, state: FedXDSState, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `fedsim.methods.sharing`."""
+        """See `fedsim.methods.shared.pool`."""
         sent = self.share_again(fed, state, [client])[client]
         held, shared, labels = (fed.tensor(sent[n]) for n in ("x", "shared", "labels"))
         return held, shared, labels.long()

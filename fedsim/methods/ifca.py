@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import Method, State, log_means, methods
+from fedsim.methods.shared.local_steps import mean_loss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, client_function
 from fedsim.methods.method import State, methods
-from fedsim.methods.personal import PersonalModelsAlone
+from fedsim.methods.shared.personal import PersonalModelsAlone
 
 
 @methods.register

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fedsim.config.registry import Component, Registry
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError, RunError
@@ -19,7 +20,6 @@ from fedsim.explain import Explainer
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.objectives.slices import mean_over_tasks
-from fedsim.registry import Component, Registry
 from fedsim.training import FlatModel, Train
 
 if TYPE_CHECKING:

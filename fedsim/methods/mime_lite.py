@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.local_steps import gradient
 from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.local_steps import gradient
 from fedsim.training import Train
 
 

@@ -16,10 +16,10 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Update, client_function
-from fedsim.methods.classifiers import classification, needs_classifier
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import methods
+from fedsim.methods.shared.classifiers import classification, needs_classifier
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.training import representation

@@ -17,7 +17,7 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError, ExperimentError, RunError
-from fedsim.explain.rules import global_explanation, measures
+from fedsim.explain.explainers.rules import global_explanation, measures
 from fedsim.federation import Client, Examples, Federation, NotCounted, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns

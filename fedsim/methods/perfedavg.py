@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedsim.federation import Client, Examples, Update, client_function
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.local_steps import batches_of, gradient
 from fedsim.methods.method import methods
+from fedsim.methods.shared.local_steps import batches_of, gradient
 from fedsim.training import with_terms
 
 

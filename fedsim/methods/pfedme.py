@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
-from fedsim.methods.local_steps import batches_of, gradient
 from fedsim.methods.method import State, methods
-from fedsim.methods.personal import PersonalModels
+from fedsim.methods.shared.local_steps import batches_of, gradient
+from fedsim.methods.shared.personal import PersonalModels
 from fedsim.training import with_terms
 
 

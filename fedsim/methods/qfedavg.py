@@ -15,8 +15,8 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
-from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import methods
+from fedsim.methods.shared.local_steps import mean_loss
 from fedsim.training import Train
 
 TINY = 1e-10  # added to a loss, which may be 0

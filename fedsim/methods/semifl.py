@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
+from fedsim.config.registry import Config
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
@@ -25,7 +26,6 @@ from fedsim.federation import Client, Examples, Federation, Update, Vector, clie
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
-from fedsim.registry import Config
 from fedsim.training import (
     Context,
     Draw,

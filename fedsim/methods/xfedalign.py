@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import Explainer
+from fedsim.explain.explainers.prior import PriorExplainer
 from fedsim.explain.groups import (
     Groups,
     Matrix,
@@ -31,8 +32,7 @@ from fedsim.explain.groups import (
     largest,
     unit,
 )
-from fedsim.explain.prior import PriorExplainer
-from fedsim.explain.scores import cosine
+from fedsim.explain.scores.relevance import cosine
 from fedsim.federation import (
     Client,
     Federation,
@@ -45,7 +45,7 @@ from fedsim.federation import (
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
-from fedsim.rng import draw_clients, keyed_rng
+from fedsim.support.rng import draw_clients, keyed_rng
 from fedsim.training import logits
 
 # A client's artifact: `classes` (m,), the `groups` (m, k) of each, and their `values` (m, k).
@@ -93,7 +93,7 @@ class XFedAlign(Method[XFedAlignState]):
     `poisoned` is one possible attack; the abstract does not describe any.
 
     With `noise`, N(0, σ²) is added to every entry of β_c / ‖β_c‖ before the k largest are chosen:
-    for each class and round (ε, δ)-private with a sensitivity of 2 (`fedsim.privacy.gaussian`).
+    for each class and round (ε, δ)-private with a sensitivity of 2 (`fedsim.conditions.gaussian`).
     Which classes a client holds, and its model, are sent as they are. ε of DP-SGD does not cover
     artifacts, so that `privacy` is refused.
 

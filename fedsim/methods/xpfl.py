@@ -21,10 +21,11 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
 
+from fedsim.config.registry import Config
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain import Explainer
-from fedsim.explain.mimic import Mimic, TreeExplainer, embedded
+from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
 from fedsim.federation import (
     Client,
     Examples,
@@ -33,14 +34,13 @@ from fedsim.federation import (
     Update,
     client_function,
 )
-from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
-from fedsim.methods.personal import PersonalModels
+from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
 from fedsim.objectives import Classification
-from fedsim.registry import Config
 from fedsim.training import (
     FlatModel,
     Hooks,

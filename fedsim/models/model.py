@@ -11,10 +11,7 @@ from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, DataSpec
-from fedsim.errors import ExperimentError
-from fedsim.objectives import Objective, default_objective
-from fedsim.registry import (
+from fedsim.config.registry import (
     Component,
     Registry,
     called,
@@ -22,6 +19,9 @@ from fedsim.registry import (
     import_object,
     importable_name,
 )
+from fedsim.data import Dataset, DataSpec
+from fedsim.errors import ExperimentError
+from fedsim.objectives import Objective, default_objective
 
 
 class Classifier(nn.Module):

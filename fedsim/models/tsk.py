@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim import atomic
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError
 from fedsim.models.model import models
@@ -32,6 +31,7 @@ from fedsim.models.rules import (
     check_table,
     quality,
 )
+from fedsim.support import atomic
 
 EPS = np.finfo(np.float64).eps
 CONVERGED = 0.005  # clustering ends at this Frobenius norm of the change of memberships

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
+from fedsim.config.registry import import_object, unknown_name
 from fedsim.data import Dataset
 from fedsim.data.dataset import frozen
 from fedsim.errors import ExperimentError, MethodError, in_own_code
 from fedsim.objectives.objective import FurtherMetric, Metric, ScoreFunction
-from fedsim.registry import import_object, unknown_name
 
 Outputs = NDArray[Any]
 Labels = NDArray[np.int64]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
+from fedsim.config.registry import Component, Registry
 from fedsim.data import Dataset
 from fedsim.data.dataset import frozen
-from fedsim.registry import Component, Registry
 
 EVALUATION_BATCH = 500  # fixed, so that scores do not depend on the worker
 

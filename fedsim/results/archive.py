@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-from fedsim import atomic
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
 from fedsim.results.folder import FINAL_WEIGHTS, Folder, RunFolder
 from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import insist_on_whole
+from fedsim.support import atomic
 
 TIME = (1980, 1, 1, 0, 0, 0)  # of all files in an archive: the earliest that ZIP knows
 MODE = 0o100644 << 16  # a regular file that everybody may read, where ZIP has it

@@ -19,13 +19,13 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from fedsim import atomic
+from fedsim.config.registry import importing
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation.checkpoint import Checkpoints
-from fedsim.hardware import hardware
-from fedsim.registry import importing
 from fedsim.results import manifest as manifests
+from fedsim.support import atomic
+from fedsim.support.hardware import hardware
 
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
 LABELS = "labels.parquet"  # who holds which labels

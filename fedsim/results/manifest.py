@@ -23,10 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.objectives import Metric
-from fedsim.words import short
+from fedsim.support import atomic
+from fedsim.support.words import short
 
 NAMES = ("manifest.json", "manifest.copy.json")
 # What tells a run from others: its experiment with the seed, its data, how they are dealt out.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.config.registry import nearest
 from fedsim.errors import RunFolderError
 from fedsim.explain.compare import similarities
-from fedsim.explain.measure import similarity as of_maps
-from fedsim.explain.scores import mean_defined
+from fedsim.explain.scores.measure import similarity as of_maps
+from fedsim.explain.scores.relevance import mean_defined
 from fedsim.explain.section import OF_ALL
-from fedsim.registry import nearest
 from fedsim.results.run import Run
-from fedsim.words import client_name
+from fedsim.support.words import client_name
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
 from fedsim.results.summary import (
     FIGURES,
@@ -22,7 +22,7 @@ from fedsim.results.summary import (
     score_facts,
     score_rows,
 )
-from fedsim.words import size
+from fedsim.support.words import size
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from fedsim import atomic
+from fedsim.support import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
+from fedsim.config.registry import nearest
 from fedsim.data.labels import MOST_NAMED, plot_labels
 from fedsim.errors import BadInput
-from fedsim.registry import nearest
 from fedsim.results.confusion import last_confusion, plot_confusion
 from fedsim.results.pareto import draw_pair, front
 from fedsim.results.summary import cell_label, of_score, on_record

@@ -14,15 +14,15 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
-from fedsim import atomic
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain.section import MODELS, OF_ALL
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
-from fedsim.words import client_name
+from fedsim.support import atomic
+from fedsim.support.words import client_name
 
 # Of runs from before manifests named their metrics: those of a regression if R² is on record, and
 # otherwise those of a classification.

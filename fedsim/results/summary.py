@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.metrics import CLASS_ACCURACY
-from fedsim.registry import nearest
 from fedsim.results.run import Run
 from fedsim.results.significance import Difference, compared, holm, stars
 

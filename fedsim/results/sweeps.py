@@ -8,16 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
+from fedsim.config.registry import importing
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.extras import require
-from fedsim.registry import importing
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of, meant
 from fedsim.results.run import Run
 from fedsim.results.summary import further, of_run, summarise, tidy
 from fedsim.results.tables import Table
+from fedsim.support.extras import require
 
 if TYPE_CHECKING:
     import optuna

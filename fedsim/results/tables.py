@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedsim import atomic
 from fedsim.errors import Damaged, RunError
+from fedsim.support import atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,7 +189,7 @@ class _Progress(BaseModel):
     """What a checkpoint has of the loop of a run.
 
     Args:
-        ledger: see `fedsim.records.new_ledger`.
+        ledger: see `fedsim.results.records.new_ledger`.
         tables: the chain of each.
     """
 

@@ -24,10 +24,10 @@ import pandas as pd
 from pydantic import Field, model_validator
 from ray import tune
 
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
+from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
-from fedsim.registry import Config, nearest
 from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, summarise, tidy
 from fedsim.results.sweeps import Grid

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from fedsim.extras import require
+from fedsim.support.extras import require
 
 require("optuna", "a search")
 
@@ -39,8 +39,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
 
-from fedsim import atomic
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
@@ -49,6 +48,7 @@ from fedsim.results import pareto
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import STUDY, Search, storage
+from fedsim.support import atomic
 from fedsim.sweep.sampler import AGAIN
 from fedsim.sweep.settings import SearchSettings
 from fedsim.sweep.sweep import SweepRunner, read_section

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from fedsim.config.registry import Config, Registry
 from fedsim.errors import ExperimentError
-from fedsim.registry import Config, Registry
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim import launch
-from fedsim.arguments import checked
-from fedsim.config_file import RawConfig
+from fedsim.config.arguments import checked
+from fedsim.config.file import RawConfig
 from fedsim.experiment import plain
-from fedsim.progress import LineProgress
+from fedsim.launch import run as launch
+from fedsim.launch.progress import LineProgress
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search, open_folder

@@ -36,9 +36,8 @@ from pathspec import GitIgnoreSpec
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
-import fedsim
-from fedsim.cluster.compat import SUBMISSION_LOGGERS, request_options, use_token_if_there
-from fedsim.config_file import RawConfig
+from fedsim.cluster.ray_compat import SUBMISSION_LOGGERS, request_options, use_token_if_there
+from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.sweep import pack
@@ -302,7 +301,7 @@ def submit(
             submission_id=id,
             runtime_env={
                 "working_dir": str(working_dir),
-                "py_modules": [str(Path(fedsim.__file__).parent), str(about)],
+                "py_modules": [str(Path(__file__).parents[1]), str(about)],
                 "excludes": ["__pycache__"],
                 "env_vars": {
                     # Like Ctrl-C, so that the run records its end in its folder.

@@ -16,14 +16,14 @@ from typing import Any, Generic, TypeVar
 import pandas as pd
 from ray import tune
 
-from fedsim import atomic
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
+from fedsim.config.registry import Config, importing
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import to_yaml
-from fedsim.registry import Config, importing
 from fedsim.results.folder import new_path
 from fedsim.results.sweeps import Sweep
+from fedsim.support import atomic
 from fedsim.sweep.trials import SweepPlan, run_trials
 
 F = TypeVar("F", bound=Sweep)

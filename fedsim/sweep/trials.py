@@ -29,7 +29,8 @@ from ray.tune.error import TuneError
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import environment, scratch
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
+from fedsim.config.modules import enter
 from fedsim.data import Dataset, Source, load_dataset
 from fedsim.errors import (
     BadInput,
@@ -42,14 +43,13 @@ from fedsim.errors import (
 )
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
-from fedsim.launch import check_disk, drive
-from fedsim.modules import enter
+from fedsim.launch.loggers import environment as loggers_environment
+from fedsim.launch.prepare import defined_here, prepare
+from fedsim.launch.run import check_disk, drive
 from fedsim.objectives import VALIDATION
-from fedsim.prepare import defined_here, prepare
-from fedsim.records import known_columns
 from fedsim.results.folder import RunFolder, alone
-from fedsim.results.loggers import environment as loggers_environment
 from fedsim.results.manifest import is_at
+from fedsim.results.records import known_columns
 from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress

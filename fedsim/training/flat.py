@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.models import Classifier
-from fedsim.rng import generator_state, set_generator_state
+from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
 from fedsim.training.layerwise import LayerwiseSgd
 

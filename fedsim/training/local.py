@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
+from fedsim.config.registry import Config
 from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
-from fedsim.registry import Config
+from fedsim.training.dp_sgd import PerExample, draw_batch, noise, sampling_rate
 from fedsim.training.flat import FlatModel
-from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate
 
 # Vectors of a method, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedsim.rng import generator_state
+from fedsim.support.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel, WithLoss, lacks_memory
 from fedsim.training.local import (

@@ -12,13 +12,13 @@ from PIL import Image
 
 from experiments import Say, run_example, small_experiment
 from fedsim import Experiment, Run, explanations, load, run
-from fedsim.analysis.audit import _explainers
+from fedsim.analysis.attacks.audit import _explainers
 from fedsim.analysis.explanations import _find
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain import canvas
-from fedsim.explain.attribution import Occlusion
+from fedsim.explain.explainers.attribution import Occlusion
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures import canvas
 
 
 @pytest.fixture(scope="class")
@@ -160,7 +160,7 @@ class TestCommand:
             original(figure, path, title)
             drawn.append(figure)
 
-        monkeypatch.setattr("fedsim.explain.images.save", save)
+        monkeypatch.setattr("fedsim.explain.pictures.images.save", save)
         explanations(done, client=3, after=1, row=[0, 1]).save(tmp_path)
         words = [text.get_text().replace("\n", " ") for text in drawn[0].texts]
         assert words == ["Client 3's model after round 1, integrated_gradients"]

@@ -15,7 +15,7 @@ from experiments import FEW, NETWORK_METHODS, with_method
 from fedsim import Run, replay, simulate
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
-from fedsim.explain.mimic import Mimicked, TreeExplainer
+from fedsim.explain.explainers.mimic import Mimicked, TreeExplainer
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
 from fedsim.methods import State

@@ -17,12 +17,13 @@ import ray
 import torch
 
 from experiments import small_experiment
-from fedsim import launch, run
-from fedsim.cluster.compat import actor_id, actor_table
+from fedsim import run
 from fedsim.cluster.placement import Free, Node, free_now, live_nodes, why_waiting
+from fedsim.cluster.ray_compat import actor_id, actor_table
 from fedsim.federation import Federation, ray_engine
 from fedsim.federation.ray_engine import RayEngine, card_number
-from fedsim.prepare import prepare
+from fedsim.launch import run as launch
+from fedsim.launch.prepare import prepare
 
 GPU_NODE = Node("node-a", cpus=4, gpus=1, memory=8e9)
 CPU_NODE = Node("node-b", cpus=8, gpus=0, memory=8e9)

@@ -17,9 +17,9 @@ from PIL import Image
 
 import fedsim
 from fedsim.data import Dataset, load_dataset
-from fedsim.data.adapters import Reading, read
-from fedsim.data.sources import Folder, Npz, Table
-from fedsim.data.text_sources import Shakespeare, Text
+from fedsim.data.sources.adapters import Reading, read
+from fedsim.data.sources.standard import Folder, Npz, Table
+from fedsim.data.sources.text import Shakespeare, Text
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.explain.inputs import Inputs
 from fedsim.objectives.classification import Classification

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from experiments import small_experiment
 from fedsim import Experiment, run
 from fedsim.data import Dataset, datasets, load_dataset
-from fedsim.data.from_python import keep
-from fedsim.data.sources import Keel, Table
+from fedsim.data.sources.from_python import keep
+from fedsim.data.sources.standard import Keel, Table
 from fedsim.errors import Diverged, FedsimWarning
 
 N = 300

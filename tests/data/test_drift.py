@@ -18,7 +18,7 @@ from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import ClientSplits, Dataset, datasets, partitions
 from fedsim.data.drift import Drifting
 from fedsim.errors import BadInput
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 
 SMALL = {"samples": 120, "test_samples": 40}
 CLUSTERS = {"name": "synthetic", **SMALL, "classes": 3, "shape": [6]}

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from experiments import small_experiment
 from fedsim import Run
-from fedsim.data import sources, stored
+from fedsim.data import stored
 from fedsim.data.dataset import Dataset
+from fedsim.data.sources import standard as sources
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 

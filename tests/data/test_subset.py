@@ -14,7 +14,7 @@ from fedsim import Run
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.data.stored import StoredArray
 from fedsim.errors import DataError, ExperimentError
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 
 
 def load(**section: Any) -> Dataset:

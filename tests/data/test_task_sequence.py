@@ -22,8 +22,8 @@ from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partition
 from fedsim.data.partition import Ragged
 from fedsim.data.subset import take_stratified
 from fedsim.errors import DataError, ExperimentError
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.launch.prepare import prepare
+from fedsim.support.rng import keyed_rng
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))

@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.data import files, text, text_sources
+from fedsim.config.registry import first_line
+from fedsim.data import text
 from fedsim.data.dataset import Dataset, datasets
+from fedsim.data.sources import files
+from fedsim.data.sources import text as text_sources
 from fedsim.errors import DataError
-from fedsim.registry import first_line
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))

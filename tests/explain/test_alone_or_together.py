@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from experiments import Say, small_experiment
 from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.explain import explainers
-from fedsim.explain.attributed import Attributed
-from fedsim.explain.attribution import Attribution, Gradient, Occlusion
 from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.attributed import Attributed
+from fedsim.explain.explainers.attribution import Attribution, Gradient, Occlusion
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.measure import ExplainedInputs, measure
+from fedsim.explain.scores.measure import ExplainedInputs, measure
 from fedsim.explain.section import SCORES, Explain
-from fedsim.rng import input_rngs, keyed_rng
+from fedsim.support.rng import input_rngs, keyed_rng
 
 ROWS = [7, 3, 12, 3]
 

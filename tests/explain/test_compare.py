@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from fedsim.explain.compare import Key, Recorded, recorded
-from fedsim.explain.measure import Explained
+from fedsim.explain.scores.measure import Explained
 from fedsim.explain.section import SIMILARITIES, Explain
 
 m, P = 3, 12

@@ -13,7 +13,7 @@ import pytest
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.explain.rules import RuleBase, RulesExplainer
+from fedsim.explain.explainers.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import curves

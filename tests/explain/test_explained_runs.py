@@ -14,14 +14,14 @@ import torch
 from experiments import LITTLE_TEACHER, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
-from fedsim.explain.measure import measure
+from fedsim.explain.scores.measure import measure
 from fedsim.explain.section import SIMILARITIES
 from fedsim.federation import explaining
+from fedsim.launch.prepare import prepare
 from fedsim.models import RuleModel
-from fedsim.prepare import prepare
-from fedsim.records import chained
+from fedsim.results.records import chained
 from fedsim.simulate import Progress
 from fedsim.sweep.search import SearchSweep
 from fedsim.sweep.trials import _judged, objective_value

@@ -17,15 +17,16 @@ import fedsim.cli.explain as command
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot, explain_run
+from fedsim.config.registry import Registry
 from fedsim.errors import BadInput
-from fedsim.explain import Explainer, explainer, explainers
+from fedsim.explain import Explainer, explainer
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.mimic import TreeExplainer
+from fedsim.explain.explainers.shared_images import SharedImagesExplainer
+from fedsim.explain.explainers.tasks import TasksExplainer
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.mimic import TreeExplainer
-from fedsim.explain.shared_images import SharedImagesExplainer
-from fedsim.explain.tasks import TasksExplainer
 from fedsim.methods import methods
 from fedsim.models import models
-from fedsim.registry import Registry
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.explanations import explanations
 from fedsim.testing import check_explainer

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.data.sources import Digits, Folder, Keel, Mnist, Mortgage, Npz, Scale, Table
-from fedsim.data.text_sources import Text
+from fedsim.data.sources.standard import Digits, Folder, Keel, Mnist, Mortgage, Npz, Scale, Table
+from fedsim.data.sources.text import Text
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot, replay
-from fedsim.explain import mimic
-from fedsim.explain.embedding import Embedding, embed
-from fedsim.explain.mimic import Mimicked
+from fedsim.explain.explainers import mimic
+from fedsim.explain.explainers.embedding import Embedding, embed
+from fedsim.explain.explainers.mimic import Mimicked
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 

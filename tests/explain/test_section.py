@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, resume, run
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
-from fedsim.explain import explainers
-from fedsim.explain.attribution import Occlusion
 from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.attribution import Occlusion
 from fedsim.explain.section import SCORES, Explain
+from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier
-from fedsim.prepare import prepare
 from fedsim.simulate import Progress
 
 Sections = dict[str, Any]

@@ -17,7 +17,7 @@ from experiments import (
 from fedsim import Run, resume
 from fedsim.errors import ClientError, FedsimError, RunError
 from fedsim.federation import Federation, LocalEngine
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 
 Finish = Callable[..., Run]
 FEW = {"name": "digits", "test_fraction": 0.75}

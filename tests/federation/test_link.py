@@ -21,7 +21,7 @@ from experiments import (
     with_method,
 )
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
-from fedsim.codecs import Codec, codecs
+from fedsim.conditions.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.federation import MeanAndMessages
 from fedsim.federation.link import RESIDUALS

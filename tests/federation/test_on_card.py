@@ -15,7 +15,7 @@ from fedsim.data import Dataset
 from fedsim.federation import context, on_card
 from fedsim.federation.context import WorkerContext
 from fedsim.federation.on_card import OnCard, keep_on_card
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 DATA: dict[str, dict[str, Any]] = {

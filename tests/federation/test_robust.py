@@ -13,13 +13,13 @@ import torch
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Federation, Run, Update
-from fedsim.aggregators import aggregators
+from fedsim.conditions.aggregators import aggregators
 from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
 from fedsim.federation import LocalEngine, Mean, NotCounted, RobustAggregation
 from fedsim.federation.reduction import TooFewUpdates
 from fedsim.federation.robust import GatheredMean
+from fedsim.launch.prepare import prepare
 from fedsim.methods import Method, methods
-from fedsim.prepare import prepare
 from fedsim.testing import check_method
 
 Finish = Callable[..., Run]

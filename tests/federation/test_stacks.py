@@ -20,7 +20,7 @@ from fedsim.analysis.replay import replay
 from fedsim.errors import ClientError
 from fedsim.federation import LocalEngine
 from fedsim.federation.cohort import cut_blocks
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.simulate import Progress
 from fedsim.training import Stack, TrainingJob

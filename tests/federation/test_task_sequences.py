@@ -31,14 +31,14 @@ from fedsim.data import Dataset, TaskSequence
 from fedsim.data.task_sequence import task_row
 from fedsim.errors import ClientError, ExperimentError
 from fedsim.federation import Client, Federation, LocalEngine, PerClient, Update
+from fedsim.launch.prepare import prepare
 from fedsim.methods import State, centralised, methods
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedweit.method import task_test
 from fedsim.methods.local import Local
 from fedsim.models import Classifier
 from fedsim.objectives import Batch, Classification, evaluate
-from fedsim.prepare import prepare
-from fedsim.records import hashes
+from fedsim.results.records import hashes
 from fedsim.simulate import Progress
 from fedsim.training import FlatModel
 

@@ -19,10 +19,10 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Run, run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
-from fedsim.methods.auxiliary import augment, contrast, pretrain
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedaux import FedAUX
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng, keyed_torch_rng
+from fedsim.methods.shared.auxiliary import augment, contrast, pretrain
+from fedsim.support.rng import keyed_rng, keyed_torch_rng
 
 Finish = Callable[..., Run]
 

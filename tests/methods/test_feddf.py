@@ -14,12 +14,12 @@ from torch import nn
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
-from fedsim.data.sources import Synthetic
+from fedsim.data.sources.standard import Synthetic
 from fedsim.errors import ExperimentError, RunError, RunFolderError
-from fedsim.methods.auxiliary import draw_batches, ensemble
+from fedsim.launch.prepare import prepare
 from fedsim.methods.feddf import FedDF
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.methods.shared.auxiliary import draw_batches, ensemble
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 

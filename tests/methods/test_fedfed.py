@@ -17,17 +17,17 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
 from fedsim.errors import ExperimentError
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedfed import (
     FedFed,
     balanced,
     mosaics,
     split,
 )
-from fedsim.methods.pixels import to_network, to_pixels
+from fedsim.methods.shared.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.simulate import Progress
+from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]

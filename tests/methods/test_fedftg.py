@@ -15,9 +15,9 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedftg import FedFTG, ImageGenerator, Pixels
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]

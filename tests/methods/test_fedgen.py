@@ -14,9 +14,9 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Federation
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedgen import FedGen, Generator, diversity, label_shares
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 

@@ -13,10 +13,10 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
 from fedsim.objectives import Rationales
-from fedsim.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 

@@ -19,6 +19,7 @@ from fedsim import Client, Experiment, Federation, Run, resume, run
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import Examples, Update
 from fedsim.federation.cohort import draw_cohort
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedseit import FedSeIT, similarity
 from fedsim.methods.fedweit import FedWeIT, FedWeITState
 from fedsim.methods.fedweit.compat import first_of_classes
@@ -28,8 +29,7 @@ from fedsim.methods.fedweit.tasks import Documents, read_documents
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.objectives.continual import continual
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng, keyed_torch_rng
+from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")

@@ -14,14 +14,14 @@ from torch import nn
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
+from fedsim.conditions.gaussian import analytic_sigma
 from fedsim.data.augment import strong, weak
 from fedsim.errors import BadInput
-from fedsim.explain.attribution import attributions, heatmap
+from fedsim.explain.explainers.attribution import attributions, heatmap
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedxds import FedXDS, FedXDSState, augmented_loss, decode, encode
 from fedsim.models import models
-from fedsim.prepare import prepare
-from fedsim.privacy.gaussian import analytic_sigma
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 # LRP of a fully connected network.

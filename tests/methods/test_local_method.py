@@ -13,8 +13,8 @@ from torch import nn
 from experiments import small_experiment
 from fedsim import Run
 from fedsim.errors import Diverged, RunError
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.launch.prepare import prepare
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 LOCAL: dict[str, Any] = {

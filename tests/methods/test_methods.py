@@ -25,10 +25,10 @@ from experiments import (
 )
 from fedsim import Experiment, Run
 from fedsim.federation import Federation, LocalEngine
+from fedsim.launch.prepare import prepare
 from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.testing import check_method
 from fedsim.training import Optimizer
 

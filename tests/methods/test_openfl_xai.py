@@ -16,13 +16,13 @@ from experiments import NEEDS, NETWORK_METHODS, private_ray, small_experiment
 from fedsim import Run, load, resume, run
 from fedsim.errors import BadInput, DataError, ExperimentError, RunError
 from fedsim.federation import draw_cohort
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.objectives import Classification, Objective, Regression
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 real = pytest.mark.skipif(

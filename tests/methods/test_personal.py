@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Federation, Run
 from fedsim.errors import BadInput, Diverged, ExperimentError
+from fedsim.launch.prepare import prepare
 from fedsim.methods.ditto import Ditto
-from fedsim.methods.personal import entries_of
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.methods.shared.personal import entries_of
 from fedsim.simulate import evaluate_round, one_round
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 Batch = tuple[Tensor, Tensor]

@@ -22,8 +22,8 @@ from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.launch.prepare import prepare
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 Relabel = Callable[[Dataset, Any], Dataset]

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run
 from fedsim.errors import ClientError, Diverged, ExperimentError
+from fedsim.launch.prepare import prepare
 from fedsim.methods.afl import onto_simplex
 from fedsim.objectives import Classification
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 Floats = NDArray[np.float64]

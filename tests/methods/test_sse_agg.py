@@ -19,9 +19,9 @@ from experiments import federation, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
+from fedsim.launch.prepare import prepare
 from fedsim.methods.sse_agg import SseAgg, clustered, common_sketch, mean_distance
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 

@@ -16,11 +16,11 @@ from experiments import FEW, LATE, NETWORK_METHODS, Say, small_experiment, with_
 from fedsim import Run, run
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, client_models, replay
 from fedsim.errors import BadInput
-from fedsim.explain import explainers
-from fedsim.explain.attributed import Attributed
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
+from fedsim.launch.prepare import prepare
 from fedsim.objectives import Batch, evaluate, scores_of
-from fedsim.prepare import prepare
 
 Finish = Callable[..., Run]
 

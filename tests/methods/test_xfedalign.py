@@ -18,9 +18,9 @@ from fedsim.analysis.replay import explain_run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.groups import group_parts, unit
 from fedsim.federation import Examples
+from fedsim.launch.prepare import prepare
 from fedsim.methods.xfedalign import XFedAlign, XFedAlignState, alike, by_class, dense
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng
+from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
 
 Finish = Callable[..., Run]

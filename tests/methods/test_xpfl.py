@@ -14,8 +14,8 @@ from torch import nn
 from experiments import LITTLE_TEACHER, federation, server_states, small_experiment
 from fedsim import Client, Experiment, Federation, NotCounted, Run, State, run
 from fedsim.errors import BadInput
+from fedsim.launch.prepare import prepare
 from fedsim.methods.xpfl import XPFL, Student, Teacher, by_tensor
-from fedsim.prepare import prepare
 
 Finish = Callable[..., Run]
 SEMI = {"labelled_fraction": 0.3}

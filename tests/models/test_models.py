@@ -13,9 +13,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedsim.config.registry import Registry
 from fedsim.errors import ExperimentError
 from fedsim.models import Classifier, Model, RuleModel, TextModel, models
-from fedsim.registry import Registry
 from fedsim.training import FlatModel
 
 CPU = torch.device("cpu")

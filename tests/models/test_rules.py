@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsim.data.dataset import Scaling
 from fedsim.errors import DataError
-from fedsim.explain.rules import (
+from fedsim.explain.explainers.rules import (
     global_explanation,
     in_words,
     local_explanation,

@@ -18,11 +18,11 @@ from fedsim import Run
 from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedavg import FedAvg
 from fedsim.models import Classifier, RuleModel, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
-from fedsim.prepare import prepare
-from fedsim.records import hashes
+from fedsim.results.records import hashes
 from fedsim.training import FlatModel, representation
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedsim.explain.explainers.rationales import linear_cka
 from fedsim.explain.groups import explained_variance
-from fedsim.explain.rationales import linear_cka
 from fedsim.objectives import metrics
 from fedsim.objectives.regression import Regression
 

@@ -17,8 +17,8 @@ import fedsim
 from experiments import WITHOUT_GLOBAL, federation, small_experiment, with_method
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, RunFolderError
+from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier
-from fedsim.prepare import prepare
 from fedsim.results.folder import FINAL_WEIGHTS
 
 

@@ -32,8 +32,8 @@ from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, load, run
 from fedsim.data.labels import label_table
 from fedsim.errors import Damaged, RunFolderError
+from fedsim.launch.prepare import prepare
 from fedsim.objectives.regression import Regression
-from fedsim.prepare import prepare
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import costs, curves, legend, of_clients

@@ -23,11 +23,11 @@ from experiments import change_manifest
 from fedsim import Experiment, Run, State
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import Damaged, RunError, RunFolderError
-from fedsim.hardware import hardware
+from fedsim.launch.prepare import prepare
 from fedsim.objectives import Metric
-from fedsim.prepare import prepare
-from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import RunFolder
+from fedsim.results.records import chained, new_ledger, result_hash, summarise
+from fedsim.support.hardware import hardware
 
 ROUNDS, CLIENTS = 3, 6
 

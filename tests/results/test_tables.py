@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim import atomic
 from fedsim.errors import Damaged, RunError
-from fedsim.records import new_ledger
+from fedsim.results.records import new_ledger
 from fedsim.results.tables import Table, check_progress
+from fedsim.support import atomic
 
 Rows = list[dict[str, Any]]
 

@@ -15,7 +15,7 @@ from commands import Command
 
 from experiments import Say, pickles, small_experiment
 from fedsim import grid, load, resume, run
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.errors import ClusterError, RunFolderError
 from fedsim.results.summary import summarise, tidy
 from fedsim.sweep.grid import GridSweep

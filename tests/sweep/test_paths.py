@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedsim import Experiment, Grid, Search, grid, resume, run, tune
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
+from fedsim.config.registry import Config
 from fedsim.errors import RunError
-from fedsim.registry import Config
 
 EVERYTHING = {
     "name": "paths",

@@ -27,7 +27,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from experiments import Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
-from fedsim.config_file import RawConfig
+from fedsim.config.file import RawConfig
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, ClusterError, RunError, UnknownObjective
 from fedsim.results import pareto

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from experiments import small_experiment
 from fedsim.errors import BadInput
+from fedsim.launch.prepare import prepare
 from fedsim.objectives import Batch, Classification, evaluate
-from fedsim.prepare import prepare
-from fedsim.rng import keyed_rng, keyed_torch_rng, torch_seed
+from fedsim.support.rng import keyed_rng, keyed_torch_rng, torch_seed
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_task
 from fedsim.training.local import epoch_order

@@ -17,7 +17,7 @@ from experiments import NETWORK_METHODS, federation, small_experiment, with_meth
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.prepare import prepare
+from fedsim.launch.prepare import prepare
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob, part_sizes, train
 
 Finish = Callable[..., Run]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.models import models
 from fedsim.objectives import Classification
-from fedsim.rng import generator_state
+from fedsim.support.rng import generator_state
 from fedsim.training import (
     FlatModel,
     Hooks,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.explain import ExplainedData, ExplainedModel
-from fedsim.explain.attribution import OfDecision
+from fedsim.explain.explainers.attribution import OfDecision
 
 
 class Template(OfDecision):

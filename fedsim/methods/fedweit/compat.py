@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedsim.config.registry import Config
 from fedsim.federation import Examples
 from fedsim.models.decomposed import Rest
 from fedsim.models.text import Reader
-from fedsim.registry import Config
 
 BATCH = 64  # documents per batch in the released code's evaluation
 

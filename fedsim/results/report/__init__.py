@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim import atomic
-from fedsim.arguments import checked
+from fedsim.config.arguments import checked
 from fedsim.errors import BadInput, Damaged, RunError
 from fedsim.results.manifest import meant
+from fedsim.support import atomic
 
 if TYPE_CHECKING:  # it imports pandas and matplotlib, which take long
     from fedsim.results.report.html import Report

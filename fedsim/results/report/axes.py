@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from fedsim.config.registry import Config, Registry, key_docs, nearest
 from fedsim.errors import BadInput
 from fedsim.experiment import Experiment
-from fedsim.registry import Config, Registry, key_docs, nearest
 from fedsim.results.report.entries import Entry, Value
 
 Cells = Sequence[Mapping[str, Value]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.config_file import RawConfig, flat
+from fedsim.config.file import RawConfig, flat
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import runs_below

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain import map_figures
+from fedsim.explain.pictures import maps as map_figures
 from fedsim.explain.section import SIMILARITIES
 from fedsim.objectives import Metric
 from fedsim.results.maps import agreement_matrix, relevance_maps

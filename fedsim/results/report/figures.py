@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
-from fedsim import atomic
 from fedsim.results.confusion import plot_confusion, shade, short_names
+from fedsim.support import atomic
 
 Array = NDArray[np.float64]
 Scale = Literal["round", "bytes", "seconds"]  # of a horizontal axis: rounds, or what they cost

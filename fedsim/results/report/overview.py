@@ -20,7 +20,7 @@ from fedsim.results.report.page import (
     distinct,
     listed,
 )
-from fedsim.words import duration
+from fedsim.support.words import duration
 
 _PARTITIONS = 6  # that are drawn
 _CLIENTS = 60  # of which labels are drawn

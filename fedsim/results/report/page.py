@@ -17,7 +17,7 @@ from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
 from fedsim.results.summary import aligned
-from fedsim.words import duration
+from fedsim.support.words import duration
 
 _WORDS = 60  # letters; what is longer is prose
 

@@ -17,7 +17,7 @@ from fedsim.results.report.page import (
     datum,
     number,
 )
-from fedsim.words import duration
+from fedsim.support.words import duration
 
 
 def grids(compared: ReportData) -> list[tuple[str, str]]:

@@ -1,7 +1,0 @@
-"""Robust rules by which the server aggregates clients' updates."""
-
-from fedsim.aggregators import rules as _rules  # they fill the registry
-from fedsim.aggregators.aggregator import Aggregator, aggregators
-
-__all__ = ["Aggregator", "aggregators"]
-del _rules

@@ -1,0 +1,864 @@
+"""Privacy attacks on a finished run.
+
+`audit(run)` carries out all attacks that apply and returns tables and pictures; `PrivacyAudit`
+carries out one attack at a time:
+
+attacked = PrivacyAudit(fedsim.load(path))
+attacked.infer_membership()[None]["loss"].auc
+attacked.invert_shared().reconstructed.ssim
+shown = IntegratedGradients()
+attacked.infer_membership(4, [shown], noises=[0, 1])[1]["integrated_gradients/map_lira"].auc
+attacked.invert_explanations(shown, noise=1).reconstructed.ssim
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from fedsim.analysis.attacks.inversion import (
+    SMALLEST,
+    Fidelity,
+    check_fidelity,
+    draw_reconstructions,
+    fidelity,
+    reconstruct,
+    train_denoiser,
+)
+from fedsim.analysis.attacks.membership import (
+    Fit,
+    Outcome,
+    confidence,
+    entropy_scores,
+    fit,
+    guessing,
+    halves,
+    insist_on_several,
+    lira_scores,
+    log_norm,
+    loss_scores,
+    map_scores,
+    norm_scores,
+    outcome,
+    shadow_models,
+    variance_scores,
+)
+from fedsim.analysis.explanations import Wanted, find_explainer
+from fedsim.analysis.replay import ModelSnapshot, replay
+from fedsim.config.arguments import checked
+from fedsim.config.registry import LARGEST
+from fedsim.data.subset import Indices
+from fedsim.errors import BadInput, ExperimentError, RunFolderError
+from fedsim.explain.explainer import Explainer, FeatureExplainer
+from fedsim.explain.notebook import as_html
+from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.scores.faithfulness import present
+from fedsim.explain.scores.measure import by_row, relevances_of
+from fedsim.explain.scores.relevance import Scores
+from fedsim.explain.section import Explain
+from fedsim.explain.share import obscured
+from fedsim.federation import Examples
+from fedsim.launch.progress import LineProgress
+from fedsim.methods.shared.pixels import pixel_range, to_pixels
+from fedsim.methods.shared.pool import SharesImages
+from fedsim.objectives import Classification
+from fedsim.results.run import Run
+from fedsim.support import atomic
+from fedsim.support.rng import keyed_rng
+from fedsim.support.words import columns
+from fedsim.training import logits
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
+VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
+DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
+SHARED = "reconstructed-shared-images"  # the name of a picture
+SOURCES = {  # of reconstructed images, as a table names them
+    "shared": "shared images as they are",
+    "reconstructed": "shared images",
+    "explanations": "explanations by {}",
+    "mean image": "the mean image, without any",
+    "mean image of the class": "the mean image of the class, without any",
+}
+MODEL, SHADOWS, MAJORITY = "the model", "shadow models (mean)", "always the most frequent class"
+LESS = 0.05  # of accuracy, with which a model has not learnt what another has
+PROBE = 64  # examples by which it is estimated how long attacks take
+
+
+class _Sent(NamedTuple):
+    """Explanations as they are seen: with which noise, by which explainer."""
+
+    noise: float | None
+    explainer: str
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Images reconstructed from shared images or explanations: (n, C, H, W) in [0, 1].
+
+    Args:
+        originals: the victims' images.
+        items: the shared images in pixels, which noise can take beyond [0, 1]; or the
+            explanations, scaled for drawing: 0.5 is no relevance, and 0 or 1 is the strongest in a
+            map.
+        found: the attacker's reconstructions.
+        labels: (n,) names of the classes.
+        reconstructed: how close `found` is to `originals`.
+        mean_image: how close the mean of the attacker's own images is to `originals`: the best
+            guess without items.
+        class_mean: the same for the mean of the attacker's images of the victim's class: the best
+            guess from the label alone.
+    """
+
+    originals: Tensor
+    items: Tensor
+    found: Tensor
+    labels: tuple[str, ...]
+    reconstructed: Fidelity
+    mean_image: Fidelity
+    class_mean: Fidelity
+
+    @property
+    def shared(self) -> Fidelity:
+        """How close the shared images themselves are to `originals`."""
+        return fidelity(self.originals, self.items)
+
+    def draw(self, name: str, path: Path, title: str = "") -> None:
+        """Draw originals, items and reconstructions as a PNG file."""
+        rows = {name: (self.items, self.found)}
+        draw_reconstructions(rows, self.originals, self.labels, path, title)
+
+
+class PrivacyAudit:
+    """A finished run of a classifier, under attack.
+
+    Attacked explanations are those that a user of the final global model sees: relevances for its
+    decision. `noise` is added before anyone sees them: None leaves them unchanged, a number scales
+    each map to unit L2 norm and adds noise of this relative length (`obscured`). After scaling,
+    the magnitude reveals nothing, even with a noise of 0.
+
+    Attributes:
+        fits: how well the model, and the shadow models, have learnt the members and the others;
+            known once membership was inferred.
+
+    Raises:
+        BadInput: the run is not finished or has no global classifier, or its data has changed.
+    """
+
+    def __init__(self, run: Run | str | Path) -> None:
+        again = replay(run)
+        run = again.run
+        self.experiment = run.experiment
+        self.fed, self.state = again.fed, again.state
+        self._dataset, self._spec = again.dataset, again.spec
+        self._splits = again.splits.held(again.after)
+        classifies = isinstance(again.spec.objective, Classification)
+        own = again.global_model()
+        if not classifies or not isinstance(own, Tensor):
+            raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
+        snapshot = ModelSnapshot(own, again, client=None)
+        self._network, self._data = snapshot.network(), snapshot.data()
+        self._model = snapshot.explained()
+        self._path = run.path
+        self.fits: dict[str, Fit] = {}
+        phases = run.rounds.get("phase")
+        last = run.rounds if phases is None else run.rounds[phases == phases.iloc[-1]]
+        self._rounds = len(last)
+
+    @property
+    def explains_images(self) -> bool:
+        """Whether inputs are images that can be reconstructed from explanations."""
+        shape = self._dataset.shape
+        return len(shape) == 3 and min(shape[1:]) >= SMALLEST
+
+    @property
+    def shares_images(self) -> bool:
+        """Whether the run has shared images that can be inverted."""
+        return self._sharing is not None
+
+    @property
+    def _sharing(self) -> SharesImages | None:
+        method = self.experiment.method
+        if isinstance(method, SharesImages) and method.has_shared(self.state):
+            return method
+        return None
+
+    def infer_membership(
+        self,
+        shadows: int = 0,
+        explainers: Sequence[FeatureExplainer] | None = None,
+        noises: Sequence[float | None] = (None,),
+        on_shadow: Callable[[int], None] = lambda s: None,
+    ) -> dict[float | None, dict[str, Outcome]]:
+        """Distinguish clients' training examples from test examples by the final global model.
+
+        Args:
+            shadows: number of shadow models for LiRA; 0 skips it. Each trains on half of the
+                examined members and non-members, for as many passes as the run's last phase made
+                over a client's example on average. They are explained in the same way as the
+                model.
+            explainers: explainers whose explanations are also attacked; by default those of the
+                run's `explain` section, or none.
+            noises: one or several noise levels for the explanations; see the class. Shadow models
+                are trained once for all levels.
+            on_shadow: called after each shadow model with the number of models done.
+
+        Returns:
+            Outcomes by noise, then by the attack's name: `loss`, `entropy`, `lira`; and for
+            explanations `<explainer>/variance`, `<explainer>/norm`, `<explainer>/norm_lira` and
+            `<explainer>/map_lira`.
+
+        Raises:
+            BadInput: an explainer does not apply to the model, a noise is negative or not finite,
+                or there are too few shadow models.
+        """
+        if explainers is None:
+            explainers = _usual(self.experiment.explain)
+        self._check(explainers, noises)
+        known, count = self._splits.train.values, self.members
+        rng = keyed_rng(self.experiment.seed, "attack/membership")
+        members = self._training_examples(rng.choice(known, count, replace=False))
+        others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
+        x, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
+        labels, inside = y.cpu().numpy(), np.arange(2 * count) < count
+        there = present(x)
+
+        def explained(network: nn.Module, number: int = -1) -> dict[_Sent, Scores]:
+            """What each explainer says of a model's decisions; of a shadow model, its number."""
+            found = {}
+            for explainer in explainers:
+                maps, drawn = self._maps(explainer, network, x, number)
+                for noise in noises:  # each is drawn as if it were the only one
+                    sent = _sent(maps, copy.deepcopy(drawn), there, noise)
+                    found[_Sent(noise, explainer.name)] = sent
+            return found
+
+        def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
+            """What LiRA compares with that of shadow models; by no explainer, of the model."""
+            norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
+            return {
+                _Sent(None, ""): confidence(outputs, labels),
+                **{key: log_norm(norm) for key, norm in norms.items()},
+            }
+
+        seen, maps = logits(self._network, x), explained(self._network)
+        majority = np.eye(seen.shape[1])[np.full(len(labels), np.bincount(labels).argmax())]
+        self.fits = {MODEL: fit(seen, labels, inside), MAJORITY: fit(majority, labels, inside)}
+        of_model = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
+        scores: dict[float | None, dict[str, Scores]] = {noise: {} for noise in noises}
+        for (noise, name), sent in maps.items():
+            scores[noise][f"{name}/variance"] = by_row(variance_scores, there, sent)
+            scores[noise][f"{name}/norm"] = by_row(norm_scores, there, sent)
+        if shadows:
+            parts, values, fits = halves(len(labels), shadows, rng), [], []
+            means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
+            for s, network in enumerate(self._shadow_models(x, y, parts, self.passes)):
+                of_shadow, outputs = explained(network, s), logits(network, x)
+                fits.append(fit(outputs, labels, parts[s]))
+                values.append(compared(outputs, of_shadow))
+                for key, sent in of_shadow.items():
+                    for mean, where in zip(means[key], (parts, ~parts), strict=True):
+                        mean += sent * (where[s] / where.sum(axis=0))[:, np.newaxis]
+                on_shadow(s + 1)
+            self.fits[SHADOWS] = Fit(
+                *(float(np.mean([getattr(f, s) for f in fits])) for s in ("inside", "outside"))
+            )
+            for key, target in compared(seen, maps).items():
+                likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
+                if key.explainer:
+                    scores[key.noise][f"{key.explainer}/norm_lira"] = likelier
+                else:
+                    of_model["lira"] = likelier
+            for key, sent in maps.items():
+                scores[key.noise][f"{key.explainer}/map_lira"] = map_scores(sent, *means[key])
+
+        def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
+            return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
+
+        once, names = outcomes(of_model), [explainer.name for explainer in explainers]
+
+        def place(name: str) -> int:
+            return names.index(name.rpartition("/")[0])
+
+        return {
+            noise: {**once, **outcomes({name: found[name] for name in sorted(found, key=place)})}
+            for noise, found in scores.items()
+        }
+
+    def _shadow_models(
+        self, x: Tensor, y: Tensor, parts: NDArray[np.bool_], passes: int
+    ) -> Iterator[nn.Module]:
+        spec = self._spec
+        return shadow_models(
+            lambda: spec.model.build_for(spec.data, spec.outputs),
+            x,
+            y,
+            parts,
+            self.experiment.train,
+            passes,
+            self.experiment.seed,
+            self.fed.device,
+            spec.objective.loss,
+        )
+
+    @property
+    def members(self) -> int:
+        """The number of training examples examined; the number of test examples is the same."""
+        return min(MEMBERS, len(self._splits.train.values), len(self._dataset.test_y))
+
+    @property
+    def passes(self) -> int:
+        """How often a shadow model sees its examples: as often as in the run's last phase."""
+        train = self.experiment.train
+        epochs: float = train.local_epochs
+        if train.local_steps is not None:
+            samples = self._splits.train.lengths.mean()
+            epochs = train.local_steps / math.ceil(samples / train.batch_size)
+        return max(1, round(self._rounds * epochs * train.participation))
+
+    def plan(
+        self,
+        shadows: int = 0,
+        explainers: Sequence[FeatureExplainer] = (),
+        noises: Sequence[float | None] = (None,),
+    ) -> str:
+        """The attacks that `audit` would carry out, and their approximate duration, as lines.
+
+        The time is estimated by explaining and training on a few examples.
+        """
+        section = [
+            f"membership of {self.members:,} training examples beside as many test examples"
+        ]
+        section.append("by loss and entropy")
+        if shadows:
+            often = f"{self.passes} pass{'es' * (self.passes > 1)}"
+            section.append(f"by {shadows} shadow models, each trained for {often}")
+        names = " and ".join(explainer.name for explainer in explainers)
+        if explainers:
+            levels = " and ".join(f"{noise:g}" for noise in noises if noise is not None)
+            section.append(f"by explanations of {names}{f' with noise {levels}' * bool(levels)}")
+        lines = [", ".join(section)]
+        inverted = ["what clients shared"] * self.shares_images
+        inverted += [f"explanations of {names}"] * bool(explainers and self.explains_images)
+        if inverted:
+            lines.append(f"images from {' and from '.join(inverted)}, by a denoiser")
+        seconds = self._estimate(shadows, explainers, len(noises))
+        return "\n".join(["attacks on:", *(f"  {line}" for line in lines), _about(seconds)])
+
+    def _estimate(
+        self, shadows: int, explainers: Sequence[FeatureExplainer], levels: int
+    ) -> float:
+        """Seconds that attacks take, by what a few examples take."""
+        few = self._test_examples(np.arange(min(PROBE, len(self._dataset.test_y))))
+        n = len(few.y)
+        own, passes_of_denoiser = min(AUXILIARY, len(self._dataset.test_y)), 0
+        seconds = 0.0
+        if self.shares_images:
+            passes_of_denoiser += 1
+        for explainer in explainers:
+            each = _timed(partial(self._maps, explainer, self._network, few.x, 0)) / n
+            explained = 2 * self.members * (1 + shadows)
+            if self.explains_images:
+                explained += levels * (own + min(VICTIMS, len(self._splits.train.values)))
+                passes_of_denoiser += levels
+            seconds += each * explained
+        if shadows:
+            all_of_them = np.ones((1, n), np.bool_)
+            once = _timed(lambda: [*self._shadow_models(few.x, few.y, all_of_them, 1)])
+            seconds += once / n * self.members * self.passes * shadows
+        if passes_of_denoiser:
+            pixels = self._pixels(few.x)
+            once = _timed(lambda: train_denoiser(pixels, pixels, epochs=1, seed=0))
+            seconds += once / n * own * DRAWS * EPOCHS * passes_of_denoiser
+        return seconds
+
+    def invert_shared(self) -> Inversion:
+        """Reconstruct clients' images from their shared images with a denoiser.
+
+        The attacker knows the mechanism and the models that it uses (the global model if each
+        client uses its own for attributions), and has labelled images of the same kind (from the
+        central test set) to train its denoiser on.
+
+        Raises:
+            RunFolderError: the run shared no images.
+        """
+        sharing = self._sharing
+        if sharing is None:
+            raise RunFolderError(f"{self._path}: shares no images to invert")
+        check_fidelity()  # before the denoiser is trained, not after
+        rng = keyed_rng(self.experiment.seed, "attack/inversion")
+        originals, items, y = self._shared_pairs(sharing, rng)
+        many = min(AUXILIARY, len(self._dataset.test_y))
+        own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
+        denoiser = train_denoiser(
+            torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)]),
+            torch.cat([self._pixels(own.x)] * DRAWS),
+            epochs=EPOCHS,
+            seed=self.experiment.seed,
+        )
+        return self._inversion(originals, items, reconstruct(denoiser, items), y, own)
+
+    def invert_explanations(
+        self, explainer: FeatureExplainer, noise: float | None = None
+    ) -> Inversion:
+        """Reconstruct clients' training images from explanations of the decisions on them.
+
+        Uses a denoiser that gets the map (H, W) as every channel. The attacker trains it on
+        explanations of its own images (from the central test set), of the same model and with the
+        same noise.
+
+        Args:
+            explainer: the explainer whose explanations are attacked.
+            noise: noise added to the explanations; see the class.
+
+        Raises:
+            BadInput: the inputs are not images or are too small, the explainer does not apply to
+                the model, or the noise is negative or not finite.
+        """
+        if not self.explains_images:
+            raise RunFolderError(
+                f"{self._path}: its inputs are no images of {SMALLEST} pixels a side or more, "
+                "which alone are reconstructed from explanations"
+            )
+        self._check([explainer], [noise])
+        check_fidelity()
+        rng = keyed_rng(self.experiment.seed, "attack/inversion")
+        known, tests = self._splits.train.values, len(self._dataset.test_y)
+        victims = self._training_examples(
+            rng.choice(known, min(VICTIMS, len(known)), replace=False)
+        )
+        own = self._test_examples(rng.choice(tests, min(AUXILIARY, tests), replace=False))
+
+        def sent(x: Tensor, number: int, draws: int) -> Tensor:
+            """(draws·n, C, H, W) maps as they are sent, the same in each channel."""
+            maps, drawn = self._maps(explainer, self._network, x, number)
+            each = [_sent(maps, drawn, present(x), noise) for _ in range(draws)]
+            found = torch.from_numpy(np.concatenate(each)).to(x)
+            return found.view(-1, 1, *x.shape[2:]).expand(-1, *x.shape[1:])
+
+        items = sent(victims.x, 0, 1)
+        denoiser = train_denoiser(
+            sent(own.x, 1, DRAWS),
+            torch.cat([self._pixels(own.x)] * DRAWS),
+            epochs=EPOCHS,
+            seed=self.experiment.seed,
+        )
+        most = items.abs().amax(dim=(1, 2, 3), keepdim=True)
+        shown = 0.5 + items / torch.where(most > 0, 2 * most, 1)
+        originals, found = self._pixels(victims.x), reconstruct(denoiser, items)
+        return self._inversion(originals, shown, found, victims.y.tolist(), own)
+
+    def _check(
+        self, explainers: Sequence[FeatureExplainer], noises: Sequence[float | None]
+    ) -> None:
+        for noise in noises:
+            if noise is not None and not 0 <= noise <= LARGEST:
+                raise ExperimentError(
+                    f"noise={noise!s:.60}: must be 0 or more, as a share of an explanation's "
+                    f"length, and at most {LARGEST:g}"
+                )
+        for explainer in explainers:
+            explainer.check(self._model, self._data)
+
+    def _maps(
+        self, explainer: FeatureExplainer, network: nn.Module, x: Tensor, number: int
+    ) -> tuple[Scores, np.random.Generator]:
+        """(n, P) relevances for what a network decides, and the random stream that goes on."""
+        decided = torch.from_numpy(logits(network, x)).argmax(dim=1)
+        rng = keyed_rng(self.experiment.seed, f"attack/{explainer.name}", client=number)
+        model = replace(self._model, network=network)
+        return relevances_of(explainer, model, self._data, x, decided, rng), rng
+
+    def _inversion(
+        self, originals: Tensor, items: Tensor, found: Tensor, y: list[int], own: Examples
+    ) -> Inversion:
+        labels = tuple(self._dataset.classes[c] for c in y)
+        pixels = self._pixels(own.x)
+        mean = pixels.mean(dim=0)
+        # Of a class of which the attacker has no image, it knows nothing.
+        of_class = {c: pixels[own.y == c].mean(dim=0) for c in set(own.y.tolist())}
+        guesses = mean.expand_as(originals), torch.stack([of_class.get(c, mean) for c in y])
+        close = (fidelity(originals, each) for each in (found, *guesses))
+        return Inversion(originals, items, found, labels, *close)
+
+    def _shared_pairs(
+        self, sharing: SharesImages, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Clients' images, what they shared of them, both in pixels, and their labels."""
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for k in rng.permutation(self.fed.num_clients).tolist():
+            if sum(len(y) for *_, y in parts) >= VICTIMS:
+                break
+            parts.append(sharing.shared_pairs(self.fed, self.state, k))
+        x, items, y = (torch.cat(part) for part in zip(*parts, strict=True))
+        rows = torch.from_numpy(rng.permutation(len(y))[:VICTIMS]).to(x.device)
+        return x[rows].clamp(0, 1), items[rows], y[rows].tolist()
+
+    def _training_examples(self, rows: Indices) -> Examples:
+        return self.fed.prepare(self._dataset.x[rows], self._dataset.y[rows])
+
+    def _test_examples(self, rows: Indices) -> Examples:
+        return self.fed.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
+
+    def _pixels(self, x: Tensor) -> Tensor:
+        """Pixels in [0, 1] of the network's inputs."""
+        return to_pixels(x, self.fed.tensor(pixel_range(self.fed))).clamp(0, 1)
+
+    def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
+        """What would be shared of images, in pixels."""
+        rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
+        return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
+
+
+def _sent(
+    maps: Scores, rng: np.random.Generator, there: NDArray[np.bool_], noise: float | None
+) -> Scores:
+    """(n, P) explanations as they are seen: 0 in parts that inputs lack."""
+    return np.where(there, maps, 0) if noise is None else obscured(maps, there, noise, rng)
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    """Seconds that it takes once it is warm: what it needs has been imported."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _about(seconds: float) -> str:
+    if seconds < 100:
+        return f"this takes about {max(1, round(seconds))} s"
+    if seconds < 6000:
+        return f"this takes about {round(seconds / 60)} min"
+    return f"this takes about {seconds / 3600:.1f} hours"
+
+
+def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
+    return () if section is None else section.explainers
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The results of privacy attacks on a run. Notebooks display it.
+
+    Args:
+        run: the attacked run.
+        membership: one row per membership inference attack. Columns: `attack`; `explainer` (empty
+            for attacks on the model itself) and its `noise` (NaN for none); `auc`,
+            `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), see
+            `fedsim.analysis.attacks.membership.Outcome`.
+        guessing: where 95 % of the outcomes of guessing lie, with as many examples, by column of
+            `membership`.
+        fits: one row per model: the model, the shadow models and a constant guess. Columns:
+            `model`, and its accuracy on examples it was trained on (`inside`) and others
+            (`outside`).
+        warnings: where an attack has failed for a reason that is not privacy.
+        reconstruction: one row per image reconstruction attack; empty if there is nothing to
+            reconstruct images from. Columns: `source` (`shared` for the shared images themselves,
+            `reconstructed` from these, `explanations`, or `mean image`, the attacker's guess
+            without either), `explainer`, `noise`, and how close they come to the originals: `mse`,
+            `psnr` (dB) and `ssim`.
+        inversions: the images of the reconstructions, by file name.
+    """
+
+    run: Run
+    membership: pd.DataFrame
+    reconstruction: pd.DataFrame
+    inversions: Mapping[str, Inversion]
+    guessing: Mapping[str, tuple[float, float]]
+    fits: pd.DataFrame
+    warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<audit of {self.run.path}>"
+
+    def text(self) -> str:
+        """The tables and warnings as text, as `fedsim attack` prints them."""
+        rows = [
+            [
+                _attack(row),
+                *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr")),
+            ]
+            for row in self.membership.to_dict("records")
+        ]
+        ranges = (f"{low:.3f} to {high:.3f}" for low, high in self.guessing.values())
+        rows.append(["guessing, 95 % of cases", *ranges])
+        parts = [_table(["membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"], rows)]
+        rows = [[name, f"{a:.3f}", f"{b:.3f}"] for name, a, b in self.fits.itertuples(index=False)]
+        parts.append(_table(["accuracy of", "on training examples", "on others"], rows))
+        if len(self.reconstruction):
+            rows = [
+                [
+                    _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"]),
+                    *(f"{row['mse']:.4f}", f"{row['psnr']:.1f} dB", f"{row['ssim']:.3f}"),
+                ]
+                for row in self.reconstruction.to_dict("records")
+            ]
+            parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
+        return "\n\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
+
+    def save(self, folder: str | Path | None = None) -> list[Path]:
+        """Write the tables to attacks.json, and draw the reconstructed images.
+
+        Args:
+            folder: folder to write to, created if missing. By default the run's own folder, and
+                its `explanations` folder for pictures, which `fedsim report` shows.
+
+        Returns:
+            The paths of all files.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder, pictures = (
+            (self.run.path, self.run.path / "explanations")
+            if folder is None
+            else (Path(folder), Path(folder))
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {"membership": self.membership, "reconstruction": self.reconstruction}
+        tables["fits"] = self.fits
+        content: dict[str, Any] = {
+            name: json.loads(table.to_json(orient="records")) for name, table in tables.items()
+        }
+        content |= {"guessing": dict(self.guessing), "warnings": list(self.warnings)}
+        paths = [folder / "attacks.json"]
+        with atomic.named(paths[0]) as aside:
+            aside.write_text(json.dumps(content, indent=2) + "\n")
+        return paths + self._draw(pictures)
+
+    def _draw(self, folder: Path) -> list[Path]:
+        paths = []
+        for stem, inversion in self.inversions.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            paths.append(picture(folder, stem))
+            what = stem.removeprefix("reconstructed-").replace("-", " ")
+            name = self.run.experiment.method.name if stem == SHARED else what
+            t = self.run.last_round
+            title = f"the global model after round {t}: images reconstructed from {what}"
+            inversion.draw(name, paths[-1], title)
+        return paths
+
+    def _repr_html_(self) -> str:
+        with TemporaryDirectory() as folder:
+            pictures = self._draw(Path(folder))
+            text = "\n".join(f"warning: {warning}" for warning in self.warnings)
+            return as_html(text, pictures, self.membership, self.fits, self.reconstruction)
+
+
+@checked
+def audit(
+    run: Run | str | Path,
+    explainers: Wanted | Sequence[Wanted] | None = None,
+    *,
+    shadows: int = 0,
+    noise: float | Sequence[float] | None = None,
+    progress: bool | Callable[[str], None] = True,
+) -> Audit:
+    """Attack a finished run: membership inference, and reconstruction of images.
+
+    Args:
+        run: a run of a method with a global classifier, or its folder.
+        explainers: explainers whose explanations are also attacked. Names
+            (`fedsim list explainers`) get their settings from the run's `explain` section, if they
+            are listed there. By default the explainers of that section; an empty sequence for
+            none.
+        shadows: number of shadow models to train for the likelihood-ratio attack (LiRA), 2 or
+            more; 0 skips this attack.
+        noise: noise added to explanations before they are attacked: they are scaled to unit
+            length, and noise of this relative length is added. With a sequence, several levels
+            share the shadow models. By default explanations are unchanged.
+        progress: True shows the planned attacks, their approximate duration and a progress bar in
+            a terminal or a notebook, False shows nothing. A function is called with the same as
+            lines of text.
+
+    Raises:
+        BadInput: the run is not finished or has no global classifier, or its data has changed; an
+            explainer is unknown or does not apply to the model; or a noise or number is out of
+            range.
+
+    Example:
+        >>> import fedsim
+        >>> run = fedsim.load(folder)
+        >>> found = fedsim.audit(run, "gradient", shadows=2, noise=[0, 1], progress=False)
+        >>> list(found.membership["attack"].unique())
+        ['loss', 'entropy', 'lira', 'variance', 'norm', 'norm_lira', 'map_lira']
+        >>> found.membership.query("explainer == 'gradient' and noise == 1").shape
+        (4, 6)
+    """
+    with LineProgress(progress) as tell:
+        return _audit(Run.of(run), explainers, shadows, noise, tell)
+
+
+def _audit(
+    run: Run,
+    explainers: Wanted | Sequence[Wanted] | None,
+    shadows: int,
+    noise: float | Sequence[float] | None,
+    tell: Callable[[str], None],
+) -> Audit:
+    import pandas as pd
+
+    shown = _explainers(explainers, run.experiment.explain)
+    levels: list[float | None] = [None]
+    if noise is not None:
+        levels = [*dict.fromkeys(np.atleast_1d(noise).tolist())]
+        if not levels:
+            raise BadInput("noise: the list is empty; name a level, such as 0.5")
+        if not shown:
+            raise BadInput("noise is added to explanations; name an explainer")
+    attacked = PrivacyAudit(run)
+    attacked._check(shown, levels)
+    if shadows:
+        insist_on_several(shadows)
+    if attacked.shares_images or (shown and attacked.explains_images):
+        check_fidelity()
+    tell(attacked.plan(shadows, shown, levels))
+    steps = shadows + (
+        attacked.shares_images + len(shown) * len(levels) * attacked.explains_images
+    )
+
+    def done(step: int, what: str) -> None:
+        tell(f"[{step}/{steps}] {what}")
+
+    found = attacked.infer_membership(
+        shadows, shown, levels, lambda s: done(s, f"shadow model {s}")
+    )
+    membership = []
+    for level, outcomes in found.items():
+        for name, result in outcomes.items():
+            explainer, _, attack = name.rpartition("/")
+            if explainer or level == levels[0]:  # noise is in explanations alone
+                about = {"attack": attack, "explainer": explainer}
+                row = {**about, "noise": level if explainer else None, **asdict(result)}
+                membership.append(row)
+    images: list[dict[str, Any]] = []
+    inversions: dict[str, Inversion] = {}
+
+    def add(source: str, close: Fidelity, explainer: str = "", level: float | None = None) -> None:
+        about = {"source": source, "explainer": explainer, "noise": level}
+        images.append({**about, **asdict(close)})
+
+    step = shadows
+    if attacked.shares_images:
+        inversion = inversions[SHARED] = attacked.invert_shared()
+        add("shared", inversion.shared)
+        add("reconstructed", inversion.reconstructed)
+        done(step := step + 1, "images from what was shared")
+    for one in shown if attacked.explains_images else ():
+        for level in levels:
+            name = one.name if level is None else f"{one.name}-noise-{level:g}"
+            inversion = inversions[f"reconstructed-{name}"] = attacked.invert_explanations(
+                one, level
+            )
+            add("explanations", inversion.reconstructed, one.name, level)
+            done(step := step + 1, f"images from {name.replace('-', ' ')}")
+    if images:
+        add("mean image", inversion.mean_image)
+        add("mean image of the class", inversion.class_mean)
+    kinds = ["source", "explainer", "noise", "mse", "psnr", "ssim"]
+    tables = pd.DataFrame(membership), pd.DataFrame(images, columns=kinds)
+    for table in tables:
+        table["noise"] = table["noise"].astype(float)
+    chance = guessing(attacked.members, attacked.members)
+    fits = pd.DataFrame([{"model": name, **asdict(one)} for name, one in attacked.fits.items()])
+    of_members, of_images = (table.to_dict("records") for table in tables)
+    warnings = (*_doubts(of_members, chance, attacked.fits), *_failed(of_images))
+    return Audit(run, *tables, inversions, chance, fits, warnings)
+
+
+def _doubts(
+    rows: Sequence[Mapping[Any, Any]],
+    chance: Mapping[str, tuple[float, float]],
+    fits: Mapping[str, Fit],
+) -> Iterator[str]:
+    """Why a membership inference attack may be weak, other than for privacy."""
+    own, shadows = fits[MODEL], fits.get(SHADOWS)
+    if own.inside <= fits[MAJORITY].inside + LESS:
+        yield (
+            f"the model has learnt too little to reveal its examples (accuracy {own.inside:.3f} "
+            "on them): weak attacks are no evidence of privacy"
+        )
+    if shadows is not None and shadows.inside < own.inside - LESS:
+        yield (
+            "the shadow models have learnt their examples worse than the model "
+            f"({shadows.inside:.3f}, {own.inside:.3f}): what LiRA finds is too little, and no "
+            "evidence of privacy"
+        )
+    auc = {_attack(row): row["auc"] for row in rows}
+    width = chance["auc"][1] - 0.5
+    if "lira" in auc and auc["lira"] < auc["loss"] - width:
+        yield (
+            f"LiRA (AUC {auc['lira']:.3f}) is weaker than the loss ({auc['loss']:.3f}): its "
+            "shadow models do not behave as the model does; the strongest attack counts"
+        )
+    low = [name for name, found in auc.items() if found < chance["auc"][0]]
+    if low:
+        yield (
+            f"below guessing: {', '.join(low)}; members score lower than others, so that an "
+            "attacker who turns the scores round gains 1 − AUC"
+        )
+
+
+def _failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
+    """Which reconstructions are no better than the guess without anything."""
+    guess = min((r["mse"] for r in images if r["source"].startswith("mean image")), default=0)
+    for row in images:
+        if row["source"] in ("reconstructed", "explanations") and row["mse"] >= guess:
+            name = _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"])
+            yield (
+                f"images from {name}: no closer than a mean image (MSE {row['mse']:.4f}, "
+                f"{guess:.4f}): this denoiser has failed; another may not"
+            )
+
+
+def _explainers(
+    wanted: Wanted | Sequence[Wanted] | None,
+    section: Explain | None,
+) -> Sequence[FeatureExplainer]:
+    """These, as the run's section sets those that it has; by default all of the section's.
+
+    Raises:
+        BadInput: there is none of a name, or it gives no relevances.
+    """
+    usual = _usual(section)
+    if wanted is None:
+        return usual
+    each = [wanted] if isinstance(wanted, str | Mapping | Explainer) else wanted
+    named = [find_explainer(one, usual) for one in each]
+    try:
+        return Explain.model_validate({"explainers": named}).explainers if named else ()
+    except ValidationError as error:
+        raise BadInput(f"explainer: {error.errors()[0]['msg']}") from None
+
+
+def _attack(row: Mapping[Any, Any]) -> str:
+    """A membership inference attack in a table: "loss", "occlusion/norm, noise 1"."""
+    return _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"])
+
+
+def _named(name: str, noise: float) -> str:
+    return name if math.isnan(noise) else f"{name}, noise {noise:g}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in text, its first column flush left."""
+    wide = max(len(row[0]) for row in [header, *rows])
+    first, *others = ([row[0].ljust(wide), *row[1:]] for row in [header, *rows])
+    return columns(first, others)

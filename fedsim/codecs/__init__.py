@@ -1,9 +1,0 @@
-"""Lossy compression of what clients and the server send: the sections `uplink`, `downlink`."""
-
-from fedsim.codecs import lowrank as _lowrank  # they fill the registry
-from fedsim.codecs import quantised as _quantised
-from fedsim.codecs import sparse as _sparse
-from fedsim.codecs.codec import Codec, Shapes, codecs
-
-__all__ = ["Codec", "Shapes", "codecs"]
-del _lowrank, _quantised, _sparse

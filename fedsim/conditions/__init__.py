@@ -1,0 +1,1 @@
+"""Conditions of an experiment between server and clients, a section of its file each."""

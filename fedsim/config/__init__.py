@@ -1,0 +1,1 @@
+"""Experiment files: reading, checking, and components by name."""

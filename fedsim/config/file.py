@@ -1,0 +1,313 @@
+"""An experiment file as it is read: nested dicts, and where each key stands.
+
+What does not fit the schema is refused with that place. Files, overrides and the cells of a grid
+all pass through here on their way to an `Experiment`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from fedsim.config.registry import Config, paths_from
+from fedsim.errors import ExperimentError
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is not in every build
+Location = tuple[str, ...]  # of a key: its section, then the key within it
+S = TypeVar("S", bound=Config)
+
+
+def flat(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested sections by `section.key`; an empty section is left out."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = flat(value, f"{above}{key}.") if isinstance(value, Mapping) else None
+        found |= {f"{above}{key}": value} if inner is None else inner
+    return found
+
+
+@dataclass(frozen=True)
+class RawConfig:
+    """The content of an experiment file.
+
+    Attributes:
+        content: sections, as nested dicts.
+        where: says for a key where it stands ("digits.yaml:7", "override train.rounds=3").
+        changed_keys: those that were set over the file, by overrides or a grid.
+        folder: which relative paths in it start from; by default the working directory.
+    """
+
+    content: Mapping[str, Any]
+    where: Callable[[Location], str] = lambda _: "experiment"
+    changed_keys: frozenset[Location] = frozenset()
+    folder: Path = field(default_factory=Path.cwd)
+
+    @classmethod
+    def read(
+        cls, path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
+    ) -> RawConfig:
+        """Read an experiment file.
+
+        Args:
+            path: a YAML file.
+            overrides: `section.key=value`, or a dict of values by `section.key`, which win over
+                the file.
+
+        Raises:
+            ExperimentError: it cannot be read, or an override is none.
+        """
+        path = Path(path)
+        text = _text_of(path)
+        try:
+            root = yaml.compose(text, Loader=LOADER)
+            if not isinstance(root, yaml.MappingNode | None):
+                raise ExperimentError(
+                    f"{path}: must be a mapping of sections, not a list or a word"
+                )
+            lines = _lines(root, str(path))
+            content = _content(text) if root is not None else {}
+        except _NOT_YAML as error:
+            raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from None
+
+        def where(location: Location) -> str:
+            for end in range(len(location), 0, -1):
+                if location[:end] in lines:
+                    return f"{path}:{lines[location[:end]]}"
+            return str(path)
+
+        sheet = cls(copy.deepcopy(content), where)
+        return sheet.overridden(overrides)
+
+    def overridden(self, overrides: Sequence[str] | Mapping[str, Any]) -> RawConfig:
+        """The sheet with overrides, `section.key=value` or values by `section.key`.
+
+        Raises:
+            ExperimentError: an override is none.
+        """
+        sheet = self
+        if isinstance(overrides, Mapping):
+            for key, value in overrides.items():
+                sheet = sheet.changed({key: value}, f"override {key}={value}")
+            return sheet
+        for override in overrides:
+            key, equals, given = override.partition("=")
+            if not equals or not key:
+                raise ExperimentError(f"override '{override}': must read section.key=value")
+            if not re.fullmatch(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*", key):
+                raise ExperimentError(f"override '{override}': '{key}' is not a section.key")
+            try:
+                _lines(yaml.compose(given, Loader=LOADER), f"override '{override}'")
+                value = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
+                for part in key.split("."):
+                    value = value[part]
+            except (*_NOT_YAML, KeyError, TypeError) as error:
+                raise ExperimentError(f"override '{override}': {_in_one_line(error)}") from None
+            sheet = sheet.changed({key: value}, f"override {override}")
+        return sheet
+
+    def changed(self, changes: Mapping[str, Any], by: str) -> RawConfig:
+        """The sheet with other values at some keys; what stood there is replaced, not merged.
+
+        Args:
+            changes: `section.key`, or a section's name, and what is to stand there.
+            by: what asked for it, which `where` then answers.
+        """
+        content: dict[str, Any] = copy.deepcopy(dict(self.content))
+        changed: set[Location] = set()
+        for key, value in changes.items():
+            *above, last = location = tuple(key.split("."))
+            section = content
+            for part in above:
+                if not isinstance(section.get(part), dict):
+                    section[part] = {}
+                section = section[part]
+            section[last] = copy.deepcopy(value)
+            changed.add(location)
+
+        def where(location: Location) -> str:
+            # Within what was changed, or a section that only the change speaks of.
+            if any(location[: len(c)] == c for c in changed):
+                return by
+            before = self.where(location)
+            only_here = before == self.where(()) and location
+            return (
+                by
+                if only_here and any(c[: len(location)] == location for c in changed)
+                else before
+            )
+
+        return replace(
+            self, content=content, where=where, changed_keys=self.changed_keys | changed
+        )
+
+    def take(self, key: str) -> tuple[Any, RawConfig]:
+        """What stands in one section, None if it is not there, and the sheet without it."""
+        rest = {k: v for k, v in self.content.items() if k != key}
+        return self.content.get(key), replace(self, content=rest)
+
+    def build(self, schema: type[S], section: str | None = None) -> S:
+        """The typed content of the sheet, or of one section.
+
+        Raises:
+            ExperimentError: a line for each thing that is wrong, with where it stands.
+        """
+        above = (section,) if section else ()
+        content = self.content.get(section) if section else dict(self.content)
+        try:
+            with paths_from(self.folder):
+                return schema.model_validate(content)
+        except ValidationError as error:
+            raise ExperimentError("\n".join(_explain(error, self, above))) from None
+        except ExperimentError as error:
+            raise ExperimentError(f"{self.where(above)}: {error}") from None
+
+
+MOST_BYTES = 500_000  # of an experiment file; more is another kind of file
+MOST_NODES = 100_000  # keys and values, aliases expanded
+MOST_LEVELS = 50
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+# What PyYAML and OmegaConf raise; too many levels are a RecursionError, a number of thousands of
+# digits a ValueError.
+_NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise ExperimentError(f"{path}: is not a regular file")
+        if path.stat().st_size > MOST_BYTES:
+            raise ExperimentError(
+                f"{path}: is {path.stat().st_size / 1e6:.1f} MB long, too long for an experiment"
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ExperimentError(f"{path}: cannot be read: {why}") from None
+
+
+@lru_cache(maxsize=128)  # the runs of a command are read several times, at 10 ms each
+def _content(text: str) -> Any:
+    # No interpolation: "${...}" is text like any other.
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "too many levels"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
+    """The line of each key of a YAML document, by its path.
+
+    Raises:
+        ExperimentError: aliases make it too large, or it has numbers to base 60: YAML reads 1:30
+            as 90, and nobody means that.
+    """
+    lines: dict[Location, int] = {}
+    stack: list[tuple[Location, yaml.Node]] = [] if root is None else [((), root)]
+    visited = 0
+    while stack:
+        path, node = stack.pop()
+        visited += 1
+        if visited > MOST_NODES:
+            raise ExperimentError(f"{where}: has more than {MOST_NODES:,} values")
+        if len(path) > MOST_LEVELS:
+            raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = (*path, str(key.value))
+                lines[below] = key.start_mark.line + 1
+                stack += [(below, key), (below, value)]
+        elif isinstance(node, yaml.SequenceNode):
+            stack += [(path, part) for part in node.value]
+        elif ":" in node.value and node.tag in _NUMBERS:
+            name = ".".join(path) or "value"
+            raise ExperimentError(
+                f"{where}: {name}: YAML reads {node.value} as a number to base 60; write a plain "
+                "number, or put it in quotes"
+            )
+    return lines
+
+
+_WORDS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a word",
+    "dict_type": "a mapping",
+    "model_type": "a section of keys",
+    "model_attributes_type": "a section of keys",
+    "tuple_type": "a list",
+    "missing": "missing",
+}
+
+
+def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[str]:
+    """A line for each thing that is wrong: where, what, and what would be right."""
+    words_at: dict[Location, list[str]] = {}
+    given_at: dict[Location, str] = {}
+    for problem in error.errors():
+        # A union ("a whole number or auto") reports each branch, named by its type.
+        within = (str(p) for p in problem["loc"] if not re.search(r"\bint\b|\[", str(p)))
+        location = (*above, *within)
+        if problem["type"] == "unknown_key":
+            about = _about_unknown_key(problem["ctx"]["within"], location, sheet)
+            words_at.setdefault(location, []).append(about or problem["msg"])
+            continue
+        words = _WORDS.get(problem["type"], problem["msg"])
+        words = words.removeprefix("Value error, ").removeprefix("Input should be ")
+        words_at.setdefault(location, []).append(words)
+        a_value = isinstance(problem["input"], str | int | float)
+        if words not in (problem["msg"], "missing"):  # a message of our own is complete as it is
+            words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
+            if a_value:
+                given_at[location] = f", not {problem['input']!r}"
+    return [
+        f"{sheet.where(location)}: {'.'.join(location)}: {' or '.join(words)}"
+        f"{given_at.get(location, '')}"
+        for location, words in words_at.items()
+    ]
+
+
+def _about_unknown_key(within: Sequence[str], location: Location, sheet: RawConfig) -> str | None:
+    """What to do about a key of another section or component, if it is one.
+
+    It is, if a section below has such a key, or if a change names another component and leaves
+    this key of the former one in the section.
+
+    Args:
+        within: the path to the section below.
+    """
+    *above, key = location
+    if within:
+        return f"unknown key; did you mean '{'.'.join((*above, *within, key))}'?"
+    if any(location[: len(c)] == c for c in sheet.changed_keys):
+        return None
+    for word in ("name", "kind"):
+        naming = (*above, word)
+        if naming in sheet.changed_keys:
+            section: Any = sheet.content
+            for part in above:
+                section = section[part]
+            by_override = sheet.where(naming).startswith("override ")
+            whole = f"{'.'.join(above)}{'=' if by_override else ': '}{{{word}: {section[word]}}}"
+            return f"is not a key of {section[word]}; to replace the whole section: '{whole}'"
+    return None

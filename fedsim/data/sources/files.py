@@ -1,0 +1,874 @@
+"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF, KEEL, NumPy, text.
+
+Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked, or text.
+Files may be plain, `.gz` or `.xz`. Any problem with a file is a `DataError` that begins with its
+path.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import math
+import os
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.config.registry import nearest
+from fedsim.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from fedsim.data.stored import AnyArray
+
+COMPRESSIONS = ("", ".gz", ".xz")
+MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
+CIFAR_SHAPE = (3, 32, 32)
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+class Layout(NamedTuple):
+    """Where a data set's files are kept, and how to get them.
+
+    Args:
+        folders: sub-folders of the data root that may hold them.
+        torchvision: the class of torchvision that downloads them, if any.
+        publisher: where to get them if they cannot be downloaded.
+    """
+
+    folders: tuple[str, ...]
+    torchvision: str = ""
+    publisher: str = ""
+
+
+# torchvision's own folder comes first, so that a download is found before an incomplete copy.
+LAYOUTS = {
+    "mnist": Layout(("MNIST/raw", "mnist"), "MNIST"),
+    "fashion_mnist": Layout(("FashionMNIST/raw", "fashion_mnist"), "FashionMNIST"),
+    "emnist": Layout(("EMNIST/raw", "emnist", "emnist/gzip", "gzip"), "EMNIST"),
+    "cifar10": Layout(("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"), "CIFAR10"),
+    "cifar100": Layout(("cifar-100-python", "cifar-100-binary", "cifar100"), "CIFAR100"),
+    "femnist": Layout(("femnist", "femnist/data")),
+    "shakespeare": Layout(
+        ("shakespeare", "shakespeare/data"),
+        publisher="the json files that data/shakespeare/preprocess.sh of "
+        "github.com/TalwalkarLab/leaf writes",
+    ),
+    "medmnist": Layout(("medmnist",), publisher="the file of the set from medmnist.com"),
+    "mortgage": Layout(("mortgage",), publisher="'mortgage' from KEEL's regression data sets"),
+    "openfl_xai": Layout(
+        ("openfl_xai/data", "openfl_xai", "data"),
+        publisher="data/col0_data.zip to col4_data.zip from github.com/Unipisa/OpenFL-XAI, "
+        "unzipped into col0 to col4",
+    ),
+    "trec": Layout(
+        ("trec",),
+        publisher="train_5500.label and TREC_10.label from cogcomp.seas.upenn.edu/Data/QA/QC",
+    ),
+    "r8": Layout(
+        ("r8",),
+        publisher="r8-train-all-terms.txt and r8-test-all-terms.txt from ana.cachopo.org's data "
+        "sets for single-label text categorization",
+    ),
+    "tmn": Layout(
+        ("tmn",),
+        publisher="training.csv, validation.csv and test.csv from datasets/TMN of "
+        "github.com/pgcool/iDocNADEe, name them TMN_train.txt, TMN_val.txt and "
+        "TMN_test.txt, replace the first comma of each line by a tab",
+    ),
+    "subj": Layout(
+        ("subj", "rotten_imdb"),
+        publisher="rotten_imdb.tar.gz from cs.cornell.edu/people/pabo/movie-review-data, unpack "
+        "it",
+    ),
+    "beer": Layout(
+        ("beer",),
+        publisher="reviews.aspect{0,1,2}.{train,heldout}.txt.gz and annotations.json of "
+        "people.csail.mit.edu/taolei/beer, which asks for BeerAdvocate's permission",
+    ),
+    "hotel": Layout(
+        ("hotel",),
+        publisher="data.zip of people.csail.mit.edu/yujia/files/r2a; hotel_*.train, hotel_*.dev "
+        "are in data/oracle, and those of data/target go into a sub-folder annotations",
+    ),
+}
+
+
+class MissingFileError(DataError):
+    """A file of a data set was not found."""
+
+
+_OF_PROGRAMS = (
+    *("__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information"),
+    *("@eaDir", "#recycle", "@Recycle", "Thumbs.db", "desktop.ini"),
+)
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder is the user's, not one that a program keeps beside them."""
+    return not name.startswith(".") and name not in _OF_PROGRAMS
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any exception of a parser into a `DataError` that names the file.
+
+    Decoders raise many types of exceptions on damaged files (EOFError, zlib.error, LZMAError,
+    UnpicklingError, ValueError, MemoryError, ...), so all are caught: keep the block to one call.
+    """
+    if path.is_fifo():  # reading would wait for a writer
+        raise DataError(f"{path}: is a pipe, not a file")
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path}: cannot be read: {cause or type(error).__name__}") from error
+
+
+def data_root(root: Path | None) -> Path:
+    """The folder of all data: `root`, else $FEDSIM_DATA, else ~/.cache/fedsim."""
+    return (root or Path(os.environ.get("FEDSIM_DATA") or "~/.cache/fedsim")).expanduser()
+
+
+def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
+    """The first existing file of some candidates.
+
+    Looks into each of the data set's sub-folders of the data root, then into the root: MNIST and
+    Fashion-MNIST have the same file names, so the more specific folder comes first.
+
+    Args:
+        candidates: alternative names or glob patterns, without `.gz` and `.xz`.
+        data_set: a key of `LAYOUTS`.
+        root: the experiment's data root; see `data_root`.
+
+    Raises:
+        MissingFileError: there is none.
+    """
+    top = data_root(root)
+    folders = [top / folder for folder in LAYOUTS[data_set].folders] + [top]
+    for folder in folders:
+        for name in candidates:
+            found = match(folder, name)
+            if found is not None:
+                return found
+    looked = "".join(f"\n  {folder}" for folder in folders)
+    raise MissingFileError(
+        f"{data_set}: no file {_either(candidates)} (nor .gz, .xz) in any of{looked}\n"
+        f"{_how_to_get(data_set)}"
+    )
+
+
+def match(folder: Path, name: str) -> Path | None:
+    """The file of that name or pattern in a folder (plain, `.gz` or `.xz`), or None."""
+    for compression in COMPRESSIONS:
+        with reading(folder):
+            found = [path for path in _glob(folder, name + compression) if path.is_file()]
+        if found:
+            return found[0]
+    return None
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if is_visible(path.name))
+
+
+def match_all(folder: Path, pattern: str) -> list[Path]:
+    """All files of that pattern in a folder, plain, `.gz` or `.xz`, in order."""
+    with reading(folder):
+        return sorted(path for end in COMPRESSIONS for path in _glob(folder, pattern + end))
+
+
+def beside(first: Path, name: str, data_set: str) -> Path:
+    """The file of that name in the folder of another one.
+
+    All files of a data set come from one folder, so that data sets never mix.
+
+    Raises:
+        MissingFileError: it is missing.
+    """
+    found = match(first.parent, name)
+    if found is None:
+        raise missing_beside(first, [name], data_set)
+    return found
+
+
+def missing_beside(first: Path, names: Sequence[str], data_set: str) -> MissingFileError:
+    """The error for files missing from the folder of another one."""
+    return MissingFileError(
+        f"{data_set}: {first.parent} has {first.name} but no {', '.join(names)} "
+        f"(nor .gz, .xz)\n{_how_to_get(data_set)}"
+    )
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def _how_to_get(data_set: str) -> str:
+    layout = LAYOUTS[data_set]
+    get = f"get {layout.publisher}, and " if layout.publisher else ""
+    download = ", or data.download=true" if layout.torchvision else ""
+    return f"{get}set data.root or FEDSIM_DATA to its folder{download}"
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`.
+
+    Raises:
+        DataError: it cannot be opened, or its compressed stream is damaged or truncated.
+    """
+    with reading(path):
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return stream.read()
+        if path.suffix == ".xz":
+            with lzma.open(path) as stream:
+                return stream.read()
+        return path.read_bytes()
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array of unsigned bytes in an IDX file, of as many dimensions as asked.
+
+    Raises:
+        DataError: unreadable, wrong magic number (type or dimensions), or wrong length for its
+            header.
+    """
+    content = read_bytes(path)
+    magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise DataError(f"{path}: {len(content)} bytes, shorter than its IDX header of {header}")
+    found = int.from_bytes(content[:4], "big")
+    if found != magic:
+        raise DataError(
+            f"{path}: IDX magic number {found}, expected {magic} "
+            f"(unsigned bytes, {dimensions} dimensions)"
+        )
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
+    expected = header + math.prod(shape)
+    if len(content) != expected:
+        raise DataError(f"{path}: {len(content)} bytes, expected {expected} for shape {shape}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()  # writable copy
+
+
+def read_idx_images(
+    images: Path, labels: Path, classes: int, first: int = 0, side: int = 28
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A pair of IDX files: square images and their labels.
+
+    Args:
+        images: IDX file of (N, side, side) unsigned bytes.
+        labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
+        classes: the number of classes.
+        first: the label of the first class.
+        side: the height and width of an image in pixels.
+
+    Returns:
+        The images (N, 1, side, side) and their class indices (N,), which start at 0.
+
+    Raises:
+        DataError: either file is damaged, has the wrong shape or labels, or they differ in N.
+    """
+    x = read_idx(images, 3)
+    if x.shape[1:] != (side, side):
+        raise DataError(
+            f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected {side}×{side}"
+        )
+    if len(x) == 0:
+        raise DataError(f"{images}: contains no images")
+    y = read_idx(labels, 1).astype(np.int64)
+    if len(y) != len(x):
+        raise DataError(f"{labels}: {len(y)} labels for the {len(x)} images of {images.name}")
+    _check_labels(labels, y, first, classes)
+    return x[:, np.newaxis], y - first
+
+
+def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) -> None:
+    wrong = np.flatnonzero((y < first) | (y >= first + classes))
+    if len(wrong):
+        raise DataError(
+            f"{path}: record {wrong[0]} has label {y[wrong[0]]}, "
+            f"expected {first} to {first + classes - 1}"
+        )
+
+
+def read_cifar(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
+
+    Args:
+        path: the file.
+        labels: the number of classes of each label of a record, by the label's name in the Python
+            version, in the order of the binary version.
+
+    Returns:
+        The images (N, 3, 32, 32), and each label's class indices (N,) by name.
+
+    Raises:
+        DataError: unreadable, wrong length or structure, or a label out of range.
+    """
+    read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
+    x, y = read(path, labels)
+    if len(x) == 0:
+        raise DataError(f"{path}: contains no records")
+    for name, classes in labels.items():
+        _check_labels(path, y[name], 0, classes)
+    return x, y
+
+
+def read_cifar_binary(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """CIFAR's binary version: records of one byte per label and 3072 bytes of pixels."""
+    content = read_bytes(path)
+    size = len(labels) + math.prod(CIFAR_SHAPE)
+    if len(content) % size:
+        raise DataError(
+            f"{path}: {len(content)} bytes, expected a multiple of the record size {size}"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    y = {name: records[:, i].astype(np.int64) for i, name in enumerate(labels)}
+    return np.ascontiguousarray(records[:, len(labels) :]).reshape(-1, *CIFAR_SHAPE), y
+
+
+def read_cifar_python(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """CIFAR's Python version: a pickled dictionary of an array `data` and lists of labels.
+
+    No code of the pickle is run: only NumPy arrays and plain values are allowed.
+    """
+    content = read_bytes(path)
+    with reading(path):
+        batch = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+    if not isinstance(batch, dict):
+        raise DataError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary")
+    x = _entry(path, batch, "data")
+    pixels = math.prod(CIFAR_SHAPE)
+    if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape[1:] == (pixels,)):
+        raise DataError(f"{path}: 'data' is {_describe(x)}, expected uint8 of shape (N, {pixels})")
+    y = {name: _integers(path, f"'{name}'", _entry(path, batch, name), len(x)) for name in labels}
+    return x.reshape(-1, *CIFAR_SHAPE), y
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Unpickles NumPy arrays and plain values, and refuses every other global."""
+
+    # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
+    admitted = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.admitted:
+            raise pickle.UnpicklingError(
+                f"the pickle contains {module}.{name}, which is not allowed"
+            )
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def _entry(path: Path, mapping: Mapping[Any, Any], key: str) -> Any:
+    if key not in mapping:
+        raise DataError(f"{path}: has no '{key}'{nearest(key, [str(known) for known in mapping])}")
+    return mapping[key]
+
+
+def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int64]:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise DataError(f"{path}: {what} is not a list of integers")
+    if len(values) != count:
+        raise DataError(f"{path}: {what} has {len(values)} labels for {count} examples")
+    with reading(path):  # OverflowError for values beyond int64
+        return np.array(values, np.int64)
+
+
+def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture as viewers show it, converted and resized to a shape; see `open_image`.
+
+    Args:
+        path: the file.
+        shape: (channels, height, width); 3 channels for colour, 1 for gray.
+
+    Raises:
+        DataError: unreadable, or not shown in one way.
+    """
+    return pixels(open_image(path)[0], shape)
+
+
+def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture converted and resized to a shape (channels, height, width)."""
+    C, H, W = shape
+    found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
+    return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
+
+
+def open_image(path: Path) -> tuple[Image, str]:
+    """A picture as viewers show it, see `as_shown`, and the mode in which Pillow opens its file.
+
+    Raises:
+        DataError: unreadable, or not shown in one way.
+    """
+    from PIL import Image
+
+    with reading(path), Image.open(path) as image:
+        return as_shown(image), image.mode
+
+
+def as_shown(image: Image) -> Image:
+    """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
+
+    Returns:
+        It in mode L or RGB.
+
+    Raises:
+        ValueError: it has several frames, or pixels whose black and white are unknown.
+    """
+    from PIL import Image, ImageOps
+
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a phone's picture, and others made of it
+        raise ValueError(f"it has {frames} frames or pages; save one as a picture of its own")
+    shown, profile = ImageOps.exif_transpose(image), image.info.get("icc_profile")
+    if image.mode[0] in "IF":
+        # Of TIFF's tags, 258 are the bits, and 262 is 1 if 0 is black.
+        tags = getattr(image, "tag_v2", {258: (16,), 262: 1})
+        deep = image.mode.startswith("I;16") or image.format == "PPM"
+        deep &= (tags.get(258), tags.get(262)) == ((16,), 1)
+        if not deep or "transparency" in image.info:
+            raise ValueError(
+                f"it has pixels of type {image.mode}, for which black and white are not defined; "
+                "save it with 8 bits a channel"
+            )
+        shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+    if shown.has_transparency_data:
+        ground = Image.new("RGBA", shown.size, "white")
+        shown = Image.alpha_composite(ground, shown.convert("RGBA")).convert("RGB")
+    elif shown.mode not in ("L", "CMYK"):
+        shown = shown.convert("L" if shown.mode == "1" else "RGB")
+    shown = _in_srgb(shown, profile) if profile else shown
+    return shown if shown.mode == "L" else shown.convert("RGB")
+
+
+def _in_srgb(picture: Image, profile: bytes) -> Image:
+    """A picture in another colour space, as its profile says, in sRGB."""
+    from PIL import ImageCms
+
+    try:
+        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        same = "sRGB" in ImageCms.getProfileDescription(own)
+        known = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}[picture.mode]
+        if same or own.profile.xcolor_space != known:
+            return picture
+        srgb = ImageCms.createProfile("sRGB")
+        found = ImageCms.profileToProfile(picture, own, srgb, outputMode="RGB")
+    except (OSError, ImageCms.PyCMSError):  # damaged: viewers ignore it
+        return picture
+    return found or picture
+
+
+def read_leaf(
+    path: Path, features: int, classes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
+    """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
+
+    Args:
+        path: the file.
+        features: the number of values of an example, each in [0, 1].
+        classes: the number of classes.
+
+    Returns:
+        The examples (N, features), their class indices (N,), and the user of each (N,).
+
+    Raises:
+        DataError: unreadable, wrong structure, or a value or label out of range.
+    """
+    xs = [np.empty((0, features), np.float32)]
+    ys = [np.empty(0, np.int64)]
+    users = _leaf_users(path)
+    for user, data in users.items():
+        x, y = _leaf_user(path, user, data, features, classes)
+        xs.append(x)
+        ys.append(y)
+    writers = np.repeat(np.array(list(users), np.str_), [len(y) for y in ys[1:]])
+    return np.concatenate(xs), np.concatenate(ys), writers
+
+
+def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[str]]]:
+    """One LEAF json file of texts, and the character that follows each.
+
+    Args:
+        path: the file.
+        length: the number of characters of a text.
+
+    Returns:
+        The texts and the next characters of each user, in the order of the file.
+
+    Raises:
+        DataError: unreadable, of another structure, or a text of another length.
+    """
+    found = {}
+    for user, data in _leaf_users(path).items():
+        texts = _entry(path, data, "x")
+        following = _entry(path, data, "y")
+        for key, values, size in (("x", texts, length), ("y", following, 1)):
+            if not isinstance(values, list) or not all(
+                isinstance(value, str) and len(value) == size for value in values
+            ):
+                raise DataError(
+                    f"{path}: '{key}' of user '{user}' is not a list of texts of {size} "
+                    f"character{'s' * (size > 1)}"
+                )
+        if len(texts) != len(following):
+            raise DataError(
+                f"{path}: user '{user}' has {len(texts)} texts in 'x' and {len(following)} "
+                f"characters in 'y'"
+            )
+        found[user] = texts, following
+    return found
+
+
+def _leaf_users(path: Path) -> dict[str, dict[str, Any]]:
+    """What `user_data` of a LEAF json file has of each of the `users`."""
+    content = read_bytes(path)
+    with reading(path):
+        document = json.loads(content)
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: a JSON {type(document).__name__}, expected an object")
+    users, user_data = _entry(path, document, "users"), _entry(path, document, "user_data")
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+        raise DataError(f"{path}: 'users' is not a list of names")
+    if not isinstance(user_data, dict) or sorted(user_data) != sorted(users):
+        raise DataError(f"{path}: 'user_data' and 'users' have different users")
+    for user in users:
+        if not isinstance(user_data[user], dict):
+            raise DataError(f"{path}: the data of user '{user}' are not an object of 'x' and 'y'")
+    return {user: user_data[user] for user in users}
+
+
+def _leaf_user(
+    path: Path, user: str, data: dict[str, Any], features: int, classes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    of = f"of user '{user}'"
+    rows = _entry(path, data, "x")
+    with reading(path):  # ValueError for rows of different lengths
+        x = np.array(rows) if rows != [] else np.empty((0, features))
+    if x.ndim != 2 or x.shape[1] != features or x.dtype.kind not in "iuf":
+        raise DataError(
+            f"{path}: 'x' {of} is {_describe(x)}, expected numbers of shape (N, {features})"
+        )
+    wrong = np.flatnonzero(~((x >= 0) & (x <= 1)).all(axis=1))  # also NaN
+    if len(wrong):
+        raise DataError(f"{path}: example {wrong[0]} {of} has values outside 0 to 1")
+    y = _integers(path, f"'y' {of}", _entry(path, data, "y"), len(x))
+    _check_labels(path, y, 0, classes)
+    return x.astype(np.float32), y
+
+
+def read_medmnist(
+    path: Path, part: str, classes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """One part of a MedMNIST file: the arrays `<part>_images` and `<part>_labels`.
+
+    Args:
+        path: the `.npz` file.
+        part: `train`, `val` or `test`.
+        classes: the number of classes.
+
+    Returns:
+        The images (N, 1 or 3, height, width) and their class indices (N,).
+
+    Raises:
+        DataError: unreadable, of another structure, or a label out of range.
+    """
+    content = read_bytes(path)
+    with reading(path), np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files if key.startswith(f"{part}_")}
+    images, labels = (_entry(path, arrays, f"{part}_{name}") for name in ("images", "labels"))
+    colours = images.ndim == 4 and images.shape[3] == 3
+    if images.dtype != np.uint8 or not (images.ndim == 3 or colours) or images.size == 0:
+        raise DataError(
+            f"{path}: '{part}_images' is {_describe(images)}, expected uint8 of shape (N, height, "
+            f"width) or (N, height, width, 3)"
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images), 1):
+        raise DataError(
+            f"{path}: '{part}_labels' is {_describe(labels)}, expected integers of shape "
+            f"({len(images)}, 1)"
+        )
+    y = labels[:, 0].astype(np.int64)
+    _check_labels(path, y, 0, classes)
+    x = images.transpose(0, 3, 1, 2) if colours else images[:, np.newaxis]
+    return np.ascontiguousarray(x), y
+
+
+def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
+    """The float64 array in a `.npy` file: (N, columns), or (N,) if `columns` is 0.
+
+    No code of the file is run: object arrays are refused.
+
+    Raises:
+        DataError: unreadable, wrong type or shape, empty, or not finite.
+    """
+    content = read_bytes(path)
+    with reading(path):
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    shape = (columns,) if columns else ()
+    if not (
+        isinstance(array, np.ndarray)
+        and array.dtype == np.float64
+        and array.ndim == 1 + len(shape)
+        and array.shape[1:] == shape
+    ):
+        expected = f"(N, {columns})" if columns else "(N,)"
+        raise DataError(f"{path}: is {_describe(array)}, expected float64 of shape {expected}")
+    if len(array) == 0:
+        raise DataError(f"{path}: contains no rows")
+    wrong = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
+    if len(wrong):
+        raise DataError(f"{path}: row {wrong[0]} has values that are not finite")
+    return np.ascontiguousarray(array)
+
+
+class Numbers(NamedTuple):
+    """A table of numbers, one column of which is the target.
+
+    Args:
+        x: (N, features) inputs.
+        y: (N,) targets.
+        features: the name of each input.
+        target: the name of the target.
+    """
+
+    x: AnyArray
+    y: NDArray[np.float64]
+    features: tuple[str, ...]
+    target: str
+
+
+# A quoted name may contain anything; an unquoted one spaces, but no comma.
+_KEEL_NAME = re.compile(r"""\s*('[^']*'|"[^"]*"|[^,]+)""")
+_KEEL_ATTRIBUTE = re.compile(
+    r"""(?P<name>'[^']*'|"[^"]*"|.+?)(\s+(real|integer)\s*(\[[^]]*\])?|\s*(?P<nominal>\{.*))""",
+    re.IGNORECASE,
+)
+_KEEL_KEYWORDS = ("@relation", "@attribute", "@inputs", "@outputs", "@data")
+_KEEL_MISSING = ("?", "<null>", "")
+
+
+def read_keel(path: Path) -> Numbers:
+    """A regression in KEEL's format: a header of attributes, and rows of numbers.
+
+    All attributes are real or integer; ranges in the header are ignored. Without `@outputs` the
+    last attribute is the target, without `@inputs` all others are inputs.
+
+    Raises:
+        DataError: unreadable, or not in this format; the message names the line.
+    """
+    lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig", "replace").splitlines()]
+    told = ((i, line) for i, line in enumerate(lines, 1) if line and not line.startswith("%"))
+    attributes: list[str] = []
+    listed: dict[str, tuple[int, list[str]]] = {}  # line and names of @inputs and @outputs
+    for number, line in told:
+        where = f"{path}:{number}"
+        keyword, _, rest = line.replace("\t", " ").partition(" ")
+        keyword = keyword.lower()
+        if keyword in ("@input", "@output"):
+            keyword += "s"
+        if keyword not in _KEEL_KEYWORDS:
+            hint = nearest(keyword, _KEEL_KEYWORDS)
+            raise DataError(f"{where}: '{keyword}' above @data is not a keyword of KEEL{hint}")
+        if keyword == "@attribute":
+            attributes.append(_keel_attribute(where, rest.strip(), attributes))
+        elif keyword in ("@inputs", "@outputs"):
+            listed[keyword] = number, [_unquoted(name) for name in _KEEL_NAME.findall(rest)]
+        elif keyword == "@data":
+            break
+    else:
+        raise DataError(f"{path}:{max(len(lines), 1)}: the file ends without @data")
+    if len(attributes) < 2:
+        raise DataError(
+            f"{where}: {len(attributes)} attributes above @data, expected an input and an output"
+        )
+    inputs, output = _keel_roles(path, attributes, listed)
+    rows = [_keel_row(f"{path}:{i}", line, attributes) for i, line in told]
+    if not rows:
+        raise DataError(f"{where}: no rows after @data")
+    values = np.array(rows)
+    column = {name: values[:, i] for i, name in enumerate(attributes)}
+    x = np.stack([column[name] for name in inputs], axis=1)
+    return Numbers(x, column[output].copy(), tuple(inputs), output)
+
+
+def _unquoted(name: str) -> str:
+    name = name.strip()
+    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in "'\""
+    return name[1:-1] if quoted else name
+
+
+def _keel_attribute(where: str, text: str, known: Sequence[str]) -> str:
+    """The name in a line `@attribute <name> real|integer [a, b]`."""
+    match = _KEEL_ATTRIBUTE.fullmatch(text)
+    if match is None:
+        raise DataError(
+            f"{where}: '@attribute {text}' is not a name and a type, real or integer, with or "
+            f"without its range [a, b]"
+        )
+    name = _unquoted(match["name"])
+    if match["nominal"]:
+        raise DataError(
+            f"{where}: attribute '{name}' is nominal; a regression takes real or integer ones"
+        )
+    if name in known:
+        raise DataError(f"{where}: attribute '{name}' is declared twice")
+    return name
+
+
+def _keel_roles(
+    path: Path, attributes: Sequence[str], listed: Mapping[str, tuple[int, list[str]]]
+) -> tuple[list[str], str]:
+    """The names of the inputs and of the output."""
+    for keyword, (number, names) in listed.items():
+        for i, name in enumerate(names):
+            where = f"{path}:{number}: {keyword} names '{name}'"
+            if name not in attributes:
+                raise DataError(f"{where}, which is not an attribute{nearest(name, attributes)}")
+            if name in names[:i]:
+                raise DataError(f"{where} twice")
+    number, outputs = listed.get("@outputs", (0, [attributes[-1]]))
+    if len(outputs) != 1:
+        raise DataError(f"{path}:{number}: @outputs names {len(outputs)} attributes, expected 1")
+    (output,) = outputs
+    others = [name for name in attributes if name != output]
+    number, inputs = listed.get("@inputs", (0, others))
+    if not inputs:
+        raise DataError(f"{path}:{number}: @inputs names no attribute")
+    if output in inputs:
+        raise DataError(f"{path}:{number}: @inputs names '{output}', which is the output")
+    return inputs, output
+
+
+def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(attributes):
+        raise DataError(f"{where}: {len(cells)} values for {len(attributes)} attributes")
+    for name, cell in zip(attributes, cells, strict=True):
+        if cell.lower() in _KEEL_MISSING:
+            raise DataError(f"{where}: no value of '{name}'")
+        if not is_number(cell):
+            raise DataError(f"{where}: '{name}' is '{cell}', expected a finite number")
+    return [float(cell) for cell in cells]
+
+
+def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
+    """Refuse blank labels, and words for a missing one, such as NA, among numbers.
+
+    Args:
+        labels: in order.
+        where: they are from, for messages.
+        what: each is one of: a row, say.
+
+    Raises:
+        DataError: one is missing.
+    """
+    words = {label: label.strip().lower() for label in set(labels)}
+    given = {word for word in words.values() if word and word not in MISSING}
+    numeric = given and all(word in ("true", "false") or is_number(word) for word in given)
+    for number, label in enumerate(labels, 1):
+        if not words[label]:
+            raise DataError(f"{where} has no value in {what} {number}")
+        if numeric and words[label] in MISSING:
+            raise DataError(
+                f"{where} has '{label}' in {what} {number}, and numbers in others; fill or drop it"
+            )
+
+
+def is_number(value: object) -> bool:
+    """Whether it is, or reads as, a number that a float can hold."""
+    try:
+        return math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+class Documents(NamedTuple):
+    """Texts, and the label of each."""
+
+    labels: list[str]
+    texts: list[str]
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: unreadable, or in another encoding; the message names the line.
+    """
+    content = read_bytes(path)
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        # Without the byte order mark, if there is one.
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {error.encoding}; save "
+            f"the file in that encoding"
+        ) from None
+
+
+def read_lines(path: Path, encoding: str) -> list[str]:
+    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not.
+
+    Raises:
+        DataError: unreadable, in another encoding, or empty.
+    """
+    lines = read_text(path, encoding).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path}: is empty")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t") -> Documents:
+    """Lines of a label and a text, separated by the first separator; the text may be empty.
+
+    Raises:
+        DataError: unreadable, in another encoding, empty, or a line without separator or label.
+    """
+    documents = Documents([], [])
+    for number, line in enumerate(read_lines(path, encoding), 1):
+        label, found, text = line.partition(separator)
+        if not found:
+            sign = "tab" if separator == "\t" else "space"
+            raise DataError(f"{path}:{number}: has no {sign} between a label and a text")
+        if not label.strip():
+            raise DataError(f"{path}:{number}: has no label before its text")
+        documents.labels.append(label)
+        documents.texts.append(text)
+    check_labels(documents.labels, f"{path}: the label", "line")
+    return documents

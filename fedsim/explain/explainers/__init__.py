@@ -1,0 +1,13 @@
+"""The explainers by name."""
+
+from fedsim.explain.explainer import explainers
+from fedsim.explain.explainers import attribution as _attribution  # they fill the registry
+from fedsim.explain.explainers import mimic as _mimic
+from fedsim.explain.explainers import rationales as _rationales
+from fedsim.explain.explainers import rules as _rules
+from fedsim.explain.explainers import sage as _sage
+from fedsim.explain.explainers import shared_images as _shared_images
+from fedsim.explain.explainers import tasks as _tasks
+
+__all__ = ["explainers"]
+del _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks

@@ -1,0 +1,164 @@
+"""Attributions in text and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
+from fedsim.explain.explainer import Explanation
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures.canvas import MOST_DRAWN, picture, some
+from fedsim.explain.pictures.documents import Weighed, draw_weighed, in_short
+from fedsim.explain.pictures.images import as_pixels, draw_relevances
+from fedsim.explain.pictures.rule_bases import draw_bars
+from fedsim.explain.scores.relevance import silence
+
+MOST_NAMED = 5  # words or features for a decision, and the same number against it
+
+
+@dataclass(frozen=True)
+class Attributed(Explanation):
+    """The relevance of each part of inputs for a network's decisions.
+
+    Args:
+        title: the network's title.
+        file: the picture's file name, without its suffix.
+        attribution: the name of the attribution.
+        dataset: the data set whose form the inputs have.
+        inputs: the n inputs.
+        relevance: (n, ...) signed, of pixels (summed over channels), features or words, for the
+            predicted class.
+        decisions: the predicted class or number.
+        probabilities: probability of the class; empty for a regression.
+        baseline: what inputs are compared with; empty if there is no baseline.
+        compared: (m, ...) the relevances whose scale and order bars have, also those of other
+            models; empty for this one's alone.
+    """
+
+    title: str
+    file: str
+    attribution: str
+    dataset: Dataset
+    inputs: Inputs
+    relevance: NDArray[np.float32]
+    decisions: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    baseline: str = ""
+    compared: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """For each input, as in "row 3: predicted seven (98%), true class nine"."""
+        told = map(in_short, self.decisions, self._chances, self.inputs.labels)
+        return tuple(f"{name}: {what}" for name, what in zip(self.inputs.names, told, strict=True))
+
+    @property
+    def _chances(self) -> tuple[float | None, ...]:
+        return self.probabilities or (None,) * len(self.decisions)
+
+    def text(self) -> str:
+        """The most relevant parts of each input; of images, the share with half of it."""
+        lines = [f"{self.title}, {self.attribution}:"]
+        if self.baseline:
+            lines.append(f"(baseline: {self.baseline})")
+        for k, title in enumerate(self.titles):
+            lines.append(f"\n{title}")
+            if why := self._silence(k):
+                lines.append(f"  {why}, so this says nothing")
+            elif self._images:
+                lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
+            else:
+                for about in ("for", "against"):
+                    if told := self._most(k, about):
+                        lines.append(f"  {about} it: {told}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """One row per input: the decision, and the most relevant parts, as in the text."""
+        found: list[dict[str, float | int | str | None]] = []
+        for k, name in enumerate(self.inputs.names):
+            row: dict[str, float | int | str | None] = {
+                "input": name,
+                "decision": self.decisions[k],
+                "probability": self._chances[k],
+                "label": self.inputs.labels[k],
+            }
+            if self._images:
+                row["half"] = None if self._silence(k) else self._half(k)
+            else:
+                row |= {about: self._most(k, about) for about in ("for", "against")}
+            found.append(row)
+        return found
+
+    @property
+    def _images(self) -> bool:
+        return len(self.dataset.shape) == 3
+
+    def _silence(self, k: int) -> str:
+        """Why the relevances of an input say nothing; empty if they do."""
+        own = self.relevance[k].ravel()
+        if self._images:
+            return silence(own, "pixels")
+        return silence(own[: len(self._parts(k))], "words" if self.dataset.words else "features")
+
+    def _half(self, k: int) -> float:
+        """The share of an image's pixels that has half of the relevance."""
+        size = np.sort(np.abs(self.relevance[k]).ravel())[::-1]
+        return (int(np.searchsorted(size.cumsum(), size.sum() / 2)) + 1) / size.size
+
+    def _most(self, k: int, about: str) -> str:
+        """The most relevant parts `for` or `against` a decision: "lovely +1.2, head +0.3"."""
+        if self._silence(k):
+            return ""
+        own, parts = self.relevance[k].ravel(), self._parts(k)
+        order = np.argsort(-own[: len(parts)], kind="stable").tolist()
+        some = order[:MOST_NAMED] if about == "for" else order[::-1][:MOST_NAMED]
+        told = [i for i in some if (own[i] > 0) == (about == "for") and own[i]]
+        return ", ".join(f"{parts[i]} {own[i]:+.4g}" for i in told)
+
+    def _parts(self, k: int) -> tuple[str, ...]:
+        """The parts of an input that is not an image."""
+        data = self.dataset
+        if data.words:
+            return self.inputs.words[k]
+        if len(data.shape) == 1:
+            return feature_names(data.shape[0], data.features)
+        return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw the (first) inputs with the relevance of their parts."""
+        path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
+        data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
+        title += some(len(self.inputs.x), "inputs")
+        titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
+        if data.words:
+            documents = [
+                Weighed(
+                    words,
+                    self.decisions[k],
+                    self.probabilities[k],
+                    self.inputs.labels[k],
+                    tuple(self.relevance[k, : len(words)].tolist()),
+                )
+                for k, words in enumerate(self.inputs.words[:MOST_DRAWN])
+            ]
+            draw_weighed(documents, path, title)
+        elif self._images:
+            captions = [  # a line for the name, the decision and the truth each
+                title.replace(": ", "\n", 1).replace(", true", "\ntrue", 1) for title in titles
+            ]
+            draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
+        else:
+            rows = relevance.reshape(len(x), -1).astype(np.float64)
+            compared = self.compared.astype(np.float64).reshape(-1, rows.shape[1])
+            predicted = "class" if self.probabilities else "value"
+            xlabel = f"relevance for the predicted {predicted}"
+            draw_bars(
+                rows, self._parts(0), titles, path, title=title, xlabel=xlabel, compared=compared
+            )
+        return [path]

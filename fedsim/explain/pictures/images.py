@@ -1,0 +1,200 @@
+"""Pictures of images that clients share: relevances, masks, and the shared images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data import Dataset
+from fedsim.data.stored import bounds
+from fedsim.explain.pictures.canvas import new_figure, place, plain, save, wrapped
+from fedsim.explain.scores.relevance import silence
+from fedsim.support.words import client_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float32]
+
+_SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the rows' names, the gap between clients
+_FONT = 8  # points
+_ACROSS = 8  # explained images per line
+_LETTERS = 17  # of a caption's line, as wide as an image
+_ROWS = ("held", "relevance", "kept", "shared")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image that a client shares.
+
+    Args:
+        client: the client's id.
+        label: index of its class.
+        held: (C, H, W) pixels in [0, 1].
+        heatmap: (H, W) signed relevances.
+        mask: (H, W) factors of the pixels, 0 to 1.
+        shared: (C, H, W) what the client sent, in pixels; with noise, possibly outside [0, 1].
+    """
+
+    client: int
+    label: int
+    held: Array
+    heatmap: Array
+    mask: Array
+    shared: Array
+
+
+def draw_shared(
+    examples: Sequence[Example],
+    names: Sequence[str],
+    path: Path,
+    title: str = "",
+    called: Sequence[str] = (),
+) -> None:
+    """Draw what clients share: for each client four rows, and a column for each class.
+
+    The rows: the image, its relevances (red for the class, blue against it), the mask, and what is
+    shared, cut off at 0 and 1. A class of which a client has nothing is left blank.
+
+    Args:
+        examples: at most one for each client and class.
+        names: of the classes.
+        path: of the picture.
+        title: of the picture.
+        called: the clients' names, if the data name them.
+    """
+    clients = sorted({e.client for e in examples})
+    labels = sorted({e.label for e in examples})
+    width = _LEFT + _SIDE * len(labels)
+    height = len(clients) * (_SIDE * len(_ROWS) + _GAP)
+    figure = new_figure(width, height)
+    for e in examples:
+        column = labels.index(e.label)
+        top = clients.index(e.client) * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        for row, kind in enumerate(_ROWS):
+            left, side = _LEFT + column * _SIDE, 0.94 * _SIDE
+            axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
+            axes.set_axis_off()
+            if kind == "relevance":
+                show_relevance(axes, e.heatmap)
+            elif kind == "kept":
+                axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
+            else:
+                _show(axes, e.held if kind == "held" else e.shared)
+            if row == 0:
+                axes.set_title(names[e.label], fontsize=_FONT, pad=2)
+    for number, client in enumerate(clients):
+        top = number * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        about: dict[str, Any] = {
+            "fontsize": _FONT,
+            "va": "center",
+            "transform": figure.transFigure,
+        }
+        name = plain(client_name(client, called))
+        figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
+        for row, kind in enumerate(_ROWS):
+            figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
+    _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
+    save(figure, path, title)
+
+
+def as_pixels(x: NDArray[Any], data: Dataset) -> Array:
+    """Raw images (n, C, H, W) in [0, 1], by the range of the training images, or of bytes."""
+    low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
+    return (x.astype(np.float32) - low) / ((high - low) or 1)
+
+
+def draw_relevances(
+    images: Sequence[Array],
+    heatmaps: Sequence[Array],
+    captions: Sequence[str],
+    path: Path,
+    title: str = "",
+) -> None:
+    """Draw images, each above the relevance of its pixels (red for the decision, blue against).
+
+    Each map is scaled to its largest relevance, which is written below it.
+
+    Args:
+        images: (C, H, W) each, pixels in [0, 1].
+        heatmaps: (H, W) each, signed relevances.
+        captions: of each; wrapped to the width of an image.
+        path: of the picture.
+        title: of the picture.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    side, below = 1.3, 0.2
+    captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
+    above = 0.13 + 0.135 * max((text.count("\n") + 1 for text in captions), default=1)
+    down = above + 2 * side + below
+    lines = -(-len(images) // _ACROSS)
+    figure = new_figure(side * min(len(images), _ACROSS), lines * down)
+    for k, (image, heatmap, caption) in enumerate(zip(images, heatmaps, captions, strict=True)):
+        left, top = k % _ACROSS * side, k // _ACROSS * down + above
+        for row in range(2):
+            axes = place(figure, left, top + row * side, 0.94 * side, 0.94 * side)
+            axes.set_axis_off()
+            if row == 0:
+                _show(axes, image)
+                axes.set_title(plain(caption), fontsize=_FONT, pad=3)
+            else:
+                scale = show_relevance(axes, heatmap)
+                axes.text(
+                    *(0.5, -0.03),
+                    scale,
+                    transform=axes.transAxes,
+                    ha="center",
+                    va="top",
+                    fontsize=_FONT - 1,
+                    color="0.35",
+                )
+    _add_scale(
+        figure,
+        0,
+        lines * down + 0.05,
+        "relevance; each map has its own scale (±)",
+    )
+    save(figure, path, title)
+
+
+def _show(axes: Axes, image: Array) -> None:
+    """Show an image (C, H, W), clipped to [0, 1]."""
+    pixels = np.clip(image, 0, 1)
+    if len(pixels) == 3:
+        axes.imshow(np.moveaxis(pixels, 0, -1))
+    else:  # the mean of other numbers of channels
+        axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
+
+
+def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
+    """Show a map, or in words that it says nothing; returns its scale in words."""
+    why = silence(heatmap, "pixels")
+    if not why:
+        largest = float(np.abs(heatmap).max())
+        axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        return f"±{largest:.3g}"
+    axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    axes.text(0.5, 0.5, wrapped(f"says nothing: {why}", 18, 6), fontsize=_FONT - 1, **middle)
+    return ""
+
+
+def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
+    """A colour bar for all maps, at a position in inches."""
+    from matplotlib.cm import ScalarMappable
+
+    bar = place(figure, left, top, 2.4, 0.12)
+    colours = ScalarMappable(cmap="RdBu_r")
+    colours.set_clim(-1, 1)
+    figure.colorbar(colours, cax=bar, orientation="horizontal", ticks=(-1, 0, 1))
+    bar.set_xticks((-1, 0, 1), labels=("against", "0", "for"))
+    bar.tick_params(labelsize=_FONT - 1, length=2)
+    bar.set_xlabel(words, fontsize=_FONT - 1, loc="left")

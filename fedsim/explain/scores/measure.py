@@ -1,0 +1,250 @@
+"""Explain one model in its process: relevances by every explainer, and their scores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
+from fedsim.explain.scores import faithfulness
+from fedsim.explain.scores import relevance as scores
+from fedsim.explain.scores.relevance import Scores, informative
+from fedsim.explain.section import SCORES, Explain
+from fedsim.support.rng import input_rngs, keyed_rng, torch_seed
+from fedsim.training import logits
+
+NOISE = 0.1  # standard deviation for infidelity, relative to the input's range
+RADIUS = 0.02  # radius for sensitivity, likewise
+SAMPLES = 10  # samples of both
+CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
+ALONE = {"sparseness": scores.sparseness, "effective_parts": scores.effective_parts}
+IN_TRUTH = {
+    "relevance_mass": scores.relevance_mass,
+    "relevance_rank": scores.relevance_rank,
+    "pointing_game": scores.pointing_game,
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One explainer's explanations of a model's decisions on m inputs.
+
+    Args:
+        inputs: (m,) the rows of the test set, or of the training data.
+        relevance: (m, P) relevances of pixels, features or words.
+        present: (m, P) which parts the inputs have, because documents differ in length.
+        scores: (m,) each, by column; NaN if undefined.
+        curves: (m, steps + 1) deletion and insertion curves, if requested.
+        seconds: time taken.
+    """
+
+    inputs: NDArray[np.int64]
+    relevance: NDArray[np.float32]
+    present: NDArray[np.bool_]
+    scores: Mapping[str, Scores]
+    curves: Mapping[str, Scores] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExplainedInputs:
+    """Inputs whose predictions are explained.
+
+    Args:
+        rows: (m,) rows of the test set, or of the training data.
+        x: (m, ...) as the network takes them.
+        y: (m,) their labels or targets.
+        truth: (m, ...) which of their parts are of a kind, by kind; see `Dataset.truth`.
+    """
+
+    rows: NDArray[np.int64]
+    x: Tensor
+    y: Tensor
+    truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def measure(
+    section: Explain,
+    explainer: FeatureExplainer,
+    model: ExplainedModel,
+    data: ExplainedData,
+    inputs: ExplainedInputs,
+    given: Scores | None = None,
+) -> Explained:
+    """Explain a model's decisions on some inputs, and score the explanation.
+
+    Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
+    whose value is the closeness to the original prediction. If the relevances of an input are not
+    finite, as for a class that the model cannot predict, or do not tell its parts apart, no score
+    of it is defined. Randomness depends only on the seed, the round, the client, the explainer and
+    the input, not on inputs beside it.
+
+    Args:
+        section: the resolved section, with the scores.
+        given: (m, P) an explanation from elsewhere, which is only scored.
+    """
+    started, x = time.perf_counter(), inputs.x
+    network = model.as_network()
+    classes = bool(data.dataset.classes)
+
+    def outputs(changed: Tensor) -> Tensor:
+        return torch.from_numpy(logits(network, changed)).double()
+
+    whole = outputs(x)
+    decided = whole.argmax(dim=1)
+    if section.target == "label" and classes:
+        decided = inputs.y.cpu()
+
+    def of_decision(found: Tensor) -> Tensor:
+        """(k·m,) the outputs for the explained decisions, for k copies of all inputs."""
+        return found[torch.arange(len(found)), decided.repeat(len(found) // len(x))]
+
+    def raw(changed: Tensor) -> Tensor:
+        """The logit of the explained class, or the predicted number."""
+        return of_decision(outputs(changed))
+
+    def value(changed: Tensor) -> Tensor:
+        """The probability of the class, or a number's closeness to the original prediction."""
+        if classes:
+            return of_decision(outputs(changed).softmax(dim=1))
+        return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
+
+    def relevances(changed: Tensor, again: str = "") -> Scores:
+        purpose = f"explain/{explainer.name}{again}"
+        client = -1 if model.client is None else model.client
+        rng = keyed_rng(model.seed, purpose, model.round, client)
+        seed = torch_seed(model.seed, purpose) if again else model.seed
+        drawn = replace(model, seed=seed)
+        return relevances_of(explainer, drawn, data, changed, decided, rng, x)
+
+    relevance = relevances(x) if given is None else given
+    present = faithfulness.present(x)
+    wanted = section.scores or ()
+    ranked = relevance if classes else np.abs(relevance)
+    curves = {n: curve(value, x, ranked) for n, curve in CURVES.items() if n in wanted}
+
+    def score(name: str) -> Scores:
+        if name in curves:
+            return faithfulness.area(curves[name])
+        if name == "comprehensiveness":
+            return faithfulness.comprehensiveness(value, x, ranked)
+        if name == "sufficiency":
+            return faithfulness.sufficiency(value, x, ranked)
+        if name in ("infidelity", "sensitivity"):
+            own = input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
+            rows = x.flatten(1).double()
+            spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
+        if name == "infidelity":
+            parts, over_parts = _by_part(raw, x)
+            sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
+            errors = faithfulness.infidelity(
+                over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
+            )
+            return np.where(spread > 0, errors, np.nan)  # without a range there is no noise
+        if name == "sensitivity":
+            radius = RADIUS * spread.reshape(-1, *[1] * (x.dim() - 1))
+            changes = faithfulness.sensitivity(
+                lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own
+            )
+            return np.where(spread > 0, changes, np.nan)
+        if name == "repeatability":
+            return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
+        return by_row(ALONE[name], present, relevance)
+
+    found = {}
+    for name in wanted:
+        if name in IN_TRUTH:
+            for kind, where in inputs.truth.items():
+                flat = where.reshape(len(x), -1)
+                found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
+        elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
+            found[name] = score(name)
+    told = informative(ranked, present=present)
+    found = {name: np.where(told, values, np.nan) for name, values in found.items()}
+    curves = {name: np.where(told[:, None], curve, np.nan) for name, curve in curves.items()}
+    seconds = time.perf_counter() - started
+    return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
+
+
+def relevances_of(
+    explainer: FeatureExplainer,
+    model: ExplainedModel,
+    data: ExplainedData,
+    x: Tensor,
+    decided: Tensor,
+    rng: np.random.Generator,
+    like: Tensor | None = None,
+) -> Scores:
+    """(m, P) an explainer's relevances of inputs; the network stays in evaluation mode.
+
+    Args:
+        x: (m, ...) as the network takes them.
+        decided: (m,) the class explained; 0 for a regression.
+        rng, like: as of `FeatureExplainer.each`.
+
+    Raises:
+        ValueError: it returns a wrong shape.
+    """
+    decided = decided.clone().to(x.device)
+    with torch.enable_grad():  # of copies, because other explainers get the same inputs
+        found = explainer.each(model, data, x.clone(), decided, rng, like)
+    if model.network is not None:
+        model.network.eval()
+    if found.shape != (shape := faithfulness.arranged(x)):
+        raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
+    return np.array(found.reshape(len(x), -1), np.float64, order="C")  # it may be used again
+
+
+def by_row(
+    score: Callable[..., Scores], present: NDArray[np.bool_], *of_parts: NDArray[Any]
+) -> Scores:
+    """(m,) a score of arrays (m, P), for documents without padding.
+
+    NaN where an array is not finite.
+
+    Args:
+        present: (m, P) existing parts; missing ones come last.
+    """
+    finite = _finite(present, *of_parts)
+    found = np.full(len(present), np.nan)
+    if present[finite].all():
+        found[finite] = score(*(array[finite] for array in of_parts))
+        return found
+    for k in np.flatnonzero(finite):
+        if n := present[k].sum():
+            found[k] = score(*(array[k : k + 1, :n] for array in of_parts))[0]
+    return found
+
+
+def similarity(
+    score: Callable[..., Scores], present: NDArray[np.bool_], a: NDArray[Any], b: NDArray[Any]
+) -> Scores:
+    """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
+    told = informative(a, b, present=present)
+    return np.where(told, by_row(score, present, a, b), np.nan)
+
+
+def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:
+    """(m,) whether arrays (m, P) are finite in all existing parts of each input."""
+    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
+    rows: NDArray[np.bool_] = (finite | ~present).all(axis=1)
+    return rows
+
+
+def _by_part(
+    value: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A perturbation of parts, initially zero, and the value as a function of it.
+
+    All channels of a pixel change together, because relevances are per pixel.
+    """
+    added = x.new_zeros(faithfulness.arranged(x))
+    return added, lambda z: value(x + (z[:, None] if x.dim() == 4 else z))

@@ -1,0 +1,1 @@
+"""Runs: prepared, launched, followed and extended."""

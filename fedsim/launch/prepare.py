@@ -1,0 +1,532 @@
+"""Load data, deal it out, and check that an experiment can be carried out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.conditions.codecs import Codec
+from fedsim.conditions.devices import Fleet, check_deadline
+from fedsim.config.registry import MAIN, Config
+from fedsim.data import ClientSplits, Dataset, load_dataset
+from fedsim.data.subset import take_stratified
+from fedsim.errors import (
+    ExperimentError,
+    FedsimError,
+    FedsimWarning,
+    in_one_line,
+    in_own_code,
+)
+from fedsim.experiment import Experiment
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.section import Explain
+from fedsim.federation import (
+    Aggregation,
+    PrivateAggregation,
+    RobustAggregation,
+    RunSpec,
+    SecureAggregation,
+    cohort_size,
+)
+from fedsim.federation.context import WorkerContext, scaled
+from fedsim.federation.federation import RESERVED
+from fedsim.federation.link import Link
+from fedsim.launch.loggers import check_loggers
+from fedsim.methods.learns import Problem
+from fedsim.objectives import VALIDATION, Objective
+from fedsim.objectives.metrics import further_metrics
+from fedsim.results.records import TESTED, check_stopping
+from fedsim.support.rng import keyed_rng, keyed_torch_rng
+from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+from fedsim.training.dp_sgd import check_examples_apart
+
+
+def prepare(
+    experiment: Experiment, dataset: Dataset | None = None
+) -> tuple[Dataset, ClientSplits, RunSpec]:
+    """Load the data, deal it out to clients, and check that the experiment can be carried out.
+
+    Args:
+        dataset: the data of the experiment, if it is loaded already.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    check_loggers(experiment)
+    _check_importable(experiment)
+    if experiment.privacy is not None:
+        experiment.privacy.check()
+    dataset = dataset or load_dataset(experiment.data)
+    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    splits = experiment.partition.deal(dataset, experiment.seed, held_out)
+    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    if experiment.adversaries is not None:
+        dataset, splits = experiment.adversaries.join(dataset, splits, experiment.seed)
+    share = experiment.train.participation
+    if cohort_size(share, len(splits)) == 0:
+        raise ExperimentError(
+            f"train.participation={share} of {len(splits)} clients samples nobody; "
+            f"{1 / len(splits):g} samples one"
+        )
+    if experiment.secure_aggregation is not None and cohort_size(share, len(splits)) < 2:
+        raise ExperimentError(
+            f"secure_aggregation: hides a client among others of its cohort, and "
+            f"train.participation={share} of {len(splits)} clients samples one; "
+            f"{2 / len(splits):g} samples two"
+        )
+    _check_aggregation(experiment, splits)
+    objective = experiment.objective or experiment.model.objective(dataset)
+    objective.check(dataset)
+    objective = objective.fitted(dataset)
+    primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
+    if len(primary) != 1:
+        raise ExperimentError(
+            f"objective.name={objective.name}: one of its metrics must be the primary one, not "
+            f"{len(primary)}"
+        )
+    if experiment.train.sampler == "balanced" and not dataset.classes:
+        raise ExperimentError(
+            "train.sampler=balanced needs classes, and the target here is a number"
+        )
+    objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
+    check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
+    experiment.method.check_fit(
+        Problem(
+            experiment.model,
+            objective,
+            splits.sequence is not None,
+            experiment.privacy is not None and experiment.privacy.level == "client",
+            experiment.secure_aggregation is not None,
+        )
+    )
+    _check_rounds(experiment, splits)
+    privacy = experiment.privacy
+    of_clients = privacy if privacy is not None and privacy.level == "client" else None
+    spec = RunSpec(
+        model=experiment.model,
+        objective=objective,
+        train=experiment.train,
+        seed=experiment.seed,
+        functions=experiment.method,
+        data=dataset.spec,
+        outputs=objective.num_outputs(dataset),
+        aggregation=_aggregation(experiment, splits),
+        privacy=privacy if of_clients is None else None,
+        devices=experiment.devices,
+        uplink=experiment.uplink,
+        downlink=experiment.downlink,
+        attack=None if experiment.adversaries is None else experiment.adversaries.attack,
+    )
+    network = _try_model(spec)
+    _check_saved(network, spec)
+    if spec.privacy is not None:
+        check_examples_apart(network)
+    if trained := sum(p.numel() for p in network.parameters() if p.requires_grad):
+        _check_feedback(experiment.uplink, trained)
+        _check_batch_norm(experiment, splits, network)
+        _try_training(spec, dataset, splits)
+    if of_clients is not None:
+        _check_no_running_stats(network, experiment.model.name)
+    experiment.method.check_data(dataset, splits, network)
+    _check_pull(experiment, splits)
+    size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+    explain = experiment.explain and _check_explain(experiment, dataset, network)
+    if experiment.devices is not None:
+        fleet = Fleet(experiment.devices, len(splits), experiment.seed)
+        # A codec's messages are shorter by an amount that is not known yet.
+        sent = size if experiment.method.has_global_model else 0
+        down, up = (
+            4 * sent if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
+        )
+        check_deadline(fleet, experiment.train, splits.train.lengths, down, up)
+    return dataset, splits, replace(spec, size=size, explain=explain)
+
+
+def defined_here(experiment: Experiment) -> str | None:
+    """The key and the name of what the running program itself defines; None if nothing is.
+
+    Such classes and functions are of the module `__main__`: no other process finds them.
+    """
+    for key, section in _sections(experiment, ()):
+        values = [v if isinstance(v, tuple) else (v,) for v in vars(section).values()]
+        names = [name for own in values for name in own if isinstance(name, str)]
+        if type(section).__module__ == MAIN:
+            names.append(f"{MAIN}:{type(section).__name__}")
+        for name in names:
+            if name.startswith(f"{MAIN}:"):
+                return f"{'.'.join(key)}: {name.partition(':')[2]}"
+    return None
+
+
+def _check_importable(experiment: Experiment) -> None:
+    """Refuse what is defined in the running program itself, where Ray's processes find nothing."""
+    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
+        raise ExperimentError(
+            f"{found} is defined in a notebook or in the script that is running, where the "
+            "processes of Ray do not find it; put it into a file of its own, or use "
+            "engine.kind=local"
+        )
+
+
+def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """A section and all within it, each with its key."""
+    if isinstance(value, Config):
+        yield key, value
+        for name, part in vars(value).items():
+            yield from _sections(part, (*key, name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _sections(part, key)
+
+
+def _aggregation(experiment: Experiment, splits: ClientSplits) -> Aggregation:
+    """How the experiment's updates are averaged."""
+    if experiment.privacy is not None and experiment.privacy.level == "client":
+        return PrivateAggregation(experiment.privacy)
+    if experiment.secure_aggregation is not None:
+        return SecureAggregation(experiment.secure_aggregation)
+    adversaries = experiment.adversaries
+    attack = adversaries.attack if adversaries is not None and adversaries.attack.forges else None
+    if experiment.aggregation is None and attack is None:
+        return Aggregation()
+    return RobustAggregation(experiment.aggregation, attack, splits.adversaries)
+
+
+def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse a rule for which a round has too few updates, or too many of adversaries."""
+    rule, K = experiment.aggregation, len(splits)
+    if rule is None:
+        return
+    n = experiment.method.updates_per_round(cohort_size(experiment.train.participation, K))
+    try:
+        rule.check(n)
+    except ValueError as error:
+        raise ExperimentError(f"aggregation.name={rule.name}: {error}") from None
+    expected = -(-len(splits.adversaries) * n // K)
+    adversaries, most = experiment.adversaries, rule.bears(n)
+    if adversaries is not None and expected > most:
+        raise ExperimentError(
+            f"adversaries.share={adversaries.share:g}: about {expected} of the {n} clients of a "
+            f"cohort are adversaries, and aggregation.name={rule.name} bears {most} ({rule.bound})"
+        )
+    if rule.weighted:
+        _warn_of_weights(rule.name, splits)
+
+
+def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
+    """Warn if few clients hold so many examples that a rule that follows weights follows them."""
+    held = splits.train.lengths
+    most, hostile = int(held.argmax()), held[list(splits.adversaries)].sum() / held.sum()
+    share = held[most] / held.sum()
+    who = f"the adversaries hold {hostile:.0%}" if hostile >= 0.5 else ""
+    if not who and share >= 0.5:
+        who = f"client {most} holds {share:.0%}"
+    if who:
+        warnings.warn(
+            f"aggregation.name={rule} follows the weights of updates, and {who} of the training "
+            "examples: they decide alone where a method weighs clients by them; "
+            "aggregation.name=median counts clients",
+            FedsimWarning,
+            stacklevel=2,
+        )
+
+
+def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+    """The training examples of the validation set, sorted.
+
+    Raises:
+        ExperimentError: there would be none.
+    """
+    everything = np.arange(dataset.num_loaded)
+    rng = keyed_rng(seed, "validation set")
+    drawn, _ = take_stratified(everything, dataset.strata, share, rng)
+    if share and not len(drawn):
+        raise ExperimentError(
+            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
+            f"none; {1 / len(everything):.2g} holds out one"
+        )
+    return drawn
+
+
+def _with_further(
+    names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
+) -> Objective:
+    """The objective with the metrics of `evaluate.metrics`.
+
+    Raises:
+        ExperimentError: one is not for this data, or has the name of another column.
+    """
+    further = further_metrics(names, dataset, objective.num_outputs(dataset))
+    taken = [metric.column for metric in objective.metrics(dataset)]
+    reserved = {*RESERVED, "train_loss", *PrivateAggregation.column_names}
+    prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
+    for name, metric in zip(names, further, strict=True):
+        if metric.name in reserved or metric.name.startswith(prefixes):
+            raise ExperimentError(
+                f"evaluate.metrics: {name}: the column name '{metric.name}' is reserved; rename "
+                "the function"
+            )
+        if metric.name in taken:
+            raise ExperimentError(
+                f"evaluate.metrics: {name}: there is a metric '{metric.name}' already; leave it "
+                "out, or take another name"
+            )
+        if metric.is_table and splits.sequence is not None:
+            raise ExperimentError(
+                f"evaluate.metrics: {name} is not for clients that learn tasks one after another"
+            )
+        taken.append(metric.name)
+    return objective.with_further(further) if further else objective
+
+
+def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:
+    """The `explain` section with what it leaves open filled in.
+
+    Raises:
+        BadInput: something of it cannot be done with this model, method or data.
+    """
+    assert experiment.explain is not None
+    method = experiment.method
+    section = experiment.explain.resolved(
+        dataset,
+        experiment.train.rounds,
+        has_global=method.has_global_model,
+        trains_clients=method.trains_clients,
+        keeps_models=method.keeps_models,
+    )
+    trains = experiment.model.builds_network
+    model = ExplainedModel(
+        section=experiment.model,
+        title="",
+        round=0,
+        seed=experiment.seed,
+        network=network.eval() if trains else None,
+        rules=None if trains else {},
+    )
+    data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)))
+    with keyed_torch_rng(experiment.seed, "explain/check"):
+        section.check(model, data)
+    return section
+
+
+def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse rounds that do not divide among the tasks of a sequence, or end before a change."""
+    if splits.change is not None and splits.change.round > experiment.train.rounds:
+        raise ExperimentError(
+            f"data.round={splits.change.round}: the run ends after round "
+            f"{experiment.train.rounds} (train.rounds), before anything changes"
+        )
+    if splits.sequence is None:
+        return
+    T, rounds = splits.sequence.num_tasks, experiment.train.rounds
+    if rounds % T:
+        raise ExperimentError(
+            f"train.rounds={rounds} is no multiple of the {T} tasks, each of which takes as many "
+            f"rounds; {-(-rounds // T) * T} is"
+        )
+
+
+def _try_model(spec: RunSpec) -> nn.Module:
+    """The network, after one input was sent through it, if it has any parameters.
+
+    Raises:
+        ExperimentError: it does not take the data's inputs, or returns another number of outputs
+            than the objective needs.
+    """
+    name = f"model.name={spec.model.name}"
+    try:
+        network = spec.build_model()
+        if not isinstance(network, nn.Module):
+            raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
+        if not spec.model.builds_network:
+            return network
+        with torch.no_grad():
+            kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
+            x = torch.zeros(1, *spec.data.shape, dtype=kind)
+            found = tuple(network.eval()(x).shape)
+            if x._version:
+                raise ExperimentError(
+                    f"{name} changes its inputs in place, which are used again; copy them first "
+                    "(inplace=False in its first layer)"
+                )
+    except (FedsimError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of the user's own code
+        if lacks_memory(error):
+            raise ExperimentError(
+                f"{name}: there is not enough memory for it: {in_one_line(error)}"
+            ) from error
+        raise ExperimentError(
+            f"{name} does not take the data's inputs of shape {spec.data.shape}: "
+            f"{in_own_code(error)}"
+        ) from error
+    try:
+        with torch.no_grad():
+            spec.objective.outputs(network, x)
+    except AttributeError as error:
+        raise ExperimentError(
+            f"objective.name={spec.objective.name} is not for {name}: {in_one_line(error)}"
+        ) from error
+    if found != (1, spec.outputs):
+        raise ExperimentError(
+            f"{name} returns outputs of shape {found} for one input; "
+            f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
+        )
+    return network
+
+
+def _check_pull(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse a term (a/2)·‖w − u‖² of a method on which steps of SGD grow without bound."""
+    train, method = experiment.train, experiment.method
+    optimizer, least = train.optimizer, train.optimizer.stable
+    if (pull := method.pull(splits)) is None or optimizer.name != "sgd" or train.clip_norm:
+        return
+    key, strength = pull
+    total = strength + optimizer.weight_decay
+    if optimizer.lr * total >= least:
+        given = getattr(method, key)
+        most = f", {strength:.3g} for the smallest client," if strength != given else ""
+        decay = f" and weight_decay={optimizer.weight_decay:g}" if optimizer.weight_decay else ""
+        raise ExperimentError(
+            f"method.{key}={given:g}{most}{decay} with train.optimizer.lr={optimizer.lr:g}: steps "
+            f"diverge where the learning rate times their sum is {least:g} or more; set "
+            f"train.optimizer.lr below {least / total:.3g}, or a smaller method.{key}"
+        )
+
+
+def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.Module) -> None:
+    """Refuse batches, and clients, of a single example where there is batch norm."""
+    train, method = experiment.train, experiment.method
+    if not (has_batch_norm(network) and method.trains_clients and method.needs_labels):
+        return
+    if train.batch_size == 1:
+        raise ExperimentError(
+            f"train.batch_size=1: model.name={experiment.model.name} has batch norm, which needs "
+            "two examples in a batch"
+        )
+    if train.on_client_error == "skip":
+        return
+    few = np.flatnonzero(splits.train.lengths < 2)
+    if len(few):
+        raise ExperimentError(
+            f"partition: client {few[0]} has one labelled training example, and batch norm needs "
+            f"two ({len(few)} of {len(splits)} clients have one); raise partition.min_samples or "
+            "lower partition.clients, or set train.on_client_error=skip"
+        )
+
+
+def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None:
+    """Make a local step on a few examples, as the `train` and `privacy` sections say.
+
+    Raises:
+        ExperimentError: the network cannot be trained so.
+    """
+    rows = splits.train.values[: min(4, spec.train.batch_size)]
+    name = f"model.name={spec.model.name}"
+    with keyed_torch_rng(spec.seed, "try training"):
+        try:
+            context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
+            if len(rows) < 1 + context.model.has_batch_norm:
+                return
+            few, privacy = context.examples(rows), spec.privacy
+            job = TrainingJob(
+                *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
+                *(np.random.default_rng(0), Hooks(spec.objective.loss)),
+                most_steps=1,
+                privacy=None if privacy is None else (privacy.clip, privacy.noise_multiplier),
+            )
+            context.train(job)
+        except (FedsimError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # of the user's own code
+            what = (
+                "there is not enough memory to train it"
+                if lacks_memory(error)
+                else (
+                    "it has no gradient of a single example, which privacy.level=example needs"
+                    if spec.privacy is not None
+                    else f"it cannot be trained by objective.name={spec.objective.name}"
+                )
+            )
+            raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
+
+
+def _check_feedback(codec: Codec | None, size: int) -> None:
+    """Refuse error feedback with a codec that loses more than it is given."""
+    if codec is None or not codec.error_feedback:
+        return
+    rng = keyed_rng(0, "try codec")
+    v = rng.standard_normal(size).astype(np.float32)
+    try:
+        arrived, _ = Link(codec, {}).code(v, rng)
+    except Exception as error:  # of the user's own code
+        raise ExperimentError(f"uplink.name={codec.name}: {in_own_code(error)}") from error
+    lost = np.linalg.norm(arrived - v) / np.linalg.norm(v)
+    if lost >= 1:
+        raise ExperimentError(
+            f"uplink.error_feedback: name={codec.name} loses {lost:.1f} times the norm of "
+            "what it is given, so that what clients keep would grow without bound; set "
+            "uplink.error_feedback=false, or take another codec"
+        )
+
+
+def _check_saved(network: nn.Module, spec: RunSpec) -> None:
+    """Refuse networks whose saved weights would not make the same model again.
+
+    Raises:
+        ExperimentError: what is trained or averaged is not float32, or a tensor that is drawn at
+            random is not part of the state dict.
+    """
+    name, saved = f"model.name={spec.model.name}", network.state_dict()
+    for layer, value in saved.items():
+        if not isinstance(value, torch.Tensor):
+            raise ExperimentError(
+                f"{name}: '{layer}' of its state dict is a {type(value).__name__}; only tensors "
+                "are saved as weights"
+            )
+    averaged: list[tuple[str, torch.Tensor]] = [
+        (n, p) for n, p in network.named_parameters() if p.requires_grad
+    ]
+    averaged += [(n, b) for n, b in network.named_buffers() if n in saved]
+    for layer, tensor in averaged:
+        if tensor.dtype != torch.float32 and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ExperimentError(
+                f"{name}: '{layer}' is of {tensor.dtype}, and weights are trained and sent in "
+                "float32; make it float32 (train.precision computes in less), or freeze it"
+            )
+    if not (unsaved := _unsaved(network)):
+        return
+    with keyed_torch_rng(spec.seed, "init/again"):
+        again = _unsaved(spec.model.build_for(spec.data, spec.outputs))
+    for layer, tensor in unsaved.items():
+        if layer not in again or not torch.equal(tensor, again[layer]):
+            raise ExperimentError(
+                f"{name}: '{layer}' is drawn at random and not part of the state dict, so that "
+                "its saved weights make another model; register it as a frozen parameter"
+            )
+
+
+def _unsaved(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a network that are not part of its state dict, by name."""
+    saved, found = network.state_dict(), dict(network.named_buffers())
+    for name, module in network.named_modules():
+        own = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        found |= {f"{name}.{k}".removeprefix("."): v for k, v in own.items()}
+    return {name: tensor for name, tensor in found.items() if name not in saved}
+
+
+def _check_no_running_stats(network: nn.Module, name: str) -> None:
+    """Refuse noise on running statistics: a variance would end up below 0."""
+    for layer, buffer in network.named_buffers():
+        if buffer.is_floating_point():
+            raise ExperimentError(
+                f"privacy: adds noise to all that clients send, and model.name={name} sends "
+                f"what does not bear it ('{layer}'); take a model without batch norm, or other "
+                "buffers"
+            )

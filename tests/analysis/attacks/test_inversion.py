@@ -1,0 +1,536 @@
+"""Attacks that reconstruct images, and the measures of how close they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedsim.analysis.attacks import inversion
+from fedsim.analysis.attacks.inversion import (
+    Fidelity,
+    UNet,
+    by_parameter,
+    draw_reconstructions,
+    fidelity,
+    invert_gradient,
+    reconstruct,
+    train_denoiser,
+    update_gradient,
+)
+from fedsim.errors import ExperimentError
+from fedsim.federation.engine import limit_threads
+from fedsim.support.rng import keyed_torch_rng
+from fedsim.training import FlatModel
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+HELD_OUT = 300
+SIGMAS = (0.1, 0.5, 2.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker: on a busy machine, threads of small networks wait for each other."""
+    undo = limit_threads(1)
+    yield
+    undo()
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    """(1797, 1, 8, 8) with pixels in [0, 1], and their classes."""
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    return x, torch.tensor(data.target)
+
+
+# -- how close ---------------------------------------------------------------------------------
+
+
+def test_fidelity_is_that_of_the_formulas() -> None:
+    x, found = draws(3, 2, 9, 7).numpy(), draws(3, 2, 9, 7, seed=1).numpy()
+    errors = [float(((a.astype(float) - b) ** 2).mean()) for a, b in zip(x, found, strict=True)]
+    close = fidelity(x, found)
+    assert close.mse == pytest.approx(sum(errors) / 3, rel=1e-12)
+    decibels = [10 * math.log10(1 / error) for error in errors]
+    assert close.psnr == pytest.approx(sum(decibels) / 3, rel=1e-12)
+    assert -1 <= close.ssim < 0.3
+
+
+def test_ssim_of_one_window_is_that_of_the_formula() -> None:
+    """7×7 pixels are one window: Wang et al. (2004), Eq. 13, with C₁ = 0.01² and C₂ = 0.03²."""
+    x, y = draws(1, 1, 7, 7).double(), draws(1, 1, 7, 7, seed=1).double()
+    c1, c2 = 0.01**2, 0.03**2
+    covariance = float(torch.cov(torch.stack([x.flatten(), y.flatten()]))[0, 1])
+    means, variances = (float(x.mean()), float(y.mean())), (float(x.var()), float(y.var()))
+    expected = (2 * means[0] * means[1] + c1) * (2 * covariance + c2)
+    expected /= (means[0] ** 2 + means[1] ** 2 + c1) * (sum(variances) + c2)
+    assert fidelity(x, y).ssim == pytest.approx(expected, rel=1e-9)
+
+
+def test_equal_images_are_as_close_as_can_be() -> None:
+    x = draws(4, 3, 8, 8)
+    assert fidelity(x, x.clone()) == Fidelity(mse=0.0, psnr=100.0, ssim=1.0)
+
+
+def test_an_exact_reconstruction_counts_as_100_db() -> None:
+    x = draws(2, 1, 8, 8) / 2
+    found = torch.stack([x[0], x[1] + 0.1])  # an MSE of 0.01, 20 dB
+    assert fidelity(x, found).psnr == pytest.approx(60, abs=1e-4)
+
+
+def test_reconstructions_are_clamped() -> None:
+    x = torch.tensor([0.0, 1.0]).repeat(1, 1, 8, 4)
+    assert fidelity(x, 3 * x - 1) == Fidelity(mse=0.0, psnr=100.0, ssim=1.0)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.floats(0.02, 0.5), st.floats(1.5, 4.0))
+def test_more_noise_is_less_fidelity(seed: int, sigma: float, factor: float) -> None:
+    x, disturbance = digits()[0][:20], noise(20, 1, 8, 8, seed=seed)
+    little, much = (fidelity(x, x + s * disturbance) for s in (sigma, factor * sigma))
+    assert little.mse < much.mse
+    assert little.psnr > much.psnr
+    assert little.ssim > much.ssim
+
+
+@pytest.mark.parametrize(
+    ("x", "found", "message"),
+    [
+        (
+            *(draws(2, 1, 8, 8), draws(2, 1, 8, 9)),
+            "original (2, 1, 8, 8) and reconstructed (2, 1, 8, 9): must have the same shape",
+        ),
+        (
+            *(draws(2, 1, 8, 6), draws(2, 1, 8, 6)),
+            "original (2, 1, 8, 6) and reconstructed (2, 1, 8, 6): must be images (n, C, H, W) of "
+            "7 pixels a side or more",
+        ),
+        (
+            *(draws(0, 1, 8, 8), draws(0, 1, 8, 8)),
+            "original (0, 1, 8, 8) and reconstructed (0, 1, 8, 8): must be images (n, C, H, W) of "
+            "7 pixels a side or more",
+        ),
+        (
+            *(torch.tensor([-1.0, 2.0]).repeat(1, 1, 8, 4), draws(1, 1, 8, 8)),
+            "original: pixels must lie in [0, 1], not in [-1, 2]",
+        ),
+    ],
+)
+def test_refuses_to_compare(x: Tensor, found: Tensor, message: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        fidelity(x, found)
+    assert str(refused.value) == message
+
+
+# -- shared images -----------------------------------------------------------------------------
+
+
+def unet(channels: int, width: int) -> UNet:
+    with keyed_torch_rng(0, "test"):
+        return UNet(channels, width)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 8), (2, 11, 13), (1, 28, 28)])
+def test_unet_keeps_the_shape(shape: tuple[int, int, int]) -> None:
+    found = unet(shape[0], width=2).eval()(10 * noise(2, *shape))
+    assert found.shape == (2, *shape)
+    assert 0 <= found.min() < found.max() <= 1
+
+
+def test_unet_uses_all_levels() -> None:
+    """Each parameter has a part in the output, and the output depends on pixels far away."""
+    network, x = unet(1, width=8), noise(4, 1, 17, 17).requires_grad_()
+    network(x)[0, 0, 8, 8].backward()
+    assert all(p.grad.abs().sum() > 0 for p in network.parameters())
+    (reached,) = torch.autograd.grad(network.eval()(x)[0, 0, 8, 8], x)
+    assert reached[0, 0, 0].abs().sum() > 0  # 8 rows above
+    assert reached[1:].abs().sum() == 0  # other images
+
+
+train_small = partial(train_denoiser, epochs=2, width=4)
+
+
+def test_inputs_are_standardised() -> None:
+    """An affine change of a channel changes nothing but rounding; the buffers are its moments."""
+    x = draws(40, 2, 8, 8)
+    shared = x + 0.1 * noise(40, 2, 8, 8)
+    scale, shift = (
+        torch.tensor([4.0, 0.5])[:, None, None],
+        torch.tensor([-3.0, 2.0])[:, None, None],
+    )
+    plain, other = (train_small(s, x, seed=1) for s in (shared, scale * shared + shift))
+    mean, std = shared.mean(dim=(0, 2, 3)), shared.std(dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(plain.mean.flatten(), mean)
+    torch.testing.assert_close(plain.std.flatten(), std)
+    found = reconstruct(other, scale * shared + shift)
+    torch.testing.assert_close(found, reconstruct(plain, shared), atol=1e-3, rtol=0)
+    assert {"mean", "std"} <= plain.state_dict().keys()
+
+
+def test_a_channel_in_which_nothing_is_shared() -> None:
+    x = draws(10, 1, 8, 8)
+    assert reconstruct(train_small(torch.zeros_like(x), x, seed=0), 0 * x).isfinite().all()
+
+
+def test_the_seed_decides_every_bit() -> None:
+    x = draws(70, 1, 9, 9)
+    shared = x + 0.2 * noise(70, 1, 9, 9)
+    before = torch.get_rng_state()
+    found = []
+    for seed in (5, 5, 6):
+        torch.rand(3)  # wherever torch's own generator is
+        found.append(reconstruct(train_small(shared, x, seed=seed), shared))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    torch.set_rng_state(before)
+    train_small(shared, x, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_reconstructs_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draws(12, 1, 8, 8)
+    network = train_small(x, x, seed=0)
+    assert not network.training
+    found = reconstruct(network, x)
+    assert not found.requires_grad
+    monkeypatch.setattr(inversion, "BATCH", 5)
+    torch.testing.assert_close(reconstruct(network, x), found)
+
+
+@cache
+def attacked(sigma: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Held-out digits, with noise, and reconstructed by an attacker who has the others."""
+    x, _ = digits()
+    shared = x + sigma * noise(*x.shape, seed=1)
+    network = train_denoiser(
+        shared[HELD_OUT:], x[HELD_OUT:], epochs=3, seed=0, batch_size=32, width=8
+    )
+    victims = shared[:HELD_OUT]
+    return x[:HELD_OUT], victims, reconstruct(network, victims)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_denoiser_beats_the_noisy_images_themselves(sigma: float) -> None:
+    x, shared, found = attacked(sigma)
+    assert fidelity(x, found).mse < 0.9 * fidelity(x, shared).mse
+
+
+def test_denoiser_beats_the_mean_image() -> None:
+    x, _, found = attacked(0.5)
+    mean = digits()[0][HELD_OUT:].mean(dim=0)
+    assert fidelity(x, found).mse < 0.75 * float(mse_loss(mean.expand_as(x), x))
+
+
+def test_more_noise_is_a_worse_reconstruction() -> None:
+    psnrs = [fidelity(x, found).psnr for x, _, found in map(attacked, SIGMAS)]
+    assert psnrs[0] > psnrs[1] + 2 > psnrs[2] + 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: train_small(draws(2, 1, 8, 8), draws(3, 1, 8, 8), seed=0),
+            "shared (2, 1, 8, 8) and x (3, 1, 8, 8): must have the same shape",
+        ),
+        (
+            lambda: train_small(draws(2, 1, 8, 7), draws(2, 1, 8, 7), seed=0),
+            "shared (2, 1, 8, 7) and x (2, 1, 8, 7): must be images (n, C, H, W) of 8 pixels a "
+            "side or more",
+        ),
+        (
+            lambda: train_small(draws(2, 64), draws(2, 64), seed=0),
+            "shared (2, 64) and x (2, 64): must be images (n, C, H, W) of 8 pixels a side or more",
+        ),
+        (
+            lambda: reconstruct(unet(1, 2), draws(2, 1, 5, 8)),
+            "shared (2, 1, 5, 8): must be images (n, C, H, W) of 8 pixels a side or more",
+        ),
+    ],
+)
+def test_refuses_images(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        call()
+    assert str(refused.value) == message
+
+
+# -- gradients ---------------------------------------------------------------------------------
+
+
+def linear() -> nn.Module:
+    with keyed_torch_rng(0, "test"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def smooth() -> nn.Module:
+    with keyed_torch_rng(0, "test"):
+        return nn.Sequential(
+            nn.Conv2d(1, 12, 3, padding=1),
+            nn.BatchNorm2d(12),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 3, stride=2, padding=1),
+            nn.Sigmoid(),
+            nn.Dropout(0.5),
+            nn.Flatten(),
+            nn.Linear(192, 10),
+        )
+
+
+def gradient_of(network: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """As it is taken in evaluation mode, without a trace in the network."""
+    training = network.training
+    loss = cross_entropy(network.eval()(x), y)
+    network.train(training)
+    return list(torch.autograd.grad(loss, [p for p in network.parameters() if p.requires_grad]))
+
+
+invert = partial(invert_gradient, shape=(1, 8, 8), low=0.0, high=1.0, steps=150, seed=1)
+
+
+@pytest.mark.parametrize(("build", "least"), [(linear, 40.0), (smooth, 14.0)])
+def test_a_gradient_shows_its_image(build: Callable[[], nn.Module], least: float) -> None:
+    network, (x, y) = build(), digits()
+    x, y = x[:1], y[:1]
+    gradient = gradient_of(network, x, y)
+    start = fidelity(x, invert(network, gradient, y, steps=0)).psnr
+    found = invert(network, gradient, y)
+    assert found.shape == x.shape
+    assert 0 <= found.min() < found.max() <= 1
+    assert start < 8 < least < fidelity(x, found).psnr
+    disturbed = [g + g.std() * noise(*g.shape) for g in gradient]
+    assert fidelity(x, invert(network, disturbed, y)).psnr < fidelity(x, found).psnr - 5
+
+
+def test_a_gradient_shows_its_batch() -> None:
+    """Of images of different classes: each is found in its place, from its label."""
+    network, (x, _) = linear(), digits()
+    x, y = x[:3], torch.arange(3)
+    found = invert(network, gradient_of(network, x, y), y, steps=400)
+    distances = torch.cdist(found.flatten(1), x.flatten(1))
+    assert distances.argmin(dim=1).tolist() == [0, 1, 2]
+
+
+def test_the_length_of_a_gradient_does_not_matter() -> None:
+    network, (x, y) = linear(), digits()
+    gradient = gradient_of(network, x[:1], y[:1])
+    longer = [1000 * g for g in gradient]
+    found, other = (invert(network, g, y[:1]) for g in (gradient, longer))
+    torch.testing.assert_close(found, other, atol=1e-2, rtol=0)
+
+
+def test_total_variation_smooths() -> None:
+    network, (x, y) = smooth(), digits()
+    gradient = gradient_of(network, x[:1], y[:1])
+    rough, even = (invert(network, gradient, y[:1], tv=tv) for tv in (0.0, 1.0))
+
+    def variation(image: Tensor) -> float:
+        a = image[0, 0]
+        return float((a[1:] - a[:-1]).abs().mean() + (a[:, 1:] - a[:, :-1]).abs().mean())
+
+    assert variation(even) < 0.2 * variation(rough)
+
+
+def test_inputs_stay_in_their_range() -> None:
+    """As of two channels that were standardised differently."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
+    low, high = torch.tensor([-0.5, 0.0])[:, None, None], torch.tensor([0.1, 2.0])[:, None, None]
+    gradient = [noise(*p.shape, seed=3) for p in network.parameters()]
+    labels = torch.tensor([0, 2])
+    found = invert_gradient(network, gradient, labels, (2, 4, 4), low, high, steps=30, seed=0)
+    least, most = found.amin(dim=(0, 2, 3)), found.amax(dim=(0, 2, 3))
+    assert least.tolist() == pytest.approx([-0.5, 0.0])
+    assert (most <= high.flatten()).all()
+    assert most[1] > 0.1
+
+
+def test_the_steps_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs of one value each: Adam moves by its rate, a tenth after 3/8, 5/8 and 7/8 of 16."""
+    rates = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            (group,) = self.param_groups
+            rates.append(group["lr"])
+            assert set(group["params"][0].grad.unique().tolist()) <= {-1.0, 0.0, 1.0}
+            super().step()
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    network, (x, y) = linear(), digits()
+    invert(network, gradient_of(network, x[:1], y[:1]), y[:1], steps=16)
+    expected = 6 * [0.1] + 4 * [0.01] + 4 * [0.001] + 2 * [0.0001]
+    assert rates == pytest.approx(expected)
+
+
+def test_the_seed_decides_where_it_starts() -> None:
+    network, (x, y) = smooth(), digits()
+    gradient = gradient_of(network, x[:1], y[:1])
+    found = []
+    before = torch.get_rng_state()
+    for seed in (5, 5, 6):
+        found.append(invert(network, gradient, y[:1], steps=20, seed=seed))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_stays_as_it_was(training: bool) -> None:
+    """In training mode batch norm would count the attack's inputs, and dropout blur them."""
+    network, (x, y) = smooth().train(training), digits()
+    network[0].eval()
+    network[3].requires_grad_(False)
+    network[0].weight.grad = torch.ones_like(network[0].weight)
+    gradient = gradient_of(network, x[:1], y[:1])
+    network[0].eval()
+    saved = {name: value.clone() for name, value in network.state_dict().items()}
+    modes = [module.training for module in network.modules()]
+    invert(network, gradient, y[:1], steps=5)
+    assert [module.training for module in network.modules()] == modes
+    assert all(torch.equal(value, saved[name]) for name, value in network.state_dict().items())
+    for name, parameter in network.named_parameters():
+        assert parameter.requires_grad == (not name.startswith("3."))
+        assert (parameter.grad is not None) == (name == "0.weight")
+    assert network[0].weight.grad.unique().tolist() == [1.0]
+
+
+def test_an_update_is_a_gradient() -> None:
+    """One step of SGD on a flat model, turned into what autograd says, by parameter."""
+    (x, y), lr = (part[:5] for part in digits()), 0.5
+    model = FlatModel(smooth(), torch.device("cpu"))
+    gradient = gradient_of(model.module, x, y)
+    parameters = list(model.module.parameters())
+    before = model.vector[: model.num_parameters].clone()
+    for p, g in zip(parameters, gradient, strict=True):
+        p.grad = g
+    torch.optim.SGD(parameters, lr).step()
+    after = model.vector[: model.num_parameters]
+    found = by_parameter(update_gradient(before, after, lr), model.module)
+    for part, expected in zip(found, gradient, strict=True):
+        torch.testing.assert_close(part, expected, rtol=0, atol=2e-6)  # float32's, of weights < 2
+        assert expected.abs().max() > 1e-4
+
+
+def test_only_trainable_parameters_count() -> None:
+    network = smooth()
+    network[0].requires_grad_(False)
+    parts = by_parameter(torch.arange(24.0 + 12 * 12 * 9 + 12 + 192 * 10 + 10), network)
+    assert [tuple(p.shape) for p in parts] == [
+        (12,),
+        (12,),
+        (12, 12, 3, 3),
+        (12,),
+        (10, 192),
+        (10,),
+    ]
+    assert torch.equal(torch.cat([p.flatten() for p in parts])[:30], torch.arange(30.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: update_gradient(draws(3), draws(3), 0),
+            "lr=0: must be a positive number, and finite",
+        ),
+        (
+            lambda: by_parameter(draws(651), linear()),
+            "the network has 650 trainable parameters, so that a vector must have the shape "
+            "(650,), not (651,)",
+        ),
+        (
+            lambda: invert(linear(), [draws(10, 64)], torch.tensor([1])),
+            "gradient: must be one tensor for each trainable parameter of the network, "
+            "[(10, 64), (10,)], not [(10, 64)]",
+        ),
+        (
+            lambda: invert(linear(), [torch.zeros(10, 64), torch.zeros(10)], torch.tensor([1])),
+            "gradient: its norm is 0, so it has no direction",
+        ),
+        (
+            lambda: invert(
+                linear(), [torch.full((10, 64), math.nan), torch.zeros(10)], torch.tensor([1])
+            ),
+            "gradient: its norm is nan, so it has no direction",
+        ),
+        (
+            lambda: invert(linear(), [draws(10, 64), draws(10)], torch.tensor([1]), shape=(64,)),
+            "shape=(64,): must be (C, H, W) of images of 2 pixels a side or more",
+        ),
+    ],
+)
+def test_refuses_gradients(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        call()
+    assert str(refused.value) == message
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "channels", "columns"), [(1, 1, 1), (3, 3, 3), (11, 1, 8)])
+def test_a_picture_has_a_row_for_each(tmp_path: Path, n: int, channels: int, columns: int) -> None:
+    x = draws(n, channels, 9, 12)
+    rows = {"$noise$": (x + 3 * noise(*x.shape), x / 2), "nothing": (x, x)}
+    labels = [f"label {k}" for k in range(n)]
+    figure = inversion._picture(rows, x, labels)
+    assert len(figure.axes) == 5 * columns
+    names = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    half = fidelity(x, x / 2).ssim
+    assert names == [
+        *("original", "\\$noise\\$\nshared", f"reconstructed\nSSIM {half:.2f}"),
+        *("nothing\nshared", "reconstructed\nSSIM 1.00"),
+    ]
+    assert [axes.get_title() for axes in figure.axes][:columns] == labels[:columns]
+    drawn = np.asarray(figure.axes[columns].images[0].get_array())  # the first shared item
+    assert drawn.shape == ((9, 12, 1) if channels == 1 else (9, 12, 3))[: drawn.ndim]
+    assert (drawn.min(), drawn.max()) == (0, 1)
+    draw_reconstructions(rows, x, labels, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("rows", "x", "labels", "message"),
+    [
+        (
+            *({}, draws(2, 2, 8, 8), ["a", "b"]),
+            "originals: must have 1 channel or 3 to be drawn, not 2",
+        ),
+        ({}, draws(2, 1, 8, 8), ["a"], "labels: 1 for 2 images; must be one for each"),
+        (
+            {"noise": (draws(1, 1, 8, 8), draws(2, 1, 8, 8))},
+            *(draws(2, 1, 8, 8), ["a", "b"]),
+            "originals (2, 1, 8, 8) and shared (1, 1, 8, 8): must have the same shape",
+        ),
+    ],
+)
+def test_refuses_to_draw(
+    tmp_path: Path,
+    rows: dict[str, tuple[Tensor, Tensor]],
+    x: Tensor,
+    labels: list[str],
+    message: str,
+) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        draw_reconstructions(rows, x, labels, tmp_path / "a.png")
+    assert str(refused.value) == message
+    assert not (tmp_path / "a.png").exists()

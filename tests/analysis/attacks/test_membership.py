@@ -1,0 +1,450 @@
+"""Membership inference against its definitions, and on a network that learns by heart."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from fedsim.analysis.attacks.membership import (
+    Outcome,
+    confidence,
+    entropy_scores,
+    fit,
+    guessing,
+    halves,
+    lira_scores,
+    log_norm,
+    loss_scores,
+    map_scores,
+    norm_scores,
+    outcome,
+    shadow_models,
+    variance_scores,
+)
+from fedsim.errors import ExperimentError
+from fedsim.training import Train, logits
+
+CPU = torch.device("cpu")
+SOON = Train.model_validate({"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 20})
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    """No warning, and one thread: networks this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    torch.set_num_threads(before)
+
+
+def by_loop(members: list[int], others: list[int]) -> Outcome:
+    """All thresholds in turn, in exact fractions; the AUC as the share of pairs in order."""
+    pairs = [Fraction((m > o) - (m < o) + 1, 2) for m in members for o in others]
+    best, at_low_fpr = Fraction(0), Fraction(0)
+    for threshold in [*members, *others, max(members + others) + 1]:
+        tpr = Fraction(sum(m >= threshold for m in members), len(members))
+        fpr = Fraction(sum(o >= threshold for o in others), len(others))
+        best = max(best, (tpr + 1 - fpr) / 2)
+        if fpr <= Fraction(1, 100):
+            at_low_fpr = max(at_low_fpr, tpr)
+    return Outcome(float(sum(pairs) / len(pairs)), float(best), float(at_low_fpr))
+
+
+def check(found: Outcome, auc: float, balanced_accuracy: float, tpr: float) -> None:
+    assert found.auc == pytest.approx(auc, rel=1e-12)
+    assert found.balanced_accuracy == pytest.approx(balanced_accuracy, rel=1e-12)
+    assert found.tpr == pytest.approx(tpr, rel=1e-12)
+
+
+def test_outcome_by_hand() -> None:
+    # Of 12 pairs 8 are in order, and one (5, 5) is a tie. Best: score ≥ 4, TPR 3/4, FPR 1/3.
+    found = outcome(np.array([9.0, 5, 4, 1]), np.array([5.0, 2, 0]))
+    check(found, auc=8.5 / 12, balanced_accuracy=(3 / 4 + 2 / 3) / 2, tpr=1 / 4)
+
+
+few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are ties
+many = st.lists(st.integers(-3, 30), min_size=95, max_size=220)  # so that 1 % is some of them
+
+
+@settings(max_examples=150)
+@given(few, few | many)
+def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: list[int]) -> None:
+    expected = by_loop(members, others)
+    found = outcome(np.array(members, dtype=np.float64), np.array(others, dtype=np.float64))
+    check(found, expected.auc, expected.balanced_accuracy, expected.tpr)
+
+
+def test_outcome_of_chance() -> None:
+    rng = np.random.default_rng(0)
+    found = outcome(rng.standard_normal(4000), rng.standard_normal(4000))
+    assert abs(found.auc - 0.5) < 0.02
+    assert 0.5 <= found.balanced_accuracy < 0.53
+    assert 0.003 < found.tpr < 0.02
+
+
+@pytest.mark.parametrize(("members", "others"), [(40, 40), (200, 200), (150, 400)])
+def test_guessing_has_its_interval(members: int, others: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [
+        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(1500)
+    ]
+    for name, (low, high) in guessing(members, others).items():
+        drawn = np.array([getattr(one, name) for one in found])
+        assert ((low <= drawn) & (drawn <= high)).mean() > 0.93, name
+        assert (drawn < high).mean() < 0.985, name
+
+
+def test_fit_is_the_accuracy_inside_and_outside() -> None:
+    logits = np.array([[1.0, 0], [0, 1], [1, 0], [1, 0]])
+    found = fit(logits, np.array([0, 1, 1, 0]), np.array([True, True, True, False]))
+    assert (found.inside, found.outside) == (2 / 3, 1.0)
+
+
+def test_outcome_of_perfect_separation_and_of_its_opposite() -> None:
+    high, low = np.arange(5, 9) / 2, np.arange(5) / 2
+    assert outcome(high, low) == Outcome(1.0, 1.0, 1.0)
+    assert outcome(low, high) == Outcome(0.0, 0.5, 0.0)
+
+
+def test_outcome_of_equal_scores() -> None:
+    assert outcome(np.zeros(3), np.zeros(5)) == Outcome(0.5, 0.5, 0.0)
+
+
+def test_tpr_allows_one_false_positive_in_a_hundred() -> None:
+    # Three members above all others, two below the highest of these, one below the second.
+    members = np.array([103.5, 102.5, 101.5, 98.5, 98.25, 97.5, -1, -2])
+    others = np.arange(100.0)  # the highest are 99, 98, 97
+    assert outcome(members, others).tpr == 5 / 8
+    assert outcome(members, others[1:]).tpr == 3 / 8  # one of 99 is more than 1 %
+    assert outcome(members, np.repeat(others, 2)).tpr == 5 / 8
+    assert outcome(members, np.append(others, 99.0)).tpr == 3 / 8  # nor are two of 101 few enough
+
+
+def test_tpr_counts_thresholds_along_a_straight_piece_of_the_curve() -> None:
+    # A tie of one member and one other at each of 200 scores: the curve is the diagonal.
+    scores = np.arange(200.0)
+    assert outcome(scores, scores).tpr == 0.01
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(logits)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_scores_are_the_plain_formulas(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    logits = 3 * rng.standard_normal((50, classes))
+    labels = rng.integers(classes, size=50)
+    before = logits.copy()
+    p = softmax(logits)
+    own = p[np.arange(50), labels]
+    np.testing.assert_allclose(loss_scores(logits, labels), np.log(own), rtol=1e-9)
+    np.testing.assert_allclose(entropy_scores(logits), (p * np.log(p)).sum(axis=1), rtol=1e-9)
+    expected = np.log(own / (1 - own))
+    np.testing.assert_allclose(confidence(logits, labels), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(logits, before)
+
+
+def test_scores_of_huge_logits() -> None:
+    logits = np.array([[1000, -1000, 0], [1000, -1000, 0], [1000, 1000, -1000]], dtype=np.float32)
+    labels = np.array([0, 1, 1])
+    np.testing.assert_allclose(confidence(logits, labels), [1000, -2000, 0], atol=1e-12)
+    np.testing.assert_allclose(loss_scores(logits, labels), [0, -2000, -math.log(2)], atol=1e-12)
+    np.testing.assert_allclose(entropy_scores(logits), [0, 0, -math.log(2)], atol=1e-12)
+
+
+def test_loss_tells_apart_probabilities_that_round_to_one() -> None:
+    scores = loss_scores(np.array([[40.0, 0], [50, 0], [60, 0]]), np.zeros(3, dtype=np.int64))
+    np.testing.assert_allclose(scores, [-math.exp(-40), -math.exp(-50), -math.exp(-60)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("shadows", [2, 3, 8])
+def test_lira_is_the_ratio_written_out(shadows: int) -> None:
+    rng = np.random.default_rng(shadows)
+    n = 7
+    inside = halves(n, shadows, rng)
+    confidences = rng.standard_normal((shadows, n)) + 2.0 * inside
+    target = rng.standard_normal(n)
+    ins, outs = [], []  # of each example
+    for i in range(n):
+        ins.append([confidences[s, i] for s in range(shadows) if inside[s, i]])
+        outs.append([confidences[s, i] for s in range(shadows) if not inside[s, i]])
+    spread_in, spread_out = np.std(np.concatenate(ins)), np.std(np.concatenate(outs))
+    expected = [
+        norm(np.mean(ins[i]), spread_in).logpdf(target[i])
+        - norm(np.mean(outs[i]), spread_out).logpdf(target[i])
+        for i in range(n)
+    ]
+    np.testing.assert_allclose(lira_scores(target, confidences, inside), expected, rtol=1e-10)
+
+
+def test_lira_by_hand() -> None:
+    inside = np.array([[True, False], [False, True]])
+    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])  # in: 5 and 7, σ = 1; out: 4 and 0, σ = 2
+    target = np.array([5.0, 0.0])
+    expected = [math.log(2) + (1 / 2) ** 2 / 2, math.log(2) - 7**2 / 2]
+    np.testing.assert_allclose(lira_scores(target, shadows, inside), expected, rtol=1e-12)
+
+
+def test_lira_bears_what_is_far_out() -> None:
+    """Where both densities are 0 as numbers, their logarithms still differ."""
+    inside = np.array([[True, False], [False, True]])
+    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])
+    scores = lira_scores(np.array([500.0, -500.0]), shadows, inside)
+    assert np.isfinite(scores).all()
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**32 - 1))
+def test_halves_have_each_example_in_half_of_the_sets(n: int, shadows: int, seed: int) -> None:
+    inside = halves(n, shadows, np.random.default_rng(seed))
+    assert inside.shape == (shadows, n)
+    assert inside.dtype == np.bool_
+    assert (inside.sum(axis=0) == shadows // 2).all()
+    np.testing.assert_array_equal(inside, halves(n, shadows, np.random.default_rng(seed)))
+
+
+def test_halves_are_random() -> None:
+    inside = halves(6000, 4, np.random.default_rng(0))
+    kinds, counts = np.unique(inside, axis=1, return_counts=True)
+    assert kinds.shape == (4, 6)  # all ways to choose two of four
+    assert (abs(counts - 1000) < 150).all()
+
+
+MAPS = np.array([[3.0, -1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0], [-2.0, -2.0, -2.0, -2.0]])
+
+
+def test_scores_of_explanations_are_the_plain_formulas() -> None:
+    # The mean of the first is 1: (4 + 4 + 1 + 1)/4.
+    np.testing.assert_allclose(variance_scores(MAPS), [-2.5, 0, 0])
+    np.testing.assert_allclose(norm_scores(MAPS), [-6, 0, -8])
+    np.testing.assert_allclose(norm_scores(MAPS.astype(np.float32)), [-6, 0, -8])
+    np.testing.assert_allclose(
+        log_norm(-norm_scores(MAPS)), [math.log(6), math.log(6), math.log(8)]
+    )
+    np.testing.assert_array_equal(log_norm(np.zeros(2)), [0, 0])
+    np.testing.assert_array_equal(log_norm(np.array([math.nan, 1])), [math.nan, 0])
+
+
+def test_lira_on_maps_is_the_ratio_of_gaussians_written_out() -> None:
+    rng = np.random.default_rng(0)
+    target, inside, outside = rng.standard_normal((3, 20, 7))
+    found = map_scores(target, inside, outside)
+    for sigma in 0.5, 2.0:
+        each = norm.logpdf(target, inside, sigma) - norm.logpdf(target, outside, sigma)
+        np.testing.assert_allclose(found / (2 * sigma**2), each.sum(axis=1))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def dropout_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+def points(n: int) -> tuple[Tensor, Tensor]:
+    """Random points, with labels that have nothing to do with them."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n, 20)).astype(np.float32)
+    return torch.from_numpy(x), torch.from_numpy(rng.integers(2, size=n))
+
+
+def shadow_confidences(
+    build: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    inside: NDArray[np.bool_],
+    section: Train,
+    epochs: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """(S, n) of shadow models, each asked before the next is trained."""
+    models = shadow_models(build, x, y, inside, section, epochs, seed, CPU)
+    return np.stack([confidence(logits(model, x), y.numpy()) for model in models])
+
+
+def test_end_to_end() -> None:
+    """60 of 120 points are learnt by heart, and found out; a new network gives nothing away."""
+    x, y = points(120)
+    members = np.arange(120) < 60
+    # The target: trained as a shadow model is, on the members alone, with other streams.
+    (target,) = shadow_confidences(mlp, x, y, members[np.newaxis], SOON, 40, seed=1)
+    inside = halves(120, 8, np.random.default_rng(2))
+    shadows = shadow_confidences(mlp, x, y, inside, SOON, 40, seed=3)
+    by_loss = -np.logaddexp(0, -target)
+    assert outcome(by_loss[members], by_loss[~members]).auc > 0.8
+    by_lira = lira_scores(target, shadows, inside)
+    assert outcome(by_lira[members], by_lira[~members]).auc > 0.7
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(4)
+        untaught = mlp()(x).numpy()
+    labels = y.numpy()
+    untrained = {
+        "loss": loss_scores(untaught, labels),
+        "entropy": entropy_scores(untaught),
+        "lira": lira_scores(confidence(untaught, labels), shadows, inside),
+    }
+    for name, scores in untrained.items():
+        # Three standard deviations of the AUC of chance, of 60 and 60: √(121/(12·60·60)) = 0.053.
+        assert abs(outcome(scores[members], scores[~members]).auc - 0.5) < 0.16, name
+
+
+def test_shadow_models_are_the_same_whatever_was_drawn_before() -> None:
+    x, y = points(30)
+    inside = halves(30, 3, np.random.default_rng(0))
+
+    def confidences(inside: NDArray[np.bool_], seed: int = 5) -> NDArray[np.float64]:
+        return shadow_confidences(dropout_net, x, y, inside, SOON, 2, seed)
+
+    first = confidences(inside)
+    torch.rand(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    np.testing.assert_array_equal(confidences(inside), first)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+    np.testing.assert_array_equal(confidences(inside[:2]), first[:2])
+    assert not np.isclose(confidences(inside, seed=6), first).all(axis=1).any()
+
+
+def zeros() -> nn.Module:
+    layer = nn.Linear(20, 2)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def test_shadow_models_have_streams_of_their_own() -> None:
+    x, y = points(30)
+    same = np.tile(np.arange(30) < 15, (2, 1))
+    slow = Train.model_validate({"optimizer": {"lr": 1e-12}, "batch_size": 2})
+    fast = Train.model_validate({"optimizer": {"lr": 0.1}, "batch_size": 2})
+    # Initial weights alone, which hardly move, and the order of the batches alone.
+    for build, section in (mlp, slow), (zeros, fast):
+        drawn = [shadow_confidences(build, x, y, same, section, 1, seed) for seed in (0, 1)]
+        first, second, third, fourth = np.concatenate(drawn)
+        for other in second, third, fourth:
+            assert not np.isclose(first, other).all()
+        assert not np.isclose(third, fourth).all()
+
+
+class Watched(nn.Module):
+    """Takes down how it is called."""
+
+    def __init__(self, calls: list[tuple[bool, bool, Tensor]]) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(20, 2), calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append((self.training, torch.is_grad_enabled(), x.clone()))
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_shadow_models_learn_from_their_own_part_and_are_asked_about_all() -> None:
+    x, y = points(1100)
+    inside = halves(1100, 2, np.random.default_rng(0))
+    calls: list[tuple[bool, bool, Tensor]] = []
+    section = Train.model_validate({"batch_size": 100})
+    found = shadow_confidences(lambda: Watched(calls), x, y, inside, section, 3, 0)
+    assert found.shape == (2, 1100)
+    assert np.isfinite(found).all()
+    place = {row.numpy().tobytes(): i for i, row in enumerate(x)}
+    seen: list[list[int]] = [[], []]
+    asked: list[Tensor] = []
+    for training, gradients, batch in calls:
+        assert training == gradients
+        if training:
+            seen[1 if asked else 0] += [place[row.numpy().tobytes()] for row in batch]
+            assert len(batch) <= 100
+        else:
+            asked.append(batch)
+            assert len(batch) <= 500
+    assert torch.equal(torch.cat(asked), torch.cat([x, x]))
+    for rows, part in zip(seen, inside, strict=True):
+        assert sorted(rows) == sorted(3 * np.flatnonzero(part).tolist())  # three epochs
+
+
+def test_shadow_models_take_the_steps_of_the_clients() -> None:
+    """A single full batch of plain SGD, from weights that are known: one step by hand."""
+    x, y = points(10)
+    part = np.arange(10) < 6
+    section = Train.model_validate({"optimizer": {"lr": 0.3}, "lr_decay": 0.5})
+    (found,) = shadow_confidences(zeros, x, y, part[np.newaxis], section, 1, 0)
+    inputs, labels = x.double().numpy(), y.numpy()
+    g = np.full((6, 2), 0.5) - np.eye(2)[labels[:6]]  # of cross-entropy by the logits, at zero
+    w, b = -0.3 * g.T @ inputs[:6] / 6, -0.3 * g.mean(axis=0)
+    z = inputs @ w.T + b
+    np.testing.assert_allclose(found, z[range(10), labels] - z[range(10), 1 - labels], rtol=1e-4)
+
+
+INSIDE = np.array([[True, False], [False, True]])
+SHADOWS = np.array([[5.0, 0.0], [4.0, 7.0]])
+ONES = np.ones(2)
+DIVERGED = "values are not finite; has the model diverged?"
+TWO = (
+    "LiRA needs at least 2 shadow models, so that each example can be in the training set of one "
+    "and not of another"
+)
+
+
+def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return shadow_confidences(mlp, *points(2), inside, SOON, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: outcome(np.empty(0), ONES), "members: there are no values"),
+        (lambda: outcome(ONES, np.empty(0)), "others: there are no values"),
+        (lambda: outcome(np.array([1, math.nan, math.inf]), ONES), f"members: 2 of 3 {DIVERGED}"),
+        (lambda: outcome(ONES, np.array([1, -math.inf])), f"others: 1 of 2 {DIVERGED}"),
+        (lambda: lira_scores(ONES * math.nan, SHADOWS, INSIDE), f"target: 2 of 2 {DIVERGED}"),
+        (lambda: lira_scores(ONES, SHADOWS / [1, 0.0], INSIDE), f"shadows: 2 of 4 {DIVERGED}"),
+        (lambda: lira_scores(ONES, SHADOWS[:1], INSIDE[:1]), f"shadows=1: {TWO}"),
+        (lambda: halves(5, 1, np.random.default_rng(0)), f"shadows=1: {TWO}"),
+        (lambda: halves(5, 0, np.random.default_rng(0)), f"shadows=0: {TWO}"),
+        (
+            lambda: halves(5, 10**10, np.random.default_rng(0)),
+            "shadows=10000000000: 10,000 are the most, a training each",
+        ),
+        (
+            lambda: lira_scores(ONES, SHADOWS, INSIDE & [True, False]),
+            "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set; "
+            "LiRA needs both for each",
+        ),
+        (
+            lambda: lira_scores(ONES, SHADOWS, INSIDE | True),
+            "inside: 2 of 2 examples (the first is 0) are always in a shadow model's training "
+            "set; LiRA needs both for each",
+        ),
+        (
+            lambda: lira_scores(ONES, np.where(INSIDE, 0.1, SHADOWS), INSIDE),
+            "shadows: values are all the same, and have no variance",
+        ),
+        (
+            lambda: train_on(np.array([[True, True], [False, False]])),
+            "inside: shadow model 1 has no training example",
+        ),
+    ],
+)
+def test_refuses_bad_input(call: Callable[[], Any], message: str) -> None:
+    with np.errstate(all="ignore"), pytest.raises(ExperimentError) as refused:
+        call()
+    assert str(refused.value) == message

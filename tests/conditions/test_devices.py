@@ -1,0 +1,670 @@
+"""Simulated devices: time, energy, selection, traces; the same bits each time."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from experiments import (
+    FEW,
+    NETWORK_METHODS,
+    federation,
+    grid_in_process,
+    interrupted,
+    server_states,
+    small_experiment,
+    with_method,
+)
+from fedsim import Client, Grid, Run, Update, load, resume
+from fedsim.conditions.devices import Devices, Fleet, read_availability, read_capacities
+from fedsim.errors import BadInput, DataError, RunError
+from fedsim.launch.prepare import prepare
+from fedsim.methods.fedavg import FedAvg
+from fedsim.results.report.curves import costs
+from fedsim.results.report.html import Report
+from fedsim.results.report.results import results
+from fedsim.support.rng import keyed_rng
+from fedsim.training import Train
+
+Finish = Callable[..., Run]
+SPREAD: dict[str, Any] = {"speed": {"median": 100, "sigma": 1}}
+TEN = {"kind": "iid", "clients": 10}
+
+
+def fleet(clients: int = 10, seed: int = 0, **settings: Any) -> Fleet:
+    return Fleet(Devices.model_validate(settings), clients, seed)
+
+
+class TestTime:
+    def test_is_that_of_the_formula(self) -> None:
+        devices = fleet(speed=50, download=8, upload=2, power={"training": 4, "radio": 0.5})
+        seconds = devices.seconds([0, 3], np.array([100.0, 0.0]), 1_000_000, 250_000)
+        np.testing.assert_allclose(seconds, [1 + 2 + 1, 1 + 1])
+        joules = devices.joules([0, 3], np.array([100.0, 0.0]), 1_000_000, 250_000)
+        np.testing.assert_allclose(joules, [0.5 * 2 + 4 * 2, 0.5 * 2])
+
+    def test_a_quantity_is_drawn_for_each_client(self) -> None:
+        devices = fleet(2000, speed={"median": 30, "sigma": 0.5})
+        assert np.median(devices.speed) == pytest.approx(30, rel=0.05)
+        assert np.log(devices.speed).std() == pytest.approx(0.5, rel=0.05)
+        again = fleet(2000, speed={"median": 30, "sigma": 0.5})
+        np.testing.assert_array_equal(devices.speed, again.speed)
+        assert not np.array_equal(devices.speed, fleet(2000, seed=1, **SPREAD).speed)
+
+    def test_of_a_run(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 16},
+        }
+        devices = {**SPREAD, "download": 8, "upload": 4}
+        done, plain = finish(devices=devices, **sections), finish(**sections)
+        known = fleet(**devices)
+        clients = done.clients
+        size = clients["bytes_up"].iloc[0]
+        expected = [
+            size / 1e6 + size / 0.5e6 + 2 * n / known.speed[k]
+            for k, n in zip(clients["client"], clients["samples"], strict=True)
+        ]
+        np.testing.assert_allclose(clients["simulated_seconds"], expected)
+        slowest = clients.groupby("round")["simulated_seconds"].max().to_numpy()
+        np.testing.assert_allclose(done.rounds["simulated_seconds"], slowest)
+        np.testing.assert_allclose(done.rounds["total_simulated_seconds"], slowest.cumsum())
+        energy = clients.groupby("round")["energy_joules"].sum().to_numpy()
+        np.testing.assert_allclose(done.rounds["total_energy_joules"], energy.cumsum())
+        # Devices that fail nobody change nothing else.
+        shared = [c for c in plain.rounds if c not in ("seconds",)]
+        assert done.rounds[shared].equals(plain.rounds[shared])
+        assert (done.rounds["dropped"] == 0).all()
+
+    def test_goes_on_after_a_resume(self, finish: Finish, tmp_path: Path) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 4, "participation": 0.5},
+            "devices": {**SPREAD, "dropout": 0.2, "packet_error": 0.2},
+            "checkpoint": {"every": 2},
+        }
+        whole = finish(**sections)
+
+        folder = interrupted(small_experiment(**sections), tmp_path / "cut", 3)
+        assert resume(folder).result_hash == whole.result_hash
+
+
+def select(devices: Fleet, clients: int = 10, wanted: int = 10, **changes: Any) -> Any:
+    given = {
+        "sampled": np.arange(clients),
+        "wanted": wanted,
+        "t": 1,
+        "examples": np.full(clients, 100.0),
+        "down": 125_000,
+        "up": 125_000,
+        **changes,
+    }
+    return devices.select(**given)
+
+
+class TestSelection:
+    def test_a_deadline_that_nobody_misses_changes_nothing(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 2, "participation": 0.5},
+        }
+        without = finish(devices=SPREAD, **sections)
+        within = finish(devices={**SPREAD, "deadline": 1e6, "partial_work": True}, **sections)
+        assert within.result_hash == without.result_hash
+
+    def test_who_misses_the_deadline_is_left_out(self, finish: Finish) -> None:
+        """As many as the formula says, of FedAvg, which neither trains nor sends more."""
+        devices = {**SPREAD, "download": 8, "upload": 8, "deadline": 2.0}
+        done = finish(partition=TEN, train={"rounds": 2, "batch_size": 10}, devices=devices)
+        fed = federation(small_experiment(partition=TEN))
+        needed = 2 * 4 * fed.model.size / 1e6 + fed.num_samples / fleet(**SPREAD).speed
+        late = set(np.flatnonzero(needed > 2).tolist())
+        assert 0 < len(late) < 10
+        for _, rows in done.clients.groupby("round"):
+            assert set(rows.loc[rows["dropped"] == "deadline", "client"]) == late
+            assert rows["steps"].notna().sum() == 10 - len(late)
+        assert (done.rounds["simulated_seconds"] == 2).all()  # for those that are late
+
+    def test_the_slowest_beyond_those_wanted_are_surplus(self) -> None:
+        devices = fleet(over_selection=2, **SPREAD)
+        found = select(devices, wanted=4)
+        order = np.argsort(-devices.speed)
+        assert sorted(found.kept) == sorted(order[:4])
+        assert set(found.dropped) == set(order[4:].tolist())
+        assert set(found.dropped.values()) == {"surplus"}
+
+    def test_surplus_clients_take_the_place_of_those_that_drop_out(self) -> None:
+        devices = fleet(100, over_selection=2, dropout=0.3)
+        found = select(devices, 100, wanted=50)
+        assert len(found.kept) == 50
+        reasons = list(found.dropped.values())
+        assert 15 < reasons.count("dropout") < 45
+        assert reasons.count("dropout") + reasons.count("surplus") == 50
+
+    @given(dropout=st.floats(0, 0.9), wanted=st.integers(1, 10), t=st.integers(1, 5))
+    def test_everybody_is_kept_or_dropped(self, dropout: float, wanted: int, t: int) -> None:
+        found = select(fleet(**SPREAD, dropout=dropout, packet_error=0.5), wanted=wanted, t=t)
+        assert sorted([*found.kept.tolist(), *found.dropped]) == list(range(10))
+        assert len(found.kept) <= wanted
+        assert found.lost <= set(found.kept.tolist())
+
+    def test_of_a_run(self, finish: Finish) -> None:
+        """Late, surplus and lost clients cost, and do not count."""
+        devices = {**SPREAD, "over_selection": 1.5, "dropout": 0.2, "packet_error": 0.3}
+        done = finish(
+            partition={"kind": "iid", "clients": 20},
+            train={"rounds": 4, "participation": 0.4},
+            devices=devices,
+        )
+        clients = done.clients
+        gone = clients["dropped"].notna()
+        assert (clients[gone].groupby("round").size() == done.rounds["dropped"].tolist()).all()
+        assert (clients.groupby("round").size() == 12).all()
+        assert clients.loc[gone, "steps"].isna().all()
+        assert (clients.loc[gone, "bytes_down"] > 0).all()
+        assert (clients.loc[gone, "energy_joules"] > 0).all()
+        assert clients["lost"].sum() > 0
+
+    def test_only_those_online_are_sampled(self, finish: Finish) -> None:
+        done = finish(
+            partition={"kind": "iid", "clients": 20},
+            train={"rounds": 3},
+            devices={"available": 0.5},
+        )
+        for t, rows in done.clients.groupby("round"):
+            chances = keyed_rng(0, "devices/online", int(t)).random(20)
+            assert rows["client"].tolist() == np.flatnonzero(chances < 0.5).tolist()
+
+    def test_partial_work_is_fewer_steps(self, finish: Finish) -> None:
+        devices = {"speed": {"median": 100, "sigma": 1.5}, "deadline": 1.0, "partial_work": True}
+        train = {"rounds": 1, "batch_size": 4, "local_epochs": 2}
+        done = finish(partition=TEN, train=train, devices=devices)
+        kept = done.clients[done.clients["steps"].notna()]
+        full = 2 * np.ceil(kept["samples"] / 4)
+        assert (kept["steps"] < full).any()
+        assert (kept["steps"] == full).any()
+        assert (kept["simulated_seconds"] <= 1.0 + 1e-9).all()
+        assert done.rounds["simulated_seconds"][0] == pytest.approx(
+            1.0 if len(kept) < 10 else kept["simulated_seconds"].max()
+        )
+
+    def test_a_round_that_nobody_finishes_changes_nothing(self) -> None:
+        made = small_experiment(
+            partition=TEN, train={"rounds": 3}, devices={"packet_error": 0.9999}
+        )
+        states = server_states(made)
+        for state in states[1:]:
+            np.testing.assert_array_equal(state.weights, states[0].weights)
+        offline = small_experiment(partition=TEN, train={"rounds": 2}, devices={"available": 1e-9})
+        states = server_states(offline)
+        np.testing.assert_array_equal(states[2].weights, states[0].weights)
+
+
+class TrainsThreeTimes(FedAvg):
+    """A method of a user's own, whose work is three times that of FedAvg."""
+
+    name: str = "test_devices:TrainsThreeTimes"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        for _ in range(3):
+            weights = client.train(weights)
+        return Update(weights=weights, more=torch.cat([weights, weights]))
+
+
+OWN_LOOPS = {"apfl", "perfedavg", "pfedme", "xpfl"}
+ALL = [n for n in NETWORK_METHODS if n != "fedbuff"]
+SLOW: dict[str, Any] = {
+    "speed": {"median": 200, "sigma": 1.2},
+    "upload": {"median": 5, "sigma": 1},
+}
+
+
+class TestDeadlines:
+    """What a method computes and sends in a round is what its clients have time for."""
+
+    def run_of(self, finish: Finish, name: str, deadline: float, **devices: Any) -> Run:
+        own: dict[str, Any] = {
+            "data": FEW,
+            "train": {"rounds": 4, "local_epochs": 3},
+            "partition": {**TEN, "clients": 10},
+            "devices": {**SLOW, "deadline": deadline, **devices},
+        }
+        return finish(**with_method(name, **own))
+
+    @pytest.mark.parametrize("partial", [False, True], ids=["", "partial"])
+    @pytest.mark.parametrize("name", [*ALL, "test_devices:TrainsThreeTimes"])
+    def test_every_method_keeps_them(self, finish: Finish, name: str, partial: bool) -> None:
+        if partial and name in OWN_LOOPS:
+            with pytest.raises(BadInput, match="has a training loop of its own"):
+                self.run_of(finish, name, 0.7, partial_work=True)
+            return
+        done = self.run_of(finish, name, 0.7, partial_work=partial)
+        assert (done.rounds["simulated_seconds"] <= 0.7 * (1 + 1e-9)).all()
+        if "simulated_seconds" in done.clients:
+            assert (done.clients["simulated_seconds"].dropna() <= 0.7 * (1 + 1e-9)).all()
+        if done.rounds["dropped"].any():
+            dropped = done.clients.groupby("round")["dropped"].count()
+            assert dropped.tolist() == done.rounds["dropped"].tolist()
+
+    def test_partial_work_is_shared_out(self, finish: Finish) -> None:
+        """FedRep's head and features, and three trainings alike, get the same share each."""
+        own = {"name": "test_devices:TrainsThreeTimes"}
+        for method, parts in (({"name": "fedrep", "head_epochs": 3}, 2), (own, 3)):
+            done = finish(
+                method=method,
+                partition=TEN,
+                train={"rounds": 1, "local_epochs": 3, "batch_size": 4},
+                devices={**SLOW, "deadline": 1.5, "partial_work": True},
+            )
+            rows = done.clients[done.clients["steps"].notna()]
+            full = 3 * np.ceil(rows["samples"] / 4)
+            hurried = rows[rows["steps"] < full]
+            assert len(hurried)
+            seconds = hurried["simulated_seconds"]
+            assert (seconds <= 1.5).all()
+            # One part of so many takes its share of the time, within a step for each part.
+            speed = fleet(**SLOW).speed[hurried["client"]]
+            own = hurried["steps"] * 4 / speed
+            assert (abs(parts * own - seconds) <= (1 + parts) * 4 / speed + 0.1 * 1.5).all()
+
+    def test_what_takes_less_than_plain_training_is_not_dropped(self, finish: Finish) -> None:
+        """LG-FedAvg sends a head; the whole model would take too long."""
+        devices = {"speed": 1e6, "download": 100, "upload": 0.02, "deadline": 2.0}
+        done = finish(
+            method={"name": "lg_fedavg"}, partition=TEN, train={"rounds": 2}, devices=devices
+        )
+        assert (done.rounds["dropped"] == 0).all()
+
+    def test_clusters_of_clients_train_at_the_same_time(self, finish: Finish) -> None:
+        done = finish(
+            method={"name": "ifca"}, partition=TEN, train={"rounds": 2}, devices=SLOW, data=FEW
+        )
+        slowest = done.clients.groupby("round")["simulated_seconds"].max()
+        assert (done.rounds["simulated_seconds"].to_numpy() <= 1.2 * slowest.to_numpy()).all()
+
+    def test_what_was_learnt_is_kept_over_an_interruption(
+        self, finish: Finish, tmp_path: Path
+    ) -> None:
+        sections: dict[str, Any] = {
+            "method": {"name": "fedrep", "head_epochs": 3},
+            "data": FEW,
+            "partition": {**TEN, "clients": 20},
+            "train": {"rounds": 4, "participation": 0.5},
+            "devices": {**SLOW, "deadline": 0.5, "over_selection": 1.5},
+            "checkpoint": {"every": 1},
+        }
+        whole = finish(**sections)
+        folder = interrupted(small_experiment(**sections), tmp_path / "cut", 2)
+        assert resume(folder, progress=False).result_hash == whole.result_hash
+        assert (whole.clients["dropped"] == "deadline").any()
+
+    def test_a_round_that_nobody_finishes_changes_nothing(self) -> None:
+        made = small_experiment(
+            method={"name": "ditto"},
+            partition=TEN,
+            train={"rounds": 2},
+            devices={"speed": 100, "deadline": 1.8, "upload": 100, "download": 100},
+        )
+        states = server_states(made)  # 144 examples take 1.44 seconds, and are trained on twice
+        np.testing.assert_array_equal(states[-1].weights, states[0].weights)
+
+
+TIMES = {"active": [10, 50], "inactive": [20, 60], "finish_time": 100}
+
+
+class TestTraces:
+    def test_capacities(self, tmp_path: Path) -> None:
+        """Of FedScale: ms for one example, and kbit/s."""
+        content = {2: {"computation": 10, "communication": 8000}}
+        content[10] = {"computation": 20.5, "communication": 16000}
+        path = tmp_path / "capacity"
+        path.write_bytes(pickle.dumps(content))
+        np.testing.assert_array_equal(read_capacities(path), [[10, 8000], [20.5, 16000]])
+        devices = fleet(3, capacity_trace=path)
+        np.testing.assert_allclose(devices.speed, [1000 / 30, 1000 / 61.5, 1000 / 30])
+        np.testing.assert_allclose(devices.upload, [1e6, 2e6, 1e6])
+
+    def test_availability(self, tmp_path: Path) -> None:
+        path = tmp_path / "behaviour.json"
+        path.write_text(json.dumps({"7": TIMES, "8": {**TIMES, "active": [0, 50]}}))
+        (device, _) = read_availability(path)
+        online = [clock for clock in range(200) if device.online(clock)]
+        once = [*range(10, 21), *range(50, 61)]
+        assert online == [*once, *(100 + clock for clock in once)]
+        devices = fleet(3, availability_trace=path)
+        assert devices.online(1, 5.0).tolist() == [False, True, False]
+
+    def test_time_passes_for_a_server_that_finds_nobody(
+        self, finish: Finish, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "behaviour.json"
+        path.write_text(json.dumps({"1": {"active": [70], "inactive": [900], "finish_time": 999}}))
+        done = finish(
+            partition=TEN, train={"rounds": 3}, devices={"availability_trace": str(path)}
+        )
+        assert done.rounds["simulated_seconds"][:2].tolist() == [60, 60]
+        assert done.rounds["clients"].tolist() == [0, 0, 10]
+
+    @pytest.mark.parametrize(
+        ("device", "problem"),
+        [
+            ({"computation": 10}, "device 3: has no 'communication'"),
+            (
+                {"computation": "x", "communication": 1},
+                "device 3: 'computation' must be a finite number, not x",
+            ),
+            *(
+                ({"computation": beyond, "communication": 1}, "'computation' must be a finite nu")
+                for beyond in (10**400, -(10**400), math.inf, math.nan, True)
+            ),
+            *(
+                ({"computation": 1, "communication": far}, "must be above 0, from 1e-30 to 1e")
+                for far in (1e-308, 1e308, -1)
+            ),
+            (
+                {"computation": 0, "communication": 1},
+                "device 3: computation and communication must be above 0",
+            ),
+            (7, "device 3: must be a dict, not int"),
+        ],
+    )
+    def test_bad_capacities(self, tmp_path: Path, device: Any, problem: str) -> None:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"3": device}))
+        with pytest.raises(DataError, match=problem):
+            read_capacities(path)
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"inactive": [20]}, "goes online 2 times and offline 1 times; each needs the other"),
+            ({"active": [10, 15]}, "times online must ascend, and not overlap"),
+            ({"active": [10, None]}, "has no 'active'"),
+            ({"active": []}, "'active' must be a list of seconds"),
+            ({"finish_time": 55}, "finish_time=55 comes before the last time online"),
+            ({"finish_time": None}, "has no 'finish_time'"),
+            ({"finish_time": 10**400}, "'finish_time' must be a finite number, not 1000"),
+            ({"active": [10, 10**400]}, "'active' must be a finite number, not 1000"),
+        ],
+    )
+    def test_traces_with_holes(self, tmp_path: Path, change: Any, problem: str) -> None:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"3": {**TIMES, **change}}))
+        with pytest.raises(DataError, match=problem):
+            read_availability(path)
+
+    @pytest.mark.parametrize("content", [b"", b"nothing", b"[1, 2]", pickle.dumps(print)])
+    def test_other_files(self, tmp_path: Path, content: bytes) -> None:
+        for name in ("trace.json", "trace"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(DataError, match=rf"{name}: "):
+                read_capacities(tmp_path / name)
+
+
+RATES = ("speed", "download", "upload")
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_rates_whose_times_are_no_numbers(key: str) -> None:
+    made = small_experiment(devices={key: {"median": 1e-29, "sigma": 10}})
+    with pytest.raises(
+        BadInput, match=rf"^devices\.{key}: .* is drawn, .*; lower devices\.{key}\.si"
+    ):
+        prepare(made)
+    slowest = small_experiment(
+        devices={**dict.fromkeys(RATES, 1e-30), "power": {"training": 3e38, "radio": 3e38}},
+        train={"rounds": 1, "local_epochs": 10**6},
+    )
+    _, splits, _ = prepare(slowest)
+    assert slowest.devices is not None
+    fleet = Fleet(slowest.devices, len(splits), 0)
+    asked = (np.arange(2), np.full(2, 1e12), 10**12, 10**12)
+    assert np.isfinite(fleet.seconds(*asked)).all()
+    assert np.isfinite(fleet.joules(*asked)).all()
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        ({"speed": 0}, "speed must be above 0"),
+        *(({key: 1e-308}, f"{key} must be above 0, 1e-30 or more") for key in RATES),
+        *(({key: 10**400}, f"devices.{key}: is too large") for key in RATES),
+        *(({key: {"median": 1e-308, "sigma": 1}}, f"{key} must be above 0, 1e-") for key in RATES),
+        ({"speed": {"median": 0, "sigma": 1}}, "devices.speed.*greater than 0"),
+        ({"partial_work": True}, "partial_work needs a deadline"),
+        ({"over_selection": 0.5}, "devices.over_selection"),
+        (
+            {"capacity_trace": "x", "upload": 3},
+            "capacity_trace says what upload says; leave one of them out",
+        ),
+        ({"availability_trace": "x", "available": 0.5}, "availability_trace says what available"),
+    ],
+)
+def test_bad_input(devices: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        small_experiment(devices=devices)
+
+
+def test_a_deadline_that_nobody_meets() -> None:
+    devices: dict[str, Any] = {"speed": 10, "deadline": 0.5}
+    made = small_experiment(partition=TEN, devices=devices)
+    with pytest.raises(BadInput, match=r"devices.deadline=0.5: no client meets it; the fastest "):
+        federation(made)
+    made = small_experiment(partition=TEN, devices={**devices, "partial_work": True})
+    with pytest.raises(BadInput, match=r"the fastest needs [0-9.]+ s for a single step"):
+        federation(made)
+
+
+def test_other_sections() -> None:
+    with pytest.raises(BadInput, match="samples more clients than `privacy` accounts for"):
+        small_experiment(
+            devices={"over_selection": 2}, privacy={"clip": 1.0, "noise_multiplier": 1.0}
+        )
+    late = {"deadline": 3.0, "partial_work": True}
+    with pytest.raises(BadInput, match="has a training loop of its own, which cannot stop early"):
+        small_experiment(**with_method("xpfl", devices=late))
+
+
+class TestFedBuff:
+    @staticmethod
+    def by_hand(made: Any) -> list[np.ndarray[Any, Any]]:
+        """Events one by one, from the paper; a server without a heap and without kept models."""
+        fed = federation(made)
+        method, K = made.method, made.method.buffer
+        weights, clock = [fed.initial_weights()], 0.0
+        at_work: dict[int, tuple[float, int]] = {}
+        M = round(made.train.participation * fed.num_clients)
+        for t in range(1, made.train.rounds + 1):
+            fed.begin_round(t)
+            rng = fed.rng("arrivals")
+            buffer: dict[int, int] = {}
+            while len(buffer) < K:
+                idle = [k for k in range(fed.num_clients) if k not in at_work and k not in buffer]
+                missing = min(M - len(at_work), len(idle))
+                for k in rng.choice(idle, size=missing, replace=False) if missing else ():
+                    at_work[int(k)] = (clock + float(fed.planned_seconds([k])[0]), t - 1)
+                first = min(at_work, key=lambda k: (at_work[k][0], k))
+                clock, version = at_work.pop(first)
+                rng.random()
+                buffer[first] = version
+            step = np.zeros_like(weights[0], dtype=np.float64)
+            for k, version in buffer.items():
+                mean = fed.mean(method.local_update, [k], weights=weights[version], tau=0)
+                step += (1 + t - 1 - version) ** -method.staleness * mean.change
+            weights.append(weights[-1] + np.float32(method.server_lr * step / K))
+        return weights
+
+    def test_is_the_algorithm_of_the_paper(self) -> None:
+        made = small_experiment(
+            method={"name": "fedbuff", "buffer": 3, "server_lr": 0.5},
+            partition=TEN,
+            train={"rounds": 5, "participation": 0.5},
+            devices=SPREAD,
+        )
+        states = server_states(made)
+        for state, expected in zip(states, self.by_hand(made), strict=True):
+            np.testing.assert_allclose(state.weights, expected, rtol=2e-5, atol=2e-6)
+
+    def test_in_a_run(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": {"kind": "iid", "clients": 20},
+            "train": {"rounds": 8, "participation": 0.5},
+            "devices": {**SPREAD, "dropout": 0.2},
+        }
+        done = finish(method={"name": "fedbuff", "buffer": 4}, **sections)
+        rounds = done.rounds
+        assert (rounds["clients"] == 4).all()
+        assert rounds["staleness"].iloc[0] == 0
+        assert rounds["staleness"].max() > 0
+        assert (rounds["simulated_seconds"] > 0).all()
+        # Nobody waits for the slowest, which takes so long for a round.
+        waiting = finish(method={"name": "fedavg"}, **sections).rounds
+        assert (
+            rounds["total_simulated_seconds"].iloc[-1]
+            < 0.5 * waiting["total_simulated_seconds"].iloc[-1]
+        )
+
+    def test_learns(self) -> None:
+        made = small_experiment(
+            method={"name": "fedbuff", "buffer": 5},
+            partition=TEN,
+            train={"rounds": 30, "participation": 0.6},
+            devices=SPREAD,
+        )
+        fed, states = federation(made), server_states(made)
+        assert fed.evaluate(states[-1].weights)["accuracy"] > 0.8
+
+    def test_a_step_takes_as_many_updates_as_it_should(self, finish: Finish) -> None:
+        """With too few clients online updates wait for those of later rounds."""
+        done = finish(
+            method={"name": "fedbuff", "buffer": 4},
+            partition=TEN,
+            train={"rounds": 12},
+            devices={**SPREAD, "available": 0.3},
+        )
+        trained = done.clients[done.clients["steps"].notna()].groupby("round").size()
+        assert (trained == 4).all()
+        assert 0 < len(trained) < 12
+        assert done.rounds["staleness"].notna().sum() == len(trained)
+
+    def test_bad_input(self) -> None:
+        for devices in (None, {"deadline": 3.0}, {"over_selection": 2.0}):
+            with pytest.raises(BadInput, match="fedbuff is asynchronous: it needs a section"):
+                small_experiment(method={"name": "fedbuff"}, devices=devices)
+        made = small_experiment(method={"name": "fedbuff"}, partition=TEN, devices={})
+        with pytest.raises(BadInput, match=r"method.buffer=10 of 10 clients: .* set at most 9"):
+            federation(made)
+
+
+def test_a_deadline_is_met_by_shorter_messages() -> None:
+    devices = {"speed": 1000, "upload": 0.05, "download": 100, "deadline": 1.0}
+    made = small_experiment(partition=TEN, devices=devices, uplink={"name": "topk"})
+    states = server_states(made)  # of which nobody is left without a codec
+    assert not np.array_equal(states[0].weights, states[1].weights)
+    plain = small_experiment(partition=TEN, devices=devices)
+    with pytest.raises(BadInput, match="no client meets it"):
+        federation(plain)
+
+
+class TestBesideMethods:
+    """What devices do to methods with several calls a round, or without a global model."""
+
+    def test_a_lost_upload_loses_no_round_of_others(self, finish: Finish) -> None:
+        """FedDisco's first call of a later round asks nobody."""
+        train = {"rounds": 4}
+        done = finish(
+            method={"name": "feddisco"}, partition=TEN, train=train, devices={"packet_error": 0.3}
+        )
+        assert done.rounds["accuracy"].nunique() == 4
+
+    def test_dropped_clients_are_evaluated(self, finish: Finish) -> None:
+        done = finish(
+            partition={**TEN, "test_fraction": 0.2},
+            train={"rounds": 2},
+            evaluate={"clients": True},
+            devices={"dropout": 0.4},
+        )
+        dropped = done.clients[done.clients["dropped"].notna()]
+        assert len(dropped)
+        assert dropped["test_accuracy"].notna().all()
+
+    @pytest.mark.parametrize("name", ["local", "fedper"])
+    def test_nobody_has_a_model_yet(self, finish: Finish, name: str) -> None:
+        done = finish(
+            method={"name": name},
+            partition=TEN,
+            train={"rounds": 3, "participation": 0.1},
+            devices={"available": 0.05},
+        )
+        assert len(done.rounds) == 3
+
+    def test_partial_work_without_a_message(self, finish: Finish) -> None:
+        devices = {"speed": {"median": 100, "sigma": 1.5}, "deadline": 1.0, "partial_work": True}
+        train = {"rounds": 1, "batch_size": 4, "local_epochs": 2}
+        done = finish(method={"name": "local"}, partition=TEN, train=train, devices=devices)
+        assert (done.clients["simulated_seconds"].dropna() <= 1.0 + 1e-9).all()
+
+    def test_an_uplink_of_a_round_without_anyone(self, finish: Finish) -> None:
+        done = finish(
+            partition={**TEN, "test_fraction": 0.2},
+            train={"rounds": 3, "participation": 0.1},
+            evaluate={"clients": True},
+            uplink={"name": "float16"},
+            devices={"available": 0.05},
+        )
+        assert len(done.rounds) == 3
+
+    def test_a_round_that_everybody_misses_lasts_to_its_deadline(self, finish: Finish) -> None:
+        devices = {"dropout": 0.9999, "deadline": 500.0}
+        done = finish(partition=TEN, train={"rounds": 1}, devices=devices)
+        assert done.rounds["simulated_seconds"][0] == 500
+
+
+def test_simulated_time_needs_devices() -> None:
+    fed = federation(small_experiment(partition=TEN))
+    with pytest.raises(RunError, match="simulated time needs a section `devices`"):
+        fed.planned_seconds([0])
+    assert Train().most_epochs == 1
+
+
+def test_tables_and_figures_have_simulated_time(tmp_path: Path, say: Any) -> None:
+    content = small_experiment(
+        partition=TEN, train={"rounds": 3}, devices={**SPREAD, "deadline": 9.0}
+    ).model_dump(mode="json")
+    content["grid"] = {"axes": {"method.name": ["fedavg", "fedavgm"]}, "target": 0.2}
+    found = load(grid_in_process(content, tmp_path))
+    assert isinstance(found, Grid)
+    for row, done in zip(found.cells.to_dict("records"), found.runs, strict=True):
+        clock = done.rounds["total_simulated_seconds"]
+        assert row["simulated_seconds"] == clock.iloc[-1]
+        first = done.rounds["accuracy"].ge(0.2).idxmax()
+        assert row["seconds_to_target"] == clock[first]
+    report = Report([found.path])
+    (by_bytes, by_time) = costs(report.compared)
+    assert by_time.heading == "Test accuracy by simulated time"
+    assert by_bytes.heading == "Test accuracy by bytes sent"
+    assert " s</text>" in by_time.panels[0][1].svg()
+    titles = [column.title for column in results(report.compared).columns]
+    assert {"simulated time", "time to 0.2"} <= set(titles)
+
+
+def test_a_run_says_how_long_it_would_have_taken(tmp_path: Path, say: Any) -> None:
+    made = small_experiment(partition=TEN, train={"rounds": 2}, devices={"speed": 0.5})
+    (tmp_path / "file.yaml").write_text(made.to_yaml())
+    _, text, _ = say("run", "file.yaml")
+    told = re.findall(r"simulated +(\d+) min (\d+) s, ([\d.]+) Wh", text)
+    ((minutes, seconds, energy),) = told
+    assert 60 * int(minutes) + int(seconds) == pytest.approx(2 * 144 / 0.5, rel=0.01)
+    assert float(energy) > 0

@@ -1,0 +1,362 @@
+"""Calibrations of Gaussian noise against their definition, and clipping."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedsim.conditions.gaussian import (
+    analytic_epsilon,
+    analytic_sigma,
+    classical_epsilon,
+    classical_sigma,
+    clip,
+    delta,
+    guarantee,
+)
+from fedsim.errors import ExperimentError
+
+EPSILONS = (1e-4, 1e-2, 0.5, 1.0, 5.0, 40.0, 700.0)
+SIGMAS = (1e-3, 0.02, 0.15, 1.0, 3.0, 40.0, 1e3)
+DELTAS = (1e-12, 1e-9, 1e-5, 1e-2, 0.1, 0.5)
+
+
+def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+epsilons = logarithmic(1e-4, 700)
+sigmas = logarithmic(1e-3, 1e3)
+deltas = logarithmic(1e-12, 0.5)
+sensitivities = logarithmic(1e-2, 1e2)
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    """No warning, and nothing of NumPy's or mpmath's settings left behind."""
+    with warnings.catch_warnings(), mpmath.workdps(60):
+        warnings.simplefilter("error")
+        yield
+
+
+def exact(epsilon: float, sigma: float, sensitivity: float = 1.0) -> mpmath.mpf:
+    """δ(ε) as it is written in Theorem 8, in 60 digits."""
+    e, s, d = mpmath.mpf(epsilon), mpmath.mpf(sigma), mpmath.mpf(sensitivity)
+
+    def phi(x: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+    return phi(d / (2 * s) - e * s / d) - mpmath.exp(e) * phi(-d / (2 * s) - e * s / d)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "sigma", "sensitivity"),
+    [(0.1, 1, 1), (1, 1, 1), (1, 3.73, 1), (3, 0.5, 2), (40, 0.15, 1), (0.5, 8, 3)],
+)
+def test_delta_is_the_largest_excess_of_probability(
+    epsilon: float, sigma: float, sensitivity: float
+) -> None:
+    """From the definition: ∫ max(0, p(y) − e^ε·q(y)) dy for the densities of two neighbours."""
+    with mpmath.workdps(30):
+
+        def excess(y: mpmath.mpf) -> mpmath.mpf:
+            p = mpmath.npdf(y, sensitivity, sigma)
+            return max(mpmath.mpf(0), p - mpmath.exp(epsilon) * mpmath.npdf(y, 0, sigma))
+
+        edge = mpmath.mpf(sensitivity) / 2 + epsilon * mpmath.mpf(sigma) ** 2 / sensitivity
+        expected = mpmath.quad(excess, [edge + k * mpmath.mpf(sigma) for k in range(0, 24, 2)])
+    assert delta(epsilon, sigma, sensitivity) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_delta_keeps_its_digits(epsilon: float, sigma: float) -> None:
+    expected = float(exact(epsilon, sigma))
+    assert delta(epsilon, sigma) == pytest.approx(expected, rel=1e-10, abs=1e-250)
+
+
+def test_delta_is_what_noisy_images_show() -> None:
+    """The event S on which two neighbours differ most, counted over a million draws of each.
+
+    Two images that share a mask; noise is drawn on retained pixels only. Tolerance: the shares p
+    and q of draws in S are binomial, so that p − e^ε·q has the variance
+    (p(1 − p) + e^(2ε)·q(1 − q))/n; four standard errors miss one seed in 16,000.
+    """
+    rng, epsilon, sigma, n = np.random.default_rng(3), 1.0, 1.5, 1_000_000
+    mask = np.array([1, 0, 1, 1, 0, 0])
+    x, other = rng.normal(size=(2, 6)) * mask
+    apart = float(np.linalg.norm(x - other))
+    kept = mask.astype(bool)
+
+    def loss(noisy: np.ndarray) -> np.ndarray:
+        """ln p(y)/p′(y)"""
+        return (((noisy - other[kept]) ** 2 - (noisy - x[kept]) ** 2) / (2 * sigma**2)).sum(axis=1)
+
+    p, q = (
+        float((loss(image[kept] + sigma * rng.normal(size=(n, 3))) > epsilon).mean())
+        for image in (x, other)
+    )
+    error = math.sqrt((p * (1 - p) + math.exp(2 * epsilon) * q * (1 - q)) / n)
+    assert error < 1e-3
+    assert p - math.exp(epsilon) * q == pytest.approx(delta(epsilon, sigma, apart), abs=4 * error)
+    assert delta(epsilon, sigma, apart) > 20 * error  # so that the count says something
+
+
+@pytest.mark.parametrize(("epsilon", "d"), itertools.product(EPSILONS, DELTAS))
+def test_analytic_sigma_by_bisection(epsilon: float, d: float) -> None:
+    low, high = mpmath.mpf("1e-3"), mpmath.mpf("1e6")
+    for _ in range(80):
+        middle = mpmath.sqrt(low * high)
+        low, high = (middle, high) if exact(epsilon, middle) > d else (low, middle)
+    assert analytic_sigma(epsilon, d) == pytest.approx(float(low), rel=1e-9)
+
+
+def test_known_sigmas() -> None:
+    # What the authors' published code returns for (1, 1e-5) differs from the 10th digit on: it
+    # stops where δ is met to 1e-12.
+    assert analytic_sigma(1, 1e-5) == pytest.approx(3.730631634816, rel=1e-12)
+    assert analytic_sigma(1, 1e-5) == pytest.approx(3.730631634944469, rel=1e-10)
+    # Without ε in the way, δ = 2Φ(μ/2) − 1: two normals 1.349 apart overlap by half.
+    assert 1 / analytic_sigma(1e-12, 0.5) == pytest.approx(2 * 0.6744897501960817, rel=1e-10)
+
+
+def test_classical_formula() -> None:
+    assert classical_epsilon(1, 1e-5) == pytest.approx(4.8448, abs=5e-5)
+    assert classical_epsilon(0.15, 1e-5) == pytest.approx(32.3, abs=5e-2)
+    assert classical_epsilon(0.15, 1e-5, 20) == pytest.approx(20 * 4.844805262605389 / 0.15)
+    assert classical_sigma(0.5, 1e-5, 3) == pytest.approx(3 * 4.844805262605389 / 0.5)
+
+
+@given(logarithmic(1e-3, 0.999), deltas, sensitivities)
+def test_classical_sigma_is_enough_and_more(epsilon: float, d: float, sensitivity: float) -> None:
+    sigma = classical_sigma(epsilon, d, sensitivity)
+    assert analytic_sigma(epsilon, d, sensitivity) <= sigma
+    assert analytic_epsilon(sigma, d, sensitivity) <= epsilon
+    assert classical_epsilon(sigma, d, sensitivity) == pytest.approx(epsilon, rel=1e-14)
+
+
+def test_the_classical_formula_says_too_little_from_some_epsilon_on() -> None:
+    for epsilon, too_little in [(1, False), (8.4, False), (8.5, True), (32.3, True)]:
+        sigma = classical_epsilon(epsilon, 1e-5)  # the formula is its own inverse
+        assert (analytic_epsilon(sigma, 1e-5) > epsilon) == too_little
+
+
+@given(epsilons, deltas, sensitivities)
+def test_from_epsilon_to_sigma_and_back(epsilon: float, d: float, sensitivity: float) -> None:
+    sigma = analytic_sigma(epsilon, d, sensitivity)
+    # Where ε is small beside δ, σ hardly depends on it, and says as little about it.
+    back = analytic_epsilon(sigma, d, sensitivity)
+    assert back == pytest.approx(epsilon, rel=1e-9, abs=1e-9 * d)
+    assert delta(epsilon, sigma, sensitivity) == pytest.approx(d, rel=1e-9)
+
+
+@given(sigmas, deltas, sensitivities)
+def test_from_sigma_to_epsilon_and_back(sigma: float, d: float, sensitivity: float) -> None:
+    epsilon = analytic_epsilon(sigma, d, sensitivity)
+    if epsilon > 1e-4:
+        assert analytic_sigma(epsilon, d, sensitivity) == pytest.approx(sigma, rel=1e-9)
+        assert delta(epsilon, sigma, sensitivity) == pytest.approx(d, rel=1e-9)
+    else:
+        assert delta(1e-4, sigma, sensitivity) <= d * (1 + 1e-9)
+
+
+def test_noise_alone_can_be_enough() -> None:
+    assert analytic_epsilon(1e3, 0.1) == 0
+    assert analytic_epsilon(1.25, 0.31) > 0  # 2Φ(0.4) − 1 = 0.3108
+    assert analytic_epsilon(1.25, 0.3109) == 0
+
+
+@given(epsilons, sigmas, deltas, st.floats(1.001, 10))
+def test_monotone(epsilon: float, sigma: float, d: float, more: float) -> None:
+    assert 0 <= delta(epsilon, sigma) <= 1
+    assert delta(epsilon * more, sigma) <= delta(epsilon, sigma)
+    assert delta(epsilon, sigma * more) <= delta(epsilon, sigma)
+    assert delta(epsilon, sigma, more) >= delta(epsilon, sigma)
+    assert analytic_sigma(epsilon * more, d) < analytic_sigma(epsilon, d)
+    assert analytic_sigma(epsilon, min(d * more, 0.9)) < analytic_sigma(epsilon, d)
+    assert analytic_epsilon(sigma * more, d) <= analytic_epsilon(sigma, d)
+    assert analytic_epsilon(sigma, min(d * more, 0.9)) <= analytic_epsilon(sigma, d)
+
+
+@given(epsilons, sigmas, deltas, sensitivities)
+def test_only_the_ratio_of_sigma_and_sensitivity_counts(
+    epsilon: float, sigma: float, d: float, sensitivity: float
+) -> None:
+    scaled = sigma * sensitivity
+    same = delta(epsilon, sigma)
+    assert delta(epsilon, scaled, sensitivity) == pytest.approx(same, rel=1e-6, abs=1e-200)
+    expected = sensitivity * analytic_sigma(epsilon, d)
+    assert analytic_sigma(epsilon, d, sensitivity) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (lambda: delta(1e300, 1e10), 0),
+        (lambda: delta(1, 1e-3, 1e9), 1),
+        (lambda: delta(1e-300, 1, 1), 0.38292492254802624),
+        (lambda: analytic_epsilon(1e-3, 0.1, 1e17), 5e39),
+        (lambda: analytic_epsilon(1, 1 - 1e-16), 0),
+        (lambda: analytic_sigma(1e300, 1e-5), 1 / math.sqrt(2e300)),
+        (lambda: 1 / analytic_sigma(1e-300, 0.1), 2 * 0.12566134685507402),
+    ],
+)
+def test_far_beyond_what_anyone_asks(found: Callable[[], float], expected: float) -> None:
+    assert found() == pytest.approx(expected, rel=1e-12)
+
+
+rows = st.integers(1, 5).flatmap(
+    lambda d: st.lists(
+        st.lists(st.floats(-1e4, 1e4, width=16), min_size=d, max_size=d), min_size=1, max_size=5
+    )
+)
+dtypes = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+
+
+@given(rows, dtypes, logarithmic(1e-2, 1e4))
+@example([[1.0]], torch.float64, math.exp(9))  # of which torch's norm / norm is not 1
+def test_clip(values: list[list[float]], dtype: torch.dtype, norm: float) -> None:
+    x = torch.tensor(values, dtype=dtype)
+    before = x.clone()
+    clipped = clip(x, norm)
+    assert torch.equal(x, before)
+    assert (clipped.dtype, clipped.shape, clipped.device) == (x.dtype, x.shape, x.device)
+    # Rounding errs by eps/2 of an entry, or of the least normal number; in double, a few times.
+    info = torch.finfo(dtype)
+    tiny = info.smallest_normal * info.eps * math.sqrt(x.shape[1])
+    for row, result in zip(x.double(), clipped.double(), strict=True):
+        size = float(row.norm())
+        if size <= norm:
+            assert torch.equal(result, row)
+        else:
+            assert float(result.norm()) == pytest.approx(norm, rel=4 * info.eps, abs=tiny)
+            atol = 4 * info.eps * norm + tiny
+            torch.testing.assert_close(result, row * (norm / size), rtol=0, atol=atol)
+
+
+@given(st.integers(0, 10**6), logarithmic(0.1, 10))
+def test_clip_brings_no_two_images_further_apart(seed: int, norm: float) -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed)).double()
+    a, b = clip(x, norm)
+    assert float((a - b).norm()) <= min(float((x[0] - x[1]).norm()), 2 * norm) * (1 + 1e-12)
+
+
+def test_clip_keeps_bits_zeros_and_the_shape() -> None:
+    x = torch.tensor([[-0.0, 3.0, 4.0], [0.0, 0.0, 0.0], [6e4, 6e4, 6e4]], dtype=torch.float16)
+    clipped = clip(x, 5.0)
+    assert clipped[:2].numpy().tobytes() == x[:2].numpy().tobytes()
+    assert torch.equal(clipped[2], torch.full((3,), 5 / math.sqrt(3), dtype=torch.float16))
+    assert torch.equal(clip(torch.tensor([-3.0, 0.5]), 1.0), torch.tensor([-1.0, 0.5]))
+    assert clip(torch.zeros(0, 3, 2, 2), 1.0).shape == (0, 3, 2, 2)
+    spread = torch.arange(12.0).reshape(2, 2, 3).permute(1, 2, 0)
+    assert torch.equal(clip(spread, 1.0), clip(spread.contiguous(), 1.0))
+
+
+def test_guarantee_of_fedxds() -> None:
+    """The published code's noise and clipping."""
+    found = guarantee(0.15, 1e-5, clip_norm=10)
+    assert found.per_unit.distance == 1
+    assert found.per_unit.classical == pytest.approx(32.2987, abs=1e-4)
+    assert exact(found.per_unit.analytic, 0.15) == pytest.approx(1e-5, rel=1e-9)
+    assert found.farthest is not None
+    assert found.farthest.distance == 20
+    assert found.farthest.classical == pytest.approx(20 * found.per_unit.classical)
+    assert exact(found.farthest.analytic, 0.15, 20) == pytest.approx(1e-5, rel=1e-9)
+    assert found.farthest.analytic > 20 * found.per_unit.analytic
+    words = found.in_words()
+    assert "ε = 49.88 (analytic calibration)" in words
+    assert "32.3, which is proven for ε < 1 only" in words
+    assert "at 20, the largest distance that clipping leaves, ε = 9457" in words
+    assert "THE SAME mask" in words
+    assert "not 1-Lipschitz" in words
+    assert max(len(line) for line in words.splitlines()) < 160
+
+
+def test_guarantee_without_clipping() -> None:
+    found = guarantee(6, 1e-5)
+    assert found.farthest is None
+    words = found.in_words()
+    assert "the classical formula says 0.8075\n" in words  # which holds
+    assert "not clipped: ε has no bound" in words
+
+
+def test_why_the_mask_must_be_fixed() -> None:
+    """Two images 0.02 apart, of which the larger pixel is kept, end 1.4 apart."""
+    x, other = torch.tensor([1.01, 1.0]), torch.tensor([1.0, 1.01])
+    masked, other_masked = (image * (image == image.max()) for image in (x, other))
+    assert float((x - other).norm()) < 0.02
+    assert float((masked - other_masked).norm()) > 1.4
+
+
+POSITIVE = "must be a positive number, and finite"
+BETWEEN = "must lie between 0 and 1, both excluded"
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("epsilon", lambda bad: classical_sigma(bad, 1e-5)),
+        ("epsilon", lambda bad: analytic_sigma(bad, 1e-5)),
+        ("epsilon", lambda bad: delta(bad, 1)),
+        ("sigma", lambda bad: classical_epsilon(bad, 1e-5)),
+        ("sigma", lambda bad: analytic_epsilon(bad, 1e-5)),
+        ("sigma", lambda bad: delta(1, bad)),
+        ("sigma", lambda bad: guarantee(bad, 1e-5)),
+        ("sensitivity", lambda bad: classical_sigma(0.5, 1e-5, bad)),
+        ("sensitivity", lambda bad: classical_epsilon(1, 1e-5, bad)),
+        ("sensitivity", lambda bad: analytic_sigma(0.5, 1e-5, bad)),
+        ("sensitivity", lambda bad: analytic_epsilon(1, 1e-5, bad)),
+        ("sensitivity", lambda bad: delta(1, 1, bad)),
+        ("clip_norm", lambda bad: guarantee(1, 1e-5, bad)),
+        ("norm", lambda bad: clip(torch.ones(2, 2), bad)),
+    ],
+)
+def test_refuses_what_is_not_positive(
+    name: str, call: Callable[[float], object], bad: float
+) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        call(bad)
+    assert str(refused.value) == f"{name}={bad:g}: {POSITIVE}"
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.1, 1.5, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bad: classical_sigma(0.5, bad),
+        lambda bad: classical_epsilon(1, bad),
+        lambda bad: analytic_sigma(0.5, bad),
+        lambda bad: analytic_epsilon(1, bad),
+        lambda bad: guarantee(1, bad),
+    ],
+)
+def test_refuses_what_is_no_probability(call: Callable[[float], object], bad: float) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        call(bad)
+    assert str(refused.value) == f"delta={bad:g}: {BETWEEN}"
+
+
+@pytest.mark.parametrize("epsilon", [1, 1.0, 32.3])
+def test_refuses_the_classical_calibration_where_it_is_not_proven(epsilon: float) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        classical_sigma(epsilon, 1e-5)
+    assert str(refused.value) == (
+        f"epsilon={epsilon:g}: the classical calibration of Gaussian noise is proven for "
+        "epsilon < 1 only; the analytic one (analytic_sigma) holds for every epsilon"
+    )
+
+
+@pytest.mark.parametrize("call", [lambda s, d: delta(1, s, d), lambda s, d: guarantee(s, d)])
+def test_refuses_a_ratio_beyond_all_numbers(call: Callable[[float, float], object]) -> None:
+    with pytest.raises(ExperimentError, match="sensitivity/sigma=inf: must be a positive"):
+        call(5e-324, 0.5)

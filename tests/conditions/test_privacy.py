@@ -1,0 +1,367 @@
+"""Client-level differential privacy: clipping, noise, the accountant, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import (
+    NETWORK_METHODS,
+    federation,
+    interrupted,
+    server_states,
+    small_experiment,
+    with_method,
+)
+from fedsim import Client, Experiment, Federation, Run, State, Update, resume
+from fedsim.conditions.gaussian import analytic_epsilon
+from fedsim.conditions.privacy import Privacy, clipped
+from fedsim.errors import BadInput, RunError
+from fedsim.federation import draw_cohort
+from fedsim.methods import methods
+from fedsim.methods.fedavg import FedAvg
+
+Finish = Callable[..., Run]
+TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
+
+
+def experiment(
+    clip: float = 1.0, z: float = 1.0, participation: float = 0.5, **sections: Any
+) -> Experiment:
+    train = {**TRAIN, "participation": participation, **sections.pop("train", {})}
+    privacy = {"clip": clip, "noise_multiplier": z}
+    return small_experiment(privacy=privacy, train=train, **sections)
+
+
+# clipping
+
+vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).map(
+    lambda entries: torch.tensor(entries, dtype=torch.float32)
+)
+
+
+@given(vectors, vectors, st.floats(0.01, 200))
+def test_all_that_a_client_changes_is_within_the_norm(
+    a: torch.Tensor, b: torch.Tensor, norm: float
+) -> None:
+    reference = torch.ones_like(a)
+    found = clipped({"weights": a, "control": b}, {"weights": reference}, norm)
+    plain = np.concatenate([(a - reference).double().numpy(), b.double().numpy()])
+    length = np.sqrt((plain**2).sum())
+    got = torch.cat([found["weights"], found["control"]]).numpy()
+    assert np.linalg.norm(got) <= norm * (1 + 1e-12)
+    np.testing.assert_allclose(got, plain * min(1, norm / length) if length else plain, rtol=1e-6)
+
+
+def test_a_reference_of_another_size_is_none() -> None:
+    found = clipped({"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(3)}, 10.0)
+    assert found["w"].tolist() == [3, 4]
+
+
+# the mean
+
+
+def one_mean(made: Experiment, cohort: list[int]) -> np.ndarray:
+    """The mean of one round's local training from the initial weights."""
+    fed = federation(made)
+    fed.begin_round(1)
+    return fed.mean(made.method.local_update, cohort, weights=fed.initial_weights()).weights
+
+
+def alone(k: int) -> np.ndarray:
+    """Client k's own model after a round, without any privacy."""
+    return one_mean(small_experiment(train=TRAIN), [k])
+
+
+def test_without_noise_it_is_the_mean_of_clipped_changes() -> None:
+    made = experiment(clip=0.3, z=0.0, participation=1.0)
+    start = federation(made).initial_weights().astype(np.float64)
+    changes = [alone(k) - start for k in range(10)]
+    norms = [np.linalg.norm(c) for c in changes]
+    assert min(norms) < 0.3 < max(norms)
+    expected = start + np.mean(
+        [c * min(1, 0.3 / n) for c, n in zip(changes, norms, strict=True)], 0
+    )
+    np.testing.assert_allclose(one_mean(made, list(range(10))), expected, atol=1e-6)
+
+
+def test_the_sum_is_divided_by_the_expected_number() -> None:
+    made = experiment(clip=1e6, z=0.0, participation=0.35)
+    fed = federation(made)
+    fed.begin_round(1)
+    cohort = fed.sample(1)
+    start = fed.initial_weights().astype(np.float64)
+    expected = start + sum(alone(int(k)) - start for k in cohort) / 3.5
+    np.testing.assert_allclose(one_mean(made, cohort.tolist()), expected, atol=1e-5)
+
+
+def test_noise_has_its_size_and_is_another_each_time() -> None:
+    quiet, noisy = (experiment(clip=0.5, z=z, participation=1.0) for z in (0.0, 4.0))
+    everyone = list(range(10))
+    fed = federation(noisy)
+    fed.begin_round(1)
+    drawn = []
+    for _ in range(2):
+        mean = fed.mean(noisy.method.local_update, everyone, weights=fed.initial_weights())
+        drawn.append(mean.weights - one_mean(quiet, everyone))
+    for noise in drawn:
+        assert noise.std() == pytest.approx(4 * 0.5 / 10, rel=0.05)
+        assert abs(noise.mean()) < 0.2 / 10
+    assert abs(np.corrcoef(*drawn)[0, 1]) < 0.1
+    ledger: dict[str, Any] = {}
+    fed.records(ledger)
+    assert ledger["releases"] == [[1.0, 2, 1]]
+
+
+def test_cohorts_are_drawn_client_by_client() -> None:
+    cohorts = [draw_cohort(0, 0.3, 50, t, independent=True) for t in range(400)]
+    sizes = [len(c) for c in cohorts]
+    assert np.var(sizes) == pytest.approx(50 * 0.3 * 0.7, rel=0.25)
+    often = np.bincount(np.concatenate(cohorts), minlength=50) / 400
+    assert np.abs(often - 0.3).max() < 0.1
+
+
+def test_a_round_without_anybody_is_noise_alone() -> None:
+    made = experiment(participation=0.1, train={"rounds": 30})
+    fed = federation(made)
+    (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
+    states = server_states(made)
+    change = states[t].weights - states[t - 1].weights
+    assert change.std() == pytest.approx(1.0 / (0.1 * 10), rel=0.1)
+
+
+def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
+    made = experiment(participation=0.1, train={"rounds": 30}, method={"name": "scaffold"})
+    fed = federation(made)
+    state = made.method.init(fed)
+    (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
+    fed.begin_round(t)
+    made.method.round(fed, state, t)
+    ledger: dict[str, Any] = {}
+    record, tables = fed.records(ledger)
+    assert (set(record), tables["clients"], fed.states()) == ({"epsilon"}, [], {})
+    assert ledger == {"releases": [[0.1, 1, 1]]}
+
+
+def test_a_tensor_is_a_reference_as_well() -> None:
+    made = experiment(clip=1e6, z=0.0, participation=1.0)
+    fed = federation(made)
+    fed.begin_round(1)
+    sent = torch.from_numpy(fed.initial_weights())
+    mean = fed.mean(made.method.local_update, range(10), weights=sent)
+    np.testing.assert_array_equal(mean.weights, one_mean(made, list(range(10))))
+
+
+def test_a_mean_of_nobody_is_refused() -> None:
+    fed = federation(experiment(participation=1.0))
+    fed.begin_round(1)
+    with pytest.raises(RunError, match="round 1: a mean of no clients"):
+        fed.mean(FedAvg().local_update, [], weights=fed.initial_weights())
+
+
+# the accountant
+
+
+def test_epsilon_of_one_sum_is_a_bound_that_is_not_loose() -> None:
+    for z in (1.0, 3.0, 10.0):
+        exact = analytic_epsilon(z, 1e-5)
+        found = Privacy(clip=1, noise_multiplier=z).epsilon({(1.0, 1): 1})
+        assert exact <= found <= 1.2 * exact
+
+
+def test_epsilon_is_that_of_the_accountant() -> None:
+    """Divergences that are kept, and added up, are those of a composition, to the bit."""
+    releases = {(0.1, 1): 3, (0.25, 2): 7, (1.0, 1): 1, (0.1, 3): 5}
+    accountant = RdpAccountant()
+    for (q, r), rounds in releases.items():
+        noise = dp_accounting.GaussianDpEvent(1.3 / math.sqrt(r))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
+    privacy = Privacy(clip=1, noise_multiplier=1.3)
+    for _ in range(2):
+        assert privacy.epsilon(releases) == accountant.get_epsilon(privacy.delta)
+
+
+def test_epsilon_grows_with_what_is_released() -> None:
+    privacy = Privacy(clip=1, noise_multiplier=2)
+
+    def epsilon(q: float, r: int, rounds: int) -> float:
+        return privacy.epsilon({(q, r): rounds})
+
+    assert privacy.epsilon({}) == 0
+    assert epsilon(0.1, 1, 10) < epsilon(0.1, 1, 20) < epsilon(0.2, 1, 20) < epsilon(1.0, 1, 20)
+    # Two sums of one cohort are one sum with half the variance of noise.
+    less = Privacy(clip=1, noise_multiplier=2 / math.sqrt(2))
+    assert epsilon(0.1, 2, 10) == pytest.approx(less.epsilon({(0.1, 1): 10}))
+    assert Privacy(clip=1, noise_multiplier=0).epsilon({(0.1, 1): 1}) == math.inf
+
+
+def test_epsilon_is_on_record(finish: Finish) -> None:
+    done = finish(privacy={"clip": 1, "noise_multiplier": 1}, train={"participation": 0.5})
+    privacy = Privacy(clip=1, noise_multiplier=1)
+    expected = [privacy.epsilon({(0.5, 1): t}) for t in range(1, 11)]
+    assert done.rounds["epsilon"].tolist() == pytest.approx(expected)
+
+
+def test_resumed_it_knows_what_it_has_spent(finish: Finish, tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "privacy": {"clip": 1, "noise_multiplier": 1},
+        "train": {"rounds": 4, "participation": 0.5},
+        "checkpoint": {"every": 1},
+    }
+    undisturbed = finish(**sections)
+
+    folder = interrupted(small_experiment(**sections), tmp_path / "again", 2)
+    resumed = resume(folder)
+    assert resumed.result_hash == undisturbed.result_hash
+    assert resumed.rounds["epsilon"].equals(undisturbed.rounds["epsilon"])
+
+
+def test_with_many_clients_it_learns(finish: Finish) -> None:
+    done = finish(
+        partition={"kind": "iid", "clients": 200},
+        privacy={"clip": 0.5, "noise_multiplier": 0.5},
+        train={"rounds": 15, "local_epochs": 5, "batch_size": 4, "participation": 0.5},
+    )
+    assert done.rounds["accuracy"].iloc[-1] > 0.6
+    assert done.rounds["epsilon"].iloc[-1] < 100
+
+
+# what it covers
+
+
+def sections_of(name: str, **sections: Any) -> dict[str, Any]:
+    if name == "feddyn":
+        sections["method"] = {"name": name, "scale": "none"}
+    if name == "fedadagrad":  # of a rate at which no step is longer than the mean change
+        sections["method"] = {"name": name, "server_lr": 2e-3, "tau": 1e-3}
+    return with_method(name, **sections)
+
+
+COVERED = [name for name in NETWORK_METHODS if dict(methods.items())[name].learns.dp_compatible]
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_without_noise_and_clipping_a_method_does_what_it_does(name: str) -> None:
+    """Of clients with equally many samples; each vector it sends has its reference."""
+    sections = sections_of(
+        name,
+        data={"name": "synthetic", "samples": 400},
+        partition={"kind": "iid", "clients": 10},
+        train={**TRAIN, "rounds": 3},
+    )
+    plain = server_states(small_experiment(**sections))
+    private = server_states(
+        small_experiment(**sections, privacy={"clip": 1e5, "noise_multiplier": 0})
+    )
+    for one, other in zip(plain, private, strict=True):
+        np.testing.assert_allclose(one.weights, other.weights, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_clipping_is_of_changes(name: str) -> None:
+    """A model moves no further than the norm in a round, but for the server's own steps."""
+    made = sections_of(name, train={**TRAIN, "rounds": 2})
+    privacy = {"clip": 1e-3, "noise_multiplier": 0}
+    before, after, _ = server_states(small_experiment(**made, privacy=privacy))
+    moved = np.linalg.norm(after.weights.astype(np.float64) - before.weights)
+    assert 0 < moved < 1.01e-3
+
+
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
+    sections = sections_of(name, train={"rounds": 4, "participation": 0.5})
+    privacy = {"clip": 1, "noise_multiplier": 0.1}
+    if name in COVERED:
+        done = finish(**sections, privacy=privacy)
+        assert np.isfinite(done.rounds["epsilon"]).all()
+    else:
+        with pytest.raises(
+            BadInput, match=rf"method.name={name} sends more than updates.*fedavg, .*scaffold"
+        ):
+            finish(**sections, privacy=privacy)
+
+
+class Gathers(FedAvg):
+    """Says nothing of what it gathers."""
+
+    name: str = "test_central:Gathers"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.gather(self.count, fed.sample(t))
+        return state
+
+    def count(self, client: Client) -> int:
+        return client.num_samples
+
+
+class Counts(FedAvg):
+    name: str = "test_central:Counts"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.log(largest=int(fed.num_samples.max()))
+        return state
+
+
+class Reads(FedAvg):
+    name: str = "test_central:Reads"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        len(fed.labelled_data)
+        return state
+
+
+class SendsNothing(FedAvg):
+    name: str = "test_central:SendsNothing"
+
+    def local_update(self, client: Client, weights: torch.Tensor) -> Update:
+        return Update()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Gathers", r"the method gathers each client's message \(count\), .* means of updates"),
+        ("Counts", "the method reads each client's number of examples"),
+        ("Reads", "the method reads the clients' examples"),
+        ("SendsNothing", "round 1: no client of the cohort sent anything to add noise to"),
+    ],
+)
+def test_what_noise_does_not_cover_is_refused(finish: Finish, name: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        finish(method={"name": f"test_central:{name}"}, privacy={"clip": 1, "noise_multiplier": 1})
+
+
+def test_what_depends_on_others_numbers_of_samples_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"numbers of samples, .* set method.scale=none"):
+        experiment(method={"name": "feddyn"})
+
+
+def test_running_statistics_are_refused(finish: Finish) -> None:
+    with pytest.raises(BadInput, match=r"model.name=resnet8 .*'features.1.running_mean'"):
+        finish(model={"name": "resnet8", "width": 2}, privacy={"clip": 1, "noise_multiplier": 1})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"clip": 0, "noise_multiplier": 1}, "privacy.clip: must be greater than 0"),
+        ({"clip": 1}, "privacy.noise_multiplier: missing"),
+        ({"clip": 1, "noise_multiplier": -1}, "privacy.noise_multiplier: must be greater than or"),
+        ({"clip": 1, "noise_multiplier": 1, "delta": 1}, "privacy.delta: must be less than 1"),
+        ({"clip": 1, "noise_multiplier": 1, "delta": 0}, "privacy.delta: must be greater than 0"),
+        ({"clip": 1, "noise": 1}, "privacy.noise: unknown key"),
+    ],
+)
+def test_what_does_not_fit_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        small_experiment(privacy=section)

@@ -1,0 +1,246 @@
+"""`fedsim explain` of networks: attributions of any client's model, after any round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from experiments import (
+    FEW,
+    LATE,
+    NETWORK_METHODS,
+    WITHOUT_GLOBAL,
+    Say,
+    small_experiment,
+    with_method,
+)
+from fedsim import Run, run
+from fedsim.analysis.replay import ModelSnapshot, client_models
+from fedsim.data import Dataset
+from fedsim.data.dataset import Scaling, feature_names
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.explainers.attributed import Attributed
+from fedsim.explain.explainers.attribution import (
+    Gradient,
+    GradientXInput,
+    IntegratedGradients,
+    Occlusion,
+    heatmap,
+)
+from fedsim.explain.inputs import Inputs
+from fedsim.models import models
+
+Finish = Callable[..., Run]
+WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
+TEXT_CNN = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
+
+
+def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> None:
+    done = finish(model={"name": "cnn", "channels": [4, 4]}, train={"rounds": 4})
+    models, again = client_models(done, [3], 2)
+    own = models[3]
+    again.fed.model.load(own)
+    test = again.fed.prepare(again.dataset.test_x[[5, 9]], again.dataset.test_y[[5, 9]])
+    network = again.fed.model.module.eval()
+    with torch.no_grad():
+        decided = network(test.x).argmax(dim=1)
+    rng = np.random.default_rng(0)
+    expected = heatmap(IntegratedGradients().relevance(network, test.x, decided, rng))
+    subject = ModelSnapshot.of(done, client=3, after=2)
+    inputs = Inputs.of_rows(subject.dataset, [5, 9])
+    found = subject.explain(IntegratedGradients(), inputs)
+    assert isinstance(found, Attributed)
+    np.testing.assert_array_equal(found.relevance, expected)
+    code, text, _ = say(
+        *("explain", str(done.path), "--client", "3", "--round", "2", "--row", "5", "--row", "9")
+    )
+    assert code == 0
+    assert text.startswith(f"{found.text()}\nwritten: ")
+    title = "client 3's model after round 2, integrated_gradients:"
+    assert text.startswith(f"{title}\n(baseline: zero in every pixel)\n\nrow 5: ")
+    assert "half of the relevance is in " in text
+    picture = done.path / "explanations" / "integrated_gradients-client-3-round-2-rows-5-9.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+def test_every_method(finish: Finish, say: Say, name: str) -> None:
+    rounds = 4 if name in LATE else 2
+    done = finish(**with_method(name, data=FEW, train={"rounds": rounds}))
+    whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
+    words = ["--explainer", "gradient", "--row", "0", *whose]
+    code, text, _ = say("explain", str(done.path), *words)
+    assert code == 0
+    whom = "client 2's personal" if whose else "the global"
+    assert text.startswith(f"{whom} model after round {rounds}, gradient:\n\nrow 0: ")
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+class TestDocuments:
+    def test_words_that_speak_for_a_decision(self, finish: Finish, say: Say) -> None:
+        done = finish(
+            data=WORDS,
+            partition={"kind": "aspects", "clients": 4},
+            model=TEXT_CNN,
+            train={"rounds": 2},
+        )
+        subject = ModelSnapshot.of(done)
+        inputs = Inputs.of_texts(subject.dataset, ["a lovely golden head"], ["text"])
+        found = subject.explain(Occlusion(), inputs)
+        assert isinstance(found, Attributed)
+        network = subject.network()
+        with torch.no_grad():
+            whole = network(torch.tensor(inputs.x))[0]
+            label = int(whole.argmax())
+            for i in range(4):
+                less = np.delete(inputs.x, i, axis=1)
+                lost = whole[label] - network(torch.tensor(less))[0, label]
+                assert found.relevance[0, i] == pytest.approx(float(lost), abs=1e-5)
+        code, text, _ = say("explain", str(done.path), "--text", "a lovely golden head")
+        assert code == 0
+        assert found.text() in text
+        assert f"text: predicted {subject.dataset.classes[label]} (" in text
+        assert "\n  for it: " in text or "\n  against it: " in text
+        Path("some.txt").write_text("a murky head\n\n")
+        code, text, _ = say("explain", str(done.path), "--input", "some.txt", "--client", "1")
+        assert code == 0
+        assert "line 1: " in text
+        assert "line 2: " in text
+        assert (done.path / "explanations" / "occlusion-client-1-round-2-some.png").exists()
+
+    @pytest.mark.parametrize("name", ["fedweit", "fedseit"])
+    def test_a_clients_network_of_its_last_task(self, finish: Finish, say: Say, name: str) -> None:
+        done = finish(
+            data={**WORDS, "domain": "hotel"},
+            partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
+            model=TEXT_CNN,
+            method={"name": name},
+            train={"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}},
+        )
+        code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
+        assert code == 0
+        title = "client 1's personal model after round 2, for its task 1 (positive), occlusion:"
+        told = f"{title}\n(baseline: the document without the word)\n\nrow 3: predicted positive"
+        assert text.startswith(told)
+        code, _, complaint = say("explain", str(done.path), "--row", "3")
+        assert code == 2
+        assert f"method.name={name} has no global model after round 2; clients may" in complaint
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "words"),
+    [
+        (np.ones((2, 3)), {}, "zero in every feature"),
+        (np.ones((2, 3)), {"scaling": Scaling.minmax(np.eye(3))}, "zero, the lower end of each"),
+        (np.ones((2, 3)), {"mean": (0.5,), "std": (1.0,)}, "zero, the mean input of the data"),
+        (np.ones((2, 1, 4, 4)), {}, "zero in every pixel"),
+        (np.ones((2, 1, 4, 4), np.uint8), {}, "zero, a black image"),
+        (np.ones((2, 1, 4, 4)), {"mean": (0.5,), "std": (1.0,)}, "zero, the mean pixel of the"),
+    ],
+    ids=["features", "scaled", "centred", "pixels", "bytes", "centred pixels"],
+)
+def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str) -> None:
+    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    data = Dataset(x, np.array([0, 1]), x, np.array([0, 1]), ("no", "yes"), **more)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 2))
+    model = ExplainedModel(models.parse({"name": "mlp"}), "a model", 1, 0, network=network)
+    given = ExplainedData(data, lambda x: torch.tensor(x, dtype=torch.float32))
+    inputs, rng = Inputs.of_rows(data, [0]), np.random.default_rng(0)
+    for explainer in (IntegratedGradients(), GradientXInput(), Occlusion()):
+        text = explainer.explain(model, given, inputs, rng).text()
+        assert text.splitlines()[1].startswith(f"(baseline: {words}")
+    assert "baseline" not in Gradient().explain(model, given, inputs, rng).text()
+
+
+def test_rows_of_a_table(finish: Finish, say: Say) -> None:
+    done = finish(
+        data={"name": "friedman"},
+        partition={"kind": "iid", "clients": 4},
+        train={"rounds": 2, "optimizer": {"lr": 0.01}},
+    )
+    features = feature_names(done.experiment.data.load().shape[0])
+    Path("rows.csv").write_text(f"{','.join(features)}\n{','.join('1' for _ in features)}\n")
+    code, text, _ = say("explain", str(done.path), "--input", "rows.csv")
+    assert code == 0
+    assert "\nrow 0: " in text
+    assert any(f"{name} +" in text for name in features)
+    picture = done.path / "explanations" / "integrated_gradients-round-2-rows.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("predicts", [{"label": "grown"}, {"target": "cells"}])
+def test_a_row_of_the_file_is_the_row_of_the_test_set(
+    finish: Finish, say: Say, predicts: dict[str, str]
+) -> None:
+    """Of a table that is scaled: what is said of it is the same, in the units of the file."""
+    rng = np.random.default_rng(0)
+    size, cells = rng.normal(900, 300, 80), rng.normal(5, 1, 80)
+    rows = [f"{a:.1f},{b:.4f},{a > 900}" for a, b in zip(size, cells, strict=True)]
+    Path("all.csv").write_text("\n".join(["size,cells,grown", *rows]))
+    Path("test.csv").write_text("\n".join(["size,cells,grown", *rows[:6]]))
+    done = finish(
+        data={"name": "table", "path": "all.csv", "test_path": "test.csv", "scale": "minmax"}
+        | predicts,
+        partition={"kind": "iid", "clients": 4},
+        train={"rounds": 2},
+    )
+    chosen = [word for k in range(6) for word in ("--row", str(k))]
+    _, of_rows, _ = say("explain", str(done.path), *chosen)
+    code, of_file, _ = say("explain", str(done.path), "--input", "test.csv")
+    assert code == 0
+    unlabelled = re.sub(r"(?<=\S), true (class|value) .*", "", of_rows)
+    assert of_file == unlabelled.replace("-rows-0-1-2-3-4-5.png", "-test.png")
+    if "target" in predicts:
+        said = re.findall(r"^row \d: predicted (\S+), true value (\S+)$", of_rows, re.MULTILINE)
+        assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
+        assert all(2 < float(predicted) < 8 for predicted, _ in said)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(train={"rounds": 2}), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--explainer", "lpr"], "there is no explainer 'lpr'; did you mean 'lrp'?"),
+        (["--round", "7"], ": there is no round 7; it has 2"),
+        (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
+        (["--row", "999"], "there is no row 999 in the test set"),
+        (["--input", "it.doc"], "error: it.doc: there is no such file"),
+        (["--input", "."], "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .pgm, "),
+        (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
+        (["--explainer", "no_such:Thing"], "explainer no_such:Thing: "),
+        (
+            ["--input", "x.npy", "--row", "1"],
+            "give only one of row, input and text",
+        ),
+    ],
+)
+def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
+    code, _, complaint = say("explain", str(done.path), *words)
+    assert code == 2
+    assert message in complaint
+
+
+def test_of_many_only_the_first_are_drawn_and_other_shapes_have_places(
+    finish: Finish, say: Say
+) -> None:
+    done = finish(
+        data={"name": "synthetic", "shape": [2, 5], "samples": 300, "classes": 3},
+        train={"rounds": 1},
+    )
+    np.save("many.npy", np.random.default_rng(0).normal(size=(40, 2, 5)).astype(np.float32))
+    code, text, _ = say("explain", str(done.path), "--input", "many.npy")
+    assert code == 0
+    assert "\ninput 39: " in text
+    assert "x[1, 4] " in text

@@ -1,0 +1,921 @@
+"""Attributions: each against its formula, and what any of them must keep to."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainers import attribution
+from fedsim.explain.explainers.attribution import (
+    BATCH,
+    Attribution,
+    GradientXInput,
+    IntegratedGradients,
+    Lrp,
+    SmoothGrad,
+    attributions,
+    heatmap,
+)
+from fedsim.models import Classifier, models
+from fedsim.training import FlatModel
+
+COMPOSITES = ("epsilon_plus_flat", "epsilon_gamma_box", "epsilon")
+NAMES = [name for name, _ in attributions.items()]
+OF_GRADIENTS = ("gradient", "gradient_x_input", "smoothgrad", "integrated_gradients")
+CLASSES = 10
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def parse(name: str, **fields: Any) -> Attribution:
+    found: Attribution = attributions.parse({"name": name, **fields})
+    return found
+
+
+def explain(name: str, network: nn.Module, x: Tensor, y: Tensor, **fields: Any) -> Tensor:
+    return parse(name, **fields).relevance(network, x, y, rng())
+
+
+def examples(shape: tuple[int, ...], n: int = 12) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    y = torch.arange(n) % CLASSES
+    centres = torch.randn(CLASSES, shape[0], *[1] * (len(shape) - 1), generator=draw)
+    return torch.randn(n, *shape, generator=draw) + centres[y], y
+
+
+def network(name: str, shape: tuple[int, ...], **fields: Any) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made: nn.Module = models.parse({"name": name, **fields}).build(shape, CLASSES)
+    return made
+
+
+def own_logit(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return network(x).gather(1, y[:, None])[:, 0]
+
+
+def total(relevance: Tensor) -> Tensor:
+    return relevance.flatten(1).sum(1)
+
+
+def without_biases(network: nn.Module) -> nn.Module:
+    """Remove what LRP loses relevance to: biases, and batch norm's once it is merged."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.zero_()
+        if isinstance(getattr(module, "bias", None), nn.Parameter):
+            module.bias.data.zero_()
+    return network
+
+
+@pytest.fixture(scope="module")
+def resnet() -> nn.Module:
+    """Our ResNet8 with the statistics and weights of a few steps of training."""
+    trained = network("resnet8", (3, 16, 16), width=4)
+    x, y = examples((3, 16, 16), 32)
+    optimizer = torch.optim.SGD(trained.parameters(), 0.05, momentum=0.9)
+    for _ in range(8):
+        optimizer.zero_grad()
+        F.cross_entropy(trained(x), y).backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return trained.eval()
+
+
+class PerClient(Attribution):
+    """What a user may bring: the input itself."""
+
+    name: str = f"{__name__}:PerClient"
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        return x.clone()
+
+
+class Halfway(Attribution):
+    """An attribution that does not say how."""
+
+    name: str = f"{__name__}:Halfway"
+
+
+class Residual(nn.Module):
+    """A residual block of a user's own, its sum written out."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined: Tensor = self.relu(self.conv(x) + x)
+        return joined
+
+
+def residual() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        features = nn.Sequential(
+            first, nn.ReLU(), Residual(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        return Classifier(features, nn.Linear(4, CLASSES, bias=False))
+
+
+def own_canonizer() -> Any:
+    """The canonizer for `Residual` that a user would write."""
+    canonizers = importlib.import_module("zennit.canonizers")
+    layer = importlib.import_module("zennit.layer")
+
+    def with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
+        if not isinstance(module, Residual):
+            return None
+        branches: Callable[[Tensor], Tensor] = lambda x: torch.stack([module.conv(x), x], -1)  # noqa: E731
+        return {"forward": lambda x: module.relu(module.sum(branches(x))), "sum": layer.Sum()}
+
+    return canonizers.AttributeCanonizer(with_sum)
+
+
+def merging_canonizer() -> Any:
+    canonizers = importlib.import_module("zennit.canonizers")
+    return canonizers.NamedMergeBatchNorm([(["layers.1"], "layers.0")])
+
+
+def no_canonizer() -> int:
+    return 3
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "cnn": (lambda: network("cnn", (1, 28, 28), channels=(3, 4)), (1, 28, 28)),
+    "resnet8": (lambda: network("resnet8", (3, 32, 32), width=2), (3, 32, 32)),
+    "mlp of images": (lambda: network("mlp", (3, 32, 32), hidden=(8,)), (3, 32, 32)),
+    "mlp of vectors": (lambda: network("mlp", (7,), hidden=(8, 8)), (7,)),
+    "projection": (
+        lambda: network("cnn", (1, 28, 28), channels=(2, 2), projection=5),
+        (1, 28, 28),
+    ),
+}
+
+
+@pytest.mark.parametrize("of", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
+class TestConformance:
+    """What every registered attribution keeps to, for every network of ours."""
+
+    def test_gives_a_signed_number_for_each_entry(self, name: str, of: str) -> None:
+        make, shape = NETWORKS[of]
+        net, (x, y) = make(), examples(shape, 6)
+        chosen = parse(name)
+        chosen.check_network(net)
+        found = chosen.relevance(net, x, y, rng())
+        assert found.shape == x.shape
+        assert found.dtype == x.dtype
+        assert found.device == x.device
+        assert not found.requires_grad
+        assert found.isfinite().all()
+        assert found.min() < 0 < found.max()
+
+    def test_is_a_function_of_its_arguments_alone(self, name: str, of: str) -> None:
+        make, shape = NETWORKS[of]
+        net, (x, y) = make(), examples(shape, 4)
+        before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore
+        first = explain(name, net, x, y)
+        assert torch.equal(explain(name, make(), x, y), first)
+        assert torch.equal(before[0], torch.random.get_rng_state())
+        assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[arg-type]
+
+    def test_leaves_everything_as_it_was(self, name: str, of: str) -> None:
+        make, shape = NETWORKS[of]
+        net, (x, y) = make(), examples(shape, 3)
+        net.train()
+        next(net.children()).eval()  # modes differ from module to module
+        next(net.parameters()).requires_grad_(False)
+        before, kept = look_at(net), x.clone()
+        explain(name, net, x, y)
+        assert look_at(net) == before
+        assert torch.equal(x, kept)
+        assert not x.requires_grad
+
+    def test_of_no_examples(self, name: str, of: str) -> None:
+        make, shape = NETWORKS[of]
+        x, y = examples(shape, 1)
+        assert explain(name, make(), x[:0], y[:0]).shape == (0, *shape)
+
+    def test_a_flat_model_explains_as_its_module_does(self, name: str, of: str) -> None:
+        make, shape = NETWORKS[of]
+        x, y = examples(shape, 3)
+        flat = FlatModel(make(), torch.device("cpu"))
+        before, vector = look_at(flat.module), flat.vector.clone()
+        found = explain(name, flat.module, x, y)
+        assert torch.equal(found, explain(name, make(), x, y))
+        assert torch.equal(flat.vector, vector)
+        assert look_at(flat.module) == before
+        flat.load(2 * vector)  # still views of the vector
+        assert torch.equal(next(flat.module.parameters()).flatten()[0], 2 * vector[0])
+
+
+def look_at(net: nn.Module) -> Any:
+    """All that an attribution might disturb."""
+    modules = {
+        name: (
+            type(module),
+            module.training,
+            sorted(set(vars(module)) - {"training"}),
+            len(module._forward_hooks) + len(module._forward_pre_hooks),
+            len(module._backward_hooks) + len(module._backward_pre_hooks),
+            getattr(module, "eps", None),
+        )
+        for name, module in net.named_modules()
+    }
+    parameters = {
+        name: (id(p), p.data_ptr(), p.requires_grad, p.grad) for name, p in net.named_parameters()
+    }
+    return modules, parameters, {n: t.numpy().tobytes() for n, t in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "lrp box"])
+class TestBatches:
+    def fields(self, name: str) -> dict[str, Any]:
+        if name == "lrp box":
+            return {"name": "lrp", "composite": "epsilon_gamma_box"}
+        return {"name": name}
+
+    def test_one_batch_or_many(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        net, (x, y) = network("resnet8", (3, 8, 8), width=2), examples((3, 8, 8), 7)
+        fields = self.fields(name)
+        whole = parse(**fields).relevance(net, x, y, rng())
+        monkeypatch.setattr(attribution, "BATCH", 3)
+        parts = parse(**fields).relevance(net, x, y, rng())
+        torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-4 * whole.abs().max().item())
+
+    def test_alone_or_together(self, name: str) -> None:
+        net, (x, y) = network("resnet8", (3, 8, 8), width=2), examples((3, 8, 8), 3)
+        fields = self.fields(name)
+        together = parse(**fields).relevance(net, x, y, rng())
+        draws = rng()  # one stream, example after example
+        alone = torch.cat(
+            [parse(**fields).relevance(net, x[i : i + 1], y[i : i + 1], draws) for i in range(3)]
+        )
+        torch.testing.assert_close(
+            alone, together, rtol=1e-3, atol=1e-4 * together.abs().max().item()
+        )
+
+
+def test_more_than_a_batch() -> None:
+    net, (x, y) = network("mlp", (5,), hidden=(6,)), examples((5,), BATCH + 3)
+    found = explain("lrp", net, x, y)
+    assert torch.equal(found[:BATCH], explain("lrp", net, x[:BATCH], y[:BATCH]))
+    assert torch.equal(found[BATCH:], explain("lrp", net, x[BATCH:], y[BATCH:]))
+
+
+def test_heatmaps_sum_over_channels() -> None:
+    relevance = torch.randn(2, 3, 4, 5)
+    assert torch.equal(heatmap(relevance), relevance[:, 0] + relevance[:, 1] + relevance[:, 2])
+    assert heatmap(torch.ones(2, 1, 4, 5)).shape == (2, 4, 5)
+    assert torch.equal(heatmap(relevance[:, 0, 0]), relevance[:, 0, 0])
+
+
+class TestGradients:
+    @pytest.fixture
+    def case(self, resnet: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
+        return resnet, *examples((3, 16, 16), 5)
+
+    def test_gradient_is_that_of_zennit_and_captum(
+        self, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        from captum.attr import Saliency
+
+        net, x, y = case
+        found = explain("gradient", net, x, y)
+        saliency = Saliency(net).attribute(x.clone().requires_grad_(), target=y, abs=False)
+        torch.testing.assert_close(found, saliency)
+        theirs = importlib.import_module("zennit.attribution").Gradient(model=net)
+        _, gradient = theirs(x.clone(), F.one_hot(y, CLASSES).float())
+        torch.testing.assert_close(found, gradient)
+
+    def test_gradient_times_input(self, case: tuple[nn.Module, Tensor, Tensor]) -> None:
+        net, x, y = case
+        found = explain("gradient_x_input", net, x, y)
+        assert torch.equal(found, x * explain("gradient", net, x, y))
+
+    def test_integrated_gradients_are_those_of_zennit(
+        self, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+        theirs = importlib.import_module("zennit.attribution").IntegratedGradients(
+            model=net, n_iter=20
+        )
+        _, integrated = theirs(x.clone(), F.one_hot(y, CLASSES).float())
+        torch.testing.assert_close(
+            explain("integrated_gradients", net, x, y), integrated, rtol=1e-3, atol=1e-6
+        )
+
+    def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
+        self, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = copy.deepcopy(case[0]).double(), case[1].double(), case[2]
+        difference = own_logit(net, x, y) - own_logit(net, torch.zeros_like(x), y)
+
+        def error(steps: int) -> float:
+            found = explain("integrated_gradients", net, x, y, steps=steps)
+            return ((total(found) - difference).abs().mean() / difference.abs().mean()).item()
+
+        assert error(100) < 0.02 < error(20)
+
+    def test_smoothgrad_without_noise_is_the_gradient(
+        self, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+        found = explain("smoothgrad", net, x, y, noise=0, samples=3)
+        torch.testing.assert_close(found, explain("gradient", net, x, y))
+
+    def test_smoothgrad_is_the_mean_of_noisy_gradients(self) -> None:
+        """Of f = Σ x³, with gradient 3x²: its mean is 3(x² + σ²)."""
+
+        class Cubes(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return (x**3).sum((1, 2, 3))[:, None]
+
+        x = torch.zeros(2, 1, 4, 4)
+        x[0, 0, 0, 0], x[1, 0, 0, 0] = 1, 3  # ranges 1 and 3
+        chosen = SmoothGrad(noise=0.5, samples=2000)
+        found = chosen.relevance(Cubes(), x, torch.zeros(2, dtype=torch.int64), rng())
+        sigma = torch.tensor([0.5, 1.5]).view(2, 1, 1, 1)
+        torch.testing.assert_close(found, 3 * (x**2 + sigma**2), rtol=0.15, atol=0)
+
+    def test_smoothgrad_draws_from_its_stream(
+        self, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+        chosen = SmoothGrad(samples=2)
+        first = chosen.relevance(net, x, y, rng(1))
+        assert torch.equal(first, chosen.relevance(net, x, y, rng(1)))
+        assert not torch.equal(first, chosen.relevance(net, x, y, rng(2)))
+
+    @pytest.mark.parametrize("name", OF_GRADIENTS)
+    def test_any_differentiable_network(self, name: str) -> None:
+        class Recurrent(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm, self.gru = nn.LayerNorm(4), nn.GRU(4, 6, batch_first=True)
+                self.head = nn.Linear(6, CLASSES)
+
+            def forward(self, x: Tensor) -> Tensor:
+                logits: Tensor = self.head(self.gru(self.norm(x))[0][:, -1])
+                return logits
+
+        net, (x, y) = Recurrent(), examples((5, 4), 3)
+        parse(name).check_network(net)
+        assert explain(name, net, x, y).abs().sum() > 0
+
+    @pytest.mark.parametrize("name", OF_GRADIENTS)
+    def test_within_no_grad(self, name: str, case: tuple[nn.Module, Tensor, Tensor]) -> None:
+        net, x, y = case
+        outside = explain(name, net, x, y)
+        with torch.no_grad():
+            assert torch.equal(explain(name, net, x, y), outside)
+
+    def test_a_network_that_cuts_the_gradient_is_refused(self) -> None:
+        class Cut(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(4, CLASSES)
+
+            def forward(self, x: Tensor) -> Tensor:
+                logits: Tensor = self.head(x.detach())
+                return logits
+
+        with pytest.raises(ExperimentError, match=r"gradient: .* cannot be differentiated"):
+            explain("gradient", Cut(), *examples((4,), 2))
+
+
+class TestRandom:
+    def test_knows_nothing_of_the_network(self) -> None:
+        x, y = examples((3, 8, 8), 50)
+        one, other = network("mlp", (3, 8, 8)), network("resnet8", (3, 8, 8), width=1)
+        found = parse("random").relevance(one, x, y, rng(3))
+        assert torch.equal(found, parse("random").relevance(other, 2 * x, y.flip(0), rng(3)))
+        assert not torch.equal(found, parse("random").relevance(one, x, y, rng(4)))
+
+    def test_is_uniform(self) -> None:
+        x, y = examples((3, 8, 8), 50)
+        found = parse("random").relevance(nn.Identity(), x, y, rng())
+        assert -1 <= found.min() < -0.99
+        assert 0.99 < found.max() < 1
+        assert found.mean().abs() < 0.03
+
+
+class TestLrp:
+    def test_of_a_linear_network_is_weight_times_input(self) -> None:
+        net, (x, y) = nn.Linear(6, CLASSES, bias=False), examples((6,))
+        found = explain("lrp", net, x, y, composite="epsilon", epsilon=1e-12)
+        torch.testing.assert_close(found, net.weight[y].detach() * x)
+
+    def test_follows_the_epsilon_rule(self) -> None:
+        """Two layers, by the formula."""
+        net, (x, y) = network("mlp", (6,), hidden=(8,)).double(), examples((6,))
+        x, eps = x.double(), 0.1
+        first, second = net.features[1], net.head
+        z = first(x)
+        a = z.relu()
+        logits = second(a)
+        top = F.one_hot(y, CLASSES) * logits
+
+        def stable(z: Tensor) -> Tensor:
+            return z + eps * torch.where(z >= 0, 1.0, -1.0)
+
+        middle = a * ((top / stable(logits)) @ second.weight)
+        expected = x * ((middle / stable(z)) @ first.weight)
+        found = explain("lrp", net, x, y, composite="epsilon", epsilon=eps)
+        torch.testing.assert_close(found, expected.detach())
+
+    def test_follows_the_plus_and_flat_rules(self) -> None:
+        """Two convolutions with one window each, beside which a column is left over."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            one, two, head = nn.Linear(18, 4), nn.Linear(4, 6), nn.Linear(6, CLASSES)
+        first, second = nn.Conv2d(2, 4, 3, stride=3), nn.Conv2d(4, 6, 1)
+        for conv, linear in ((first, one), (second, two)):
+            conv.weight.data = linear.weight.data.view_as(conv.weight)
+            conv.bias.data = linear.bias.data
+        net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), head).double()
+        x, y = examples((2, 3, 4))
+        x = x.double()
+        a = one.double()(x[..., :3].flatten(1)).relu()
+        z = two.double()(a).relu()
+        logits = head(z)
+        ratio = (F.one_hot(y, CLASSES) * logits) / logits
+        top = z * (ratio @ head.weight)
+        w, b = two.weight.clamp(min=0), two.bias.clamp(min=0)
+        middle = a * ((top / (a @ w.T + b + 1e-6)) @ w)
+        expected = (middle.sum(1) / 18).view(-1, 1, 1, 1).expand(-1, 2, 3, 3)
+        expected = F.pad(expected, (0, 1))
+        torch.testing.assert_close(
+            explain("lrp", net, x, y), expected.detach(), rtol=1e-4, atol=1e-6
+        )
+
+    @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(3)])
+    @pytest.mark.parametrize("composite", COMPOSITES)
+    def test_relevances_sum_to_the_logit(self, composite: str, pool: nn.Module) -> None:
+        """Up to the stabilisers, 1e-6 in each denominator."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = nn.Sequential(
+                *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), pool),
+                *(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(2)),
+                *(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, CLASSES, bias=False)),
+            ).eval()
+        x, y = examples((3, 12, 12))
+        found = explain("lrp", net, x, y, composite=composite)
+        torch.testing.assert_close(total(found), own_logit(net, x, y), rtol=2e-3, atol=1e-5)
+
+    # z⁺ loses what reaches an output without any positive product, and outputs of a residual
+    # branch may be negative; of the others, only the stabilisers remain
+    @pytest.mark.parametrize(
+        ("composite", "tolerance"),
+        [("epsilon_plus_flat", 0.08), ("epsilon_gamma_box", 1e-3), ("epsilon", 1e-3)],
+    )
+    def test_of_a_residual_network_sums_to_the_logit(
+        self,
+        composite: str,
+        tolerance: float,
+        resnet: nn.Module,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        net, (x, y) = without_biases(copy.deepcopy(resnet)), examples((3, 16, 16))
+        logit = own_logit(net, x, y)
+        found = explain("lrp", net, x, y, composite=composite)
+        assert ((total(found) - logit) / logit).abs().max() < tolerance
+        # without the canonizer, each of the four sums hands its relevance on twice
+        monkeypatch.setattr(attribution, "_block_with_sum", lambda name, module: None)
+        with pytest.raises(ExperimentError, match=r"joins two branches \(add\)"):
+            explain("lrp", net, x, y, composite=composite)
+        monkeypatch.setattr(attribution, "_joined", lambda logits: None)
+        wrong = explain("lrp", net, x, y, composite=composite)
+        assert (total(wrong) / logit).median() == pytest.approx(16, rel=0.05)
+
+    @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 28, 28)])
+    def test_epsilon_is_gradient_times_input(
+        self, shape: tuple[int, ...], resnet: nn.Module
+    ) -> None:
+        """As it must be for ε → 0 on a ReLU network, whatever its biases (batch norm's too).
+
+        In double precision; Zennit keeps 1e-6 in the denominators of sums and pooling.
+        """
+        net = resnet if shape == (3, 16, 16) else network("cnn", shape)
+        net, (x, y) = copy.deepcopy(net).double(), examples(shape)
+        x = x.double()
+        found = explain("lrp", net, x, y, composite="epsilon", epsilon=1e-12)
+        expected = GradientXInput().relevance(net, x, y, rng())
+        assert (found - expected).norm() < 5e-3 * expected.norm()
+
+    def test_what_is_lost_goes_to_biases(self, resnet: nn.Module) -> None:
+        """f_y = Σ R + Σ b·∂f_y/∂b over all merged biases b, for ε → 0."""
+        net, (x, y) = copy.deepcopy(resnet).double(), examples((3, 16, 16), 1)
+        x, chosen = x.double(), Lrp(composite="epsilon", epsilon=1e-12)
+        merged = chosen._canonised(net).requires_grad_(True)
+        merged(x)[0, y[0]].backward()
+        lost = sum(
+            (module.bias * module.bias.grad).sum().item()
+            for module in merged.modules()
+            if isinstance(module, nn.Conv2d | nn.Linear)
+        )
+        found = total(chosen.relevance(net, x, y, rng())).item()
+        logit = own_logit(net, x, y).item()
+        assert abs(lost) > 0.1 * abs(logit)
+        assert found + lost == pytest.approx(logit, rel=1e-2)
+
+    def test_a_merged_batch_norm_does_nothing_more(self, resnet: nn.Module) -> None:
+        x, _ = examples((3, 16, 16))
+        net = copy.deepcopy(resnet).double()
+        with torch.no_grad():
+            torch.testing.assert_close(
+                Lrp()._canonised(net)(x.double()), net(x.double()), rtol=1e-9, atol=1e-9
+            )
+
+    @pytest.mark.parametrize(
+        ("layer", "norm", "shape"),
+        [
+            (nn.Linear(4, 6), nn.BatchNorm1d(6), (4,)),
+            (nn.Linear(4, 6, bias=False), nn.SyncBatchNorm(6), (4,)),
+            (nn.Conv1d(4, 6, 2), nn.BatchNorm1d(6), (4, 5)),
+            (nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6), (4, 5, 5)),
+            (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3, eps=0.1), (2, 3, 3, 3)),
+            (nn.ConvTranspose1d(4, 6, 2), nn.BatchNorm1d(6), (4, 5)),
+            (nn.ConvTranspose2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), (4, 3, 3)),
+            (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (4, 3, 3)),
+        ],
+    )
+    def test_batch_norm_is_merged_without_zennit(
+        self,
+        layer: nn.Module,
+        norm: nn.Module,
+        shape: tuple[int, ...],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Its versions differ: 0.5 leaves √(1 + eps), 1.0 keeps parameters unmerged."""
+        canonizers = importlib.import_module("zennit.canonizers")
+        monkeypatch.delattr(canonizers, "SequentialMergeBatchNorm")
+        monkeypatch.delattr(canonizers.MergeBatchNorm, "merge_batch_norm")
+        generator = torch.Generator().manual_seed(0)
+        for values in (*norm.parameters(), norm.running_mean, norm.running_var):
+            values.data.uniform_(0.5, 2, generator=generator)
+        net = nn.Sequential(layer, norm, nn.ReLU()).double().eval()
+        x = torch.rand((3, *shape), generator=generator, dtype=torch.float64) - 0.5
+        merged = Lrp()._canonised(net)
+        assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in merged.modules())
+        torch.testing.assert_close(merged(x), net(x), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_a_users_canonizer_merges_what_is_defined_elsewhere(self, bias: bool) -> None:
+        norm = nn.BatchNorm1d(4)
+        norm.running_mean.fill_(1.0)
+        layers = norm, nn.Linear(4, 4, bias=bias), nn.ReLU(), nn.Linear(4, 2)
+        net = Backwards(*layers, order=(1, 0, 2, 3))
+        x, y = examples((4,), 5)
+        chosen = Lrp(composite="epsilon", canonizer=f"{__name__}:merging_canonizer")
+        found = chosen.relevance(net, x, y % 2, rng())
+        expected = GradientXInput().relevance(net, x, y % 2, rng())
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("composite", COMPOSITES)
+    @pytest.mark.parametrize("block", ["BasicBlock", "Bottleneck"])
+    def test_of_torchvisions_residual_networks(self, block: str, composite: str) -> None:
+        resnet = importlib.import_module("torchvision.models.resnet")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = resnet.ResNet(getattr(resnet, block), [1, 1, 1, 1], num_classes=CLASSES)
+        without_biases(net.eval())
+        chosen, (x, y) = Lrp(composite=composite), examples((3, 32, 32), 3)
+        chosen.check_network(net)
+        found, logit = chosen.relevance(net, x, y, rng()), own_logit(net, x, y)
+        assert ((total(found) - logit) / logit).abs().max() < 5e-3
+
+    @pytest.mark.parametrize("composite", COMPOSITES)
+    def test_of_a_users_residual_network(self, composite: str) -> None:
+        net, (x, y) = residual(), examples((3, 8, 8))
+        chosen = Lrp(composite=composite, canonizer=f"{__name__}:own_canonizer")
+        chosen.check_network(net)
+        found = total(chosen.relevance(net, x, y, rng()))
+        torch.testing.assert_close(found, own_logit(net, x, y), rtol=1e-3, atol=1e-4)
+        assert "sum" not in net.features[2]._modules
+
+    def test_the_box_is_each_images_own_or_the_one_given(self) -> None:
+        """One convolution that sees all of its input, by the formula."""
+        net = nn.Sequential(nn.Conv2d(2, CLASSES, 3), nn.Flatten()).double()
+        x, y = examples((2, 3, 3))
+        x = x.double()
+        w = net[0].weight[y].detach()
+
+        def expected(low: Tensor, high: Tensor) -> Tensor:
+            z = w * x - w.clamp(min=0) * low - w.clamp(max=0) * high
+            return z / total(z).view(-1, 1, 1, 1) * own_logit(net, x, y).view(-1, 1, 1, 1)
+
+        found = explain("lrp", net, x, y, composite="epsilon_gamma_box")
+        own = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+        torch.testing.assert_close(found, expected(*own), rtol=1e-4, atol=1e-7)
+        box: dict[str, Any] = {"low": (-5, -6), "high": (7, 8)}
+        found = explain("lrp", net, x, y, composite="epsilon_gamma_box", **box)
+        low, high = (torch.tensor(box[k]).view(1, 2, 1, 1) for k in ("low", "high"))
+        torch.testing.assert_close(found, expected(low, high), rtol=1e-4, atol=1e-7)
+
+    def test_composites_differ(self) -> None:
+        net, (x, y) = network("cnn", (1, 28, 28)), examples((1, 28, 28))
+        a, b, c = (explain("lrp", net, x, y, composite=composite) for composite in COMPOSITES)
+        assert not torch.allclose(a, b)
+        assert not torch.allclose(b, c)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"composite": "epsilon_gamma_box", "low": (0,)},
+            {"composite": "epsilon_gamma_box", "low": (0, 0), "high": (1,)},
+            {"composite": "epsilon_gamma_box", "low": (), "high": ()},
+            {"composite": "epsilon_gamma_box", "low": (0, 1), "high": (1, 1)},
+            {"low": (0,), "high": (1,)},
+            {"epsilon": 0},
+            {"composite": "epsilon_plus"},
+            {"canonizer": "nowhere:at_all"},
+            {"canonizer": f"{__name__}:no_canonizer"},
+            {"canonizer": f"{__name__}:Residual"},
+        ],
+    )
+    def test_fields_that_do_not_fit(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError):
+            parse("lrp", **fields)
+
+    def test_a_box_of_other_channels(self) -> None:
+        x, y = examples((3, 8, 8), 2)
+        chosen = Lrp(composite="epsilon_gamma_box", low=(0, 0), high=(1, 1))
+        with pytest.raises(ExperimentError, match="2 values, but the inputs have 3 channels"):
+            chosen.relevance(residual_free(), x, y, rng())
+
+
+def residual_free() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+class Scaled(nn.Module):
+    """A parameter outside of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.ones(())), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.scale * x)
+        return logits
+
+
+class Backwards(nn.Module):
+    """Layers called in another order than they are defined in."""
+
+    def __init__(self, *layers: nn.Module, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers, self.order = nn.ModuleList(layers), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in self.order:
+            x = self.layers[i](x)
+        return x
+
+
+class TestOcclusion:
+    @pytest.mark.parametrize("size", [5, 8])
+    def test_squares_of_an_image(self, resnet: nn.Module, size: int) -> None:
+        x, y = examples((3, 16, 16), 2)
+        found = explain("occlusion", resnet, x, y, size=size)
+        whole = own_logit(resnet, x, y)
+        for i in range(0, 16, size):
+            for j in range(0, 16, size):
+                without = x.clone()
+                without[:, :, i : i + size, j : j + size] = 0
+                lost = whole - own_logit(resnet, without, y)
+                part = found[:, :, i : i + size, j : j + size]
+                torch.testing.assert_close(part.sum(dim=(1, 2, 3)), lost, atol=1e-5, rtol=1e-5)
+                assert (part == part[:, :1, :1, :1]).all()
+
+    def test_entries_of_a_vector(self) -> None:
+        net = nn.Linear(6, CLASSES)
+        x, y = examples((6,), 5)
+        found = explain("occlusion", net, x, y)  # of a linear network: gradient times input
+        torch.testing.assert_close(found, (x * net.weight[y]).detach())
+
+    def test_words_of_a_document_are_left_out(self) -> None:
+        class Order(nn.Module):
+            """Logits that depend on where words stand."""
+
+            def forward(self, x: Tensor) -> Tensor:
+                score = (x * torch.arange(1, x.shape[1] + 1)).sum(dim=1).float()
+                return torch.stack([score, -score], dim=1)
+
+        x = torch.tensor([[5, 2, 9, 0], [4, 0, 0, 0], [3, 3, 1, 7]], dtype=torch.int32)
+        y = torch.tensor([0, 1, 0])
+        found = explain("occlusion", Order(), x, y)
+        assert found.dtype == torch.float32
+        for k, row in enumerate(x.tolist()):
+            sign = 1 if y[k] == 0 else -1
+            words = [w for w in row if w]
+            score = lambda ws: sum(w * (i + 1) for i, w in enumerate(ws))  # noqa: E731
+            expected = [
+                sign * (score(words) - score(words[:i] + words[i + 1 :]))
+                for i in range(len(words))
+            ]
+            assert found[k].tolist() == expected + [0.0] * (len(row) - len(words))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("net", "named"),
+        [
+            (nn.Sequential(nn.GRU(4, 4), nn.Linear(4, 2)), "layer 0 (GRU)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "layer 1 (LayerNorm)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)), "layer 1 (Softmax)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), "layer 1 (Sigmoid)"),
+            (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), "layer 1 (GroupNorm)"),
+            (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), "layer 0 (Embedding)"),
+            (Classifier(nn.Sequential(nn.GRU(4, 4)), nn.Linear(4, 2)), "layer features.0 (GRU)"),
+            (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)), "layer 0 (BatchNorm2d)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(3)), "layer 1 (BatchNorm1d)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)), "(BatchNorm1d)"),
+            (
+                nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
+                "layer 1 (BatchNorm1d)",
+            ),
+            (nn.MultiheadAttention(4, 1), "the network itself (MultiheadAttention)"),
+            (Scaled(), "the network itself (Scaled)"),
+        ],
+    )
+    def test_layers_without_a_rule_are_named(self, net: nn.Module, named: str) -> None:
+        with pytest.raises(ExperimentError, match=re.escape(named)) as refusal:
+            parse("lrp").check_network(net)
+        assert "gradient" in str(refusal.value)  # what would do
+        for name in (*OF_GRADIENTS, "random"):
+            parse(name).check_network(net)
+
+    def test_dropout_of_any_sort_and_empty_shortcuts_pass(self) -> None:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Sequential(), nn.AlphaDropout())
+        parse("lrp").check_network(net)
+        parse("lrp").check_network(FlatModel(net, torch.device("cpu")).module)
+
+    @pytest.mark.parametrize("name", sorted(set(NAMES) - {"occlusion", "random"}))
+    def test_integers(self, name: str) -> None:
+        with pytest.raises(ExperimentError, match=f"{name}: needs inputs of floating point"):
+            explain(name, nn.Linear(4, 2), torch.ones(2, 4, dtype=torch.int64), torch.zeros(2))
+
+    def test_a_sum_within_a_forward(self) -> None:
+        with pytest.raises(ExperimentError, match=r"joins two branches \(add\).*canonizer"):
+            explain("lrp", residual(), *examples((3, 8, 8), 2))
+
+    def test_a_layer_called_twice(self) -> None:
+        net = Backwards(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, CLASSES), order=(0, 1, 0, 1, 2))
+        with pytest.raises(ExperimentError, match=r"layer layers.0 \(Linear\): called more than"):
+            explain("lrp", net, *examples((4,), 2))
+
+    def test_a_first_layer_that_is_not_called_first(self) -> None:
+        net = Backwards(nn.Linear(4, CLASSES), nn.ReLU(), nn.Linear(4, 4), order=(2, 1, 0))
+        x, y = examples((4,), 2)
+        with pytest.raises(ExperimentError, match=r"layer layers.0 \(Linear\): defined first"):
+            explain("lrp", net, x, y)
+        assert explain("lrp", net, x, y, composite="epsilon").shape == x.shape
+
+    def test_batch_norm_called_after_another_layer_than_it_is_defined_after(self) -> None:
+        norm = nn.BatchNorm1d(4)
+        norm.running_mean.fill_(1.0)
+        norm.weight.data.fill_(3.0)
+        layers = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), norm, nn.Linear(4, CLASSES)
+        with pytest.raises(ExperimentError, match="the network's output changes"):
+            explain("lrp", Backwards(*layers, order=(0, 3, 1, 2, 4)), *examples((4,), 5))
+
+    def test_nothing_is_left_behind_by_a_refusal(self) -> None:
+        net, (x, y) = residual().train(), examples((3, 8, 8), 2)
+        before = look_at(net)
+        with pytest.raises(ExperimentError):
+            explain("lrp", net, x, y)
+        with pytest.raises(RuntimeError):
+            explain("gradient", net, x[:, :2], y)
+        assert look_at(net) == before
+
+
+class TestRegistry:
+    def test_names(self) -> None:
+        assert set(NAMES) == {*OF_GRADIENTS, "lrp", "random", "occlusion"}
+        for name, component in attributions.items():
+            assert component().name == name
+            assert component.__doc__
+
+    def test_a_users_own(self) -> None:
+        chosen = parse(f"{__name__}:PerClient")
+        x, y = examples((3, 8, 8), 2)
+        chosen.check_network(nn.GRU(4, 4))
+        assert torch.equal(chosen.relevance(nn.Identity(), x, y, rng()), x)
+
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [
+            ("lpr", "did you mean 'lrp'"),
+            (f"{__name__}:Halfway", "lacks relevance"),
+            (f"{__name__}:Scaled", "not a attribution"),
+        ],
+    )
+    def test_what_is_none(self, name: str, says: str) -> None:
+        with pytest.raises(ValidationError, match=says):
+            parse(name)
+
+    def test_defaults_are_those_of_fedxds(self) -> None:
+        assert Lrp().composite == "epsilon_plus_flat"
+        assert (SmoothGrad().noise, SmoothGrad().samples) == (0.1, 20)
+        assert IntegratedGradients().steps == 20
+
+
+class TestTarget:
+    """Which output is explained."""
+
+    @pytest.fixture
+    def case(self) -> tuple[nn.Module, Tensor, Tensor]:
+        return network("mlp", (7,), hidden=(8, 8)), *examples((7,), 5)
+
+    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
+    def test_a_gradient_is_that_of_the_target(
+        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+        inputs = x.clone().requires_grad_()
+        f = net(inputs)
+        own = f.gather(1, y[:, None])[:, 0]
+        targets = {"class": own, "centred": own - f.mean(1), "outputs": (f**2).sum(1) / 2}
+        (expected,) = torch.autograd.grad(targets[target].sum(), inputs)
+        torch.testing.assert_close(explain("gradient", net, x, y, target=target), expected)
+
+    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
+    def test_the_targets_of_other_gradients(
+        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+
+        def gradient(at: Tensor) -> Tensor:
+            return explain("gradient", net, at, y, target=target)
+
+        found = explain("gradient_x_input", net, x, y, target=target)
+        torch.testing.assert_close(found, x * gradient(x))
+        found = explain("integrated_gradients", net, x, y, target=target, steps=3)
+        path = (gradient(x / 3) + gradient(2 * x / 3) + gradient(x)) / 3
+        torch.testing.assert_close(found, x * path)
+        found = explain("smoothgrad", net, x, y, target=target, samples=4, noise=0.0)
+        torch.testing.assert_close(found, gradient(x))
+
+    def test_lrp_starts_at_the_target(self) -> None:
+        """Of a linear network: R_j = Σ_c a_j w_jc / f_c · R_c."""
+        net, (x, y) = nn.Sequential(nn.Linear(6, CLASSES, bias=False)), examples((6,), 3)
+        w = net[0].weight
+        assert isinstance(w, Tensor)
+        f = x @ w.T
+        one_hot = F.one_hot(y, CLASSES)
+        starts = {
+            "class": one_hot * f,
+            "centred": (one_hot - 1 / CLASSES) * f,
+            "batch": one_hot.amax(0).expand(3, -1),  # three of ten classes
+        }
+        for target, start in starts.items():
+            expected = x * ((start / f) @ w)
+            found = explain("lrp", net, x, y, composite="epsilon", target=target)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("composite", COMPOSITES)
+    def test_centred_relevance_ignores_what_all_logits_share(self, composite: str) -> None:
+        net, (x, y) = network("cnn", (1, 28, 28), channels=(3, 4)), examples((1, 28, 28), 4)
+        assert isinstance(net, Classifier)
+        before = explain("lrp", net, x, y, composite=composite, target="centred")
+        with torch.no_grad():
+            net.head.weight += torch.randn(net.head.weight.shape[1])
+        after = explain("lrp", net, x, y, composite=composite, target="centred")
+        torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
+
+    def test_centred_relevance_sums_to_the_distance_from_the_mean_logit(self) -> None:
+        made = network("cnn", (1, 28, 28), channels=(3, 4))
+        net, (x, y) = without_biases(made), examples((1, 28, 28), 4)
+        found = total(explain("lrp", net, x, y, target="centred"))
+        expected = own_logit(net, x, y) - net(x).detach().mean(1)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("name", ["lrp", "gradient"])
+    def test_one_output_has_no_other_to_compare_with(self, name: str) -> None:
+        fields = {"composite": "epsilon"} if name == "lrp" else {}
+        with pytest.raises(ExperimentError, match=r"target=centred compares classes.*one output"):
+            explain(
+                name, nn.Linear(3, 1), torch.ones(2, 3), torch.zeros(2), target="centred", **fields
+            )

@@ -1,0 +1,194 @@
+"""SAGE: Shapley values of the loss, against their definition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from experiments import small_experiment
+from fedsim import Run
+from fedsim.data import Dataset
+from fedsim.errors import BadInput
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.explainers.sage import Sage, shapley_of_loss
+from fedsim.explain.groups import group_parts
+from fedsim.launch.prepare import prepare
+from fedsim.models import models
+
+CLASSES = 3
+SHAPES = {"table": (4,), "series": (2, 2), "images": (2, 4, 3)}  # four features each, size 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Such small networks are slower with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network(shape: tuple[int, ...]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        first = nn.Linear(math.prod(shape), 7)
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(7, CLASSES)).eval()
+
+
+def inputs(shape: tuple[int, ...], n: int, seed: int) -> Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def loss(net: nn.Module, x: Tensor, y: int, background: Tensor, there: NDArray[np.bool_]) -> float:
+    """Cross-entropy of the mean prediction, by the definition."""
+    mixed = torch.where(torch.from_numpy(there), x, background)  # all channels of a pixel alike
+    return -math.log(net(mixed).double().softmax(dim=1).mean(dim=0)[y])
+
+
+def parts(kind: str) -> NDArray[np.int64]:
+    if kind != "images":
+        return np.arange(4).reshape(SHAPES[kind])
+    return np.array([[0, 0, 1], [0, 0, 1], [2, 2, 3], [2, 2, 3]])
+
+
+def exact(net: nn.Module, x: Tensor, y: int, background: Tensor, kind: str) -> list[float]:
+    """Shapley values over all subsets."""
+    found = []
+    for i in range(4):
+        rest, total = [j for j in range(4) if j != i], 0.0
+        for size in range(4):
+            for S in itertools.combinations(rest, size):
+                weight = math.factorial(size) * math.factorial(3 - size) / math.factorial(4)
+                without, with_it = (np.isin(parts(kind), own) for own in (S, (*S, i)))
+                total += weight * (
+                    loss(net, x, y, background, without) - loss(net, x, y, background, with_it)
+                )
+        found.append(total)
+    return found
+
+
+def subject(shape: tuple[int, ...], background: Tensor) -> tuple[ExplainedModel, ExplainedData]:
+    """A model and its data, of which the client holds the background."""
+    x = background.numpy()
+    y = np.arange(len(x)) % CLASSES
+    data = Dataset(x, y, x, y, ("a", "b", "c"))
+    model = ExplainedModel(models.parse({"name": "mlp"}), "", 1, 0, 2, network=network(shape))
+    return model, ExplainedData(data, torch.from_numpy, x)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_all_orders_give_the_exact_values(kind: str) -> None:
+    shape = SHAPES[kind]
+    net, x, background = network(shape), inputs(shape, 3, 1), inputs(shape, 5, 2)
+    y = torch.tensor([2, 0, 1])
+    np.testing.assert_array_equal(group_parts(shape, 2).index, parts(kind))
+    orders = np.array([[order] * 3 for order in itertools.permutations(range(4))])
+    feature_of = torch.from_numpy(parts(kind))
+    with torch.no_grad():
+        found = shapley_of_loss(net, x, y, background, feature_of, orders)
+    for k in range(3):
+        expected = exact(net, x[k], int(y[k]), background, kind)
+        np.testing.assert_allclose(found[k], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("permutations", [1, 3])
+def test_the_sum_is_what_all_features_take_off_the_loss(kind: str, permutations: int) -> None:
+    shape = SHAPES[kind]
+    x, background, y = inputs(shape, 6, 1), inputs(shape, 5, 2), torch.arange(6) % CLASSES
+    model, data = subject(shape, background)
+    made = Sage(permutations=permutations, background=9, size=2)
+    found = made.relevances(model, data, x, y, np.random.default_rng(0))
+    assert found.dtype == np.float32
+    assert found.shape == ((6, 4, 3) if kind == "images" else x.shape)
+    net = network(shape)
+    for k in range(6):
+        absent, there = (
+            loss(net, x[k], int(y[k]), background, np.full(parts(kind).shape, mask))
+            for mask in (False, True)
+        )
+        assert found[k].sum() == pytest.approx(absent - there, abs=1e-5)
+        if kind == "images":  # spread over the pixels of each square
+            for i in range(4):
+                assert len(set(found[k][parts(kind) == i].tolist())) == 1
+
+
+def test_a_feature_that_the_network_does_not_read_is_worth_nothing() -> None:
+    net = network((4,))
+    net[1].weight.data[:, 2] = 0  # type: ignore[index, union-attr]
+    model, data = subject((4,), inputs((4,), 8, 2))
+    about = replace(model, network=net), data, inputs((4,), 5, 1), torch.arange(5) % CLASSES
+    found = Sage(permutations=2).relevances(*about, np.random.default_rng(0))
+    assert (found[:, 2] == 0).all()
+    assert (np.delete(found, 2, axis=1) != 0).all()
+
+
+def test_where_the_background_comes_from() -> None:
+    """A single row, so that what is absent is that row."""
+    rows = inputs((4,), 3, 2)
+    model, data = subject((4,), rows)
+    x, y = inputs((4,), 1, 1), torch.tensor([1])
+
+    def total(about: ExplainedData, seed: int = 0) -> float:
+        made = Sage(permutations=1, background=1)
+        return float(made.relevances(model, about, x, y, np.random.default_rng(seed)).sum())
+
+    net = model.network
+    there = np.zeros(4, bool)
+    of_rows = [
+        loss(net, x[0], 1, rows[k : k + 1], there) - loss(net, x[0], 1, rows, ~there)
+        for k in range(3)
+    ]
+    own = replace(data, own=rows[1:2].numpy())
+    assert total(own) == pytest.approx(of_rows[1], abs=1e-5)
+    # Without a client, examples as they were loaded: not the changed copies at the end.
+    of_all = replace(data, own=None, dataset=replace(data.dataset, copies=2))
+    assert [total(of_all, seed) for seed in range(6)] == pytest.approx([of_rows[0]] * 6, abs=1e-5)
+
+
+def test_in_a_run(finish: Callable[..., Run]) -> None:
+    explain = {"explainers": [{"name": "sage", "permutations": 1, "background": 2}], "maps": True}
+    table = {"name": "synthetic", "samples": 60, "test_samples": 20, "shape": [5], "classes": 3}
+    about = {
+        "data": table,
+        "partition": {"kind": "iid", "clients": 3},
+        "train": {"rounds": 2},
+        "explain": {**explain, "every": 1, "target": "label", "inputs": 4, "clients": 2},
+    }
+    done, again = finish(**about), finish(**about)
+    assert done.result_hash == again.result_hash
+    maps = done.maps
+    assert len(maps) == 2 * 3 * 4
+    assert all(np.isfinite(own).all() and len(own) == 5 for own in maps["relevance"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"name": "friedman"}}, r"sage explains the loss of a class, and the target her"),
+        (
+            {
+                "data": {"name": "planted_reviews", "reviews": 20, "dimension": 4},
+                "model": {"name": "text_cnn", "kernels": [1], "filters": 2},
+            },
+            r"explain\.explainers: sage: sage needs floating-point inputs; for documents: occ",
+        ),
+        ({"explain": {"explainers": [{"name": "sage", "background": 0}]}}, r"must be greater tha"),
+        ({"explain": {"explainers": [{"name": "sage", "permutation": 2}]}}, r"'permutations'\?"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+def test_bad_input(sections: dict[str, Any], message: str) -> None:
+    usual = {"explain": {"explainers": ["sage"]}, "partition": {"kind": "iid", "clients": 3}}
+    with pytest.raises(BadInput, match=message):
+        prepare(small_experiment(**{**usual, **sections}))

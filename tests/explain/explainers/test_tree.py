@@ -1,0 +1,460 @@
+"""Trees that mimic a model: equal to a slow reference, readable, and drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainers import tree as module
+from fedsim.explain.explainers.tree import (
+    LEAF,
+    Tree,
+    build_tree,
+    confusion,
+    fidelity,
+    pixel_names,
+)
+from fedsim.explain.pictures import trees as tree_figures
+from fedsim.explain.pictures.trees import draw_confusion, draw_tree
+
+NEIGHBOURS = [1.0, math.nextafter(1.0, 2), math.nextafter(math.nextafter(1.0, 2), 2)]
+COLUMNS = st.sampled_from(
+    [
+        st.just(3.0),
+        st.integers(0, 2).map(float),
+        st.integers(-9, 9).map(float),
+        st.floats(-1, 1),
+        st.sampled_from(NEIGHBOURS),
+        st.floats(allow_nan=False, allow_infinity=False),  # so great that sums overflow, or tiny
+    ]
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn, most_rows: int = 25) -> tuple[Any, Any, int]:
+    """x, y and the number of classes, not all of which need to be there."""
+    n, classes = draw(st.integers(1, most_rows)), draw(st.integers(1, 4))
+    kinds = draw(st.lists(COLUMNS, min_size=1, max_size=5))
+    x = [draw(st.lists(kind, min_size=n, max_size=n)) for kind in kinds]
+    if draw(st.booleans()):
+        x.append(x[0])  # a feature that ties with another
+    y = draw(st.lists(st.integers(0, classes - 1), min_size=n, max_size=n))
+    return np.array(x).T, np.array(y), classes
+
+
+# The reference: one row at a time, and entropies as they are defined.
+
+
+def entropy(counts: list[int]) -> float:
+    total = sum(counts)
+    return -sum(k / total * math.log2(k / total) for k in counts if k)
+
+
+def tally(rows: list[int], y: Any, classes: int) -> list[int]:
+    return [sum(1 for r in rows if y[r] == c) for c in range(classes)]
+
+
+def first_greatest(candidates: list[Any], measure: Any) -> Any:
+    greatest = max(measure(c) for c in candidates)
+    return next(c for c in candidates if measure(c) >= greatest - 1e-9)
+
+
+def cut_of(f: int, rows: list[int], x: Any, y: Any, classes: int, least: int) -> Any:
+    """(gain, ratio, feature, threshold) of the best gain; none if none is positive."""
+    values = sorted({float(x[r][f]) for r in rows})
+    cuts = []
+    for low, high in pairwise(values):
+        left = [r for r in rows if x[r][f] <= low]
+        right = [r for r in rows if x[r][f] > low]
+        if min(len(left), len(right)) < least:
+            continue
+        after = sum(
+            len(side) / len(rows) * entropy(tally(side, y, classes)) for side in (left, right)
+        )
+        gain = entropy(tally(rows, y, classes)) - after
+        middle = low / 2 + high / 2
+        threshold = middle if low <= middle < high else low
+        cuts.append((gain, gain / entropy([len(left), len(right)]), f, threshold))
+    if not cuts:
+        return None
+    best = first_greatest(cuts, lambda cut: cut[0])
+    return best if best[0] > 1e-9 else None
+
+
+def reference(x: Any, y: Any, classes: int, least: int, max_depth: int | None) -> list[Any]:
+    """(feature, threshold, counts) of each node, a node before its left and its right subtree."""
+
+    def grow(rows: list[int], depth: int) -> list[Any]:
+        counts = tally(rows, y, classes)
+        cuts = []
+        if max(counts) < len(rows) and depth != max_depth:
+            cuts = [cut_of(f, rows, x, y, classes, least) for f in range(len(x[0]))]
+            cuts = [cut for cut in cuts if cut]
+        if not cuts:
+            return [(LEAF, 0.0, counts)]
+        mean = sum(cut[0] for cut in cuts) / len(cuts)
+        compared = [cut for cut in cuts if cut[0] >= mean - 1e-9]
+        _, _, f, threshold = first_greatest(compared, lambda cut: cut[1])
+        left = [r for r in rows if x[r][f] <= threshold]
+        right = [r for r in rows if x[r][f] > threshold]
+        return [(f, threshold, counts), *grow(left, depth + 1), *grow(right, depth + 1)]
+
+    return grow(list(range(len(x))), 0)
+
+
+def preorder(tree: Tree, node: int = 0) -> list[Any]:
+    own = (int(tree.feature[node]), float(tree.threshold[node]), tree.counts[node].tolist())
+    if tree.feature[node] == LEAF:
+        assert tree.left[node] == tree.right[node] == LEAF
+        return [own]
+    left, right = int(tree.left[node]), int(tree.right[node])
+    return [own, *preorder(tree, left), *preorder(tree, right)]
+
+
+def same(one: Tree, other: Tree) -> bool:
+    return all(array.tobytes() == vars(other)[name].tobytes() for name, array in vars(one).items())
+
+
+def some(n: int = 300, features: int = 6, classes: int = 4, seed: int = 0) -> tuple[Any, Any]:
+    """Whole numbers from 0 to 7, and classes that depend on some of them."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 8, (n, features))
+    return x, (x[:, 0] + (x[:, 1] > 4) * x[:, 2] + rng.integers(0, 2, n)) % classes
+
+
+@given(
+    table=tables(),
+    least=st.integers(1, 3),
+    max_depth=st.none() | st.integers(1, 3),
+)
+def test_equals_the_reference(
+    table: tuple[Any, Any, int], least: int, max_depth: int | None
+) -> None:
+    x, y, classes = table
+    tree = build_tree(x, y, classes, least, max_depth)
+    assert preorder(tree) == reference(x.tolist(), y.tolist(), classes, least, max_depth)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_the_reference_on_more_rows(seed: int) -> None:
+    x, y = some(150, seed=seed)
+    tree = build_tree(x, y, 4)
+    assert tree.depth > 4
+    assert preorder(tree) == reference(x.tolist(), y.tolist(), 4, 2, None)
+
+
+def test_the_ratio_decides_among_gains_above_the_mean() -> None:
+    """Of 8 rows of each class, (k, l) are 0 in a binary feature, and the others 1.
+
+    (6, 2): gain 0.189, ratio 0.189. (2, 0): gain 0.138, ratio 0.254. (5, 4): gain 0.011. The mean
+    gain is 0.163 without the third, which leaves the first alone, and 0.113 with it. (4, 4): gain
+    0, which does not count.
+    """
+    k = np.arange(8)
+    pairs = (6, 2), (2, 0), (4, 4), (5, 4)
+    x = np.array([[*(k >= zeros), *(k >= ones)] for zeros, ones in pairs]).T
+    y = np.repeat([0, 1], 8)
+    assert build_tree(x[:, :3], y, 2).feature[0] == 0
+    assert build_tree(x, y, 2).feature[0] == 1
+
+
+def test_nothing_gained_is_no_split() -> None:
+    """Exclusive or, and shares that stay the same: gains are 0, or would be but for rounding."""
+    x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+    assert build_tree(x, x.sum(axis=1) % 2, 2, 1).leaves == 1
+    thirds = np.repeat([0, 1], [30, 60])[:, None]
+    assert build_tree(thirds, np.arange(90) % 3, 3, 1).leaves == 1
+
+
+def test_every_split_gains() -> None:
+    rng = np.random.default_rng(0)
+    tree = build_tree(rng.integers(0, 3, (500, 8)), rng.integers(0, 5, 500), 5, 1)
+    inner = np.flatnonzero(tree.feature != LEAF)
+    assert len(inner) > 50
+    for node in inner:
+        counts, *sides = (
+            tree.counts[k].tolist() for k in (node, tree.left[node], tree.right[node])
+        )
+        assert np.array_equal(counts, np.sum(sides, axis=0))
+        after = sum(sum(side) * entropy(side) for side in sides) / sum(counts)
+        assert entropy(counts) - after > 0
+
+
+@given(
+    values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, unique=True),
+    seed=st.integers(0, 2**31),
+)
+def test_fits_distinct_values_exactly(values: list[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.stack([rng.integers(0, 2, len(values)), np.array(values)], axis=1)
+    y = rng.integers(0, 3, len(values))
+    tree = build_tree(x, y, 3, min_samples_leaf=1)
+    assert np.array_equal(tree.predict(x), y)
+    assert fidelity(tree, x, y) == 1
+
+
+def test_neighbouring_floats_are_told_apart() -> None:
+    x = np.array(NEIGHBOURS)[:, None]
+    tree = build_tree(x, np.array([0, 1, 0]), 2, 1)
+    assert tree.predict(x).tolist() == [0, 1, 0]
+    assert sorted(tree.threshold[tree.feature != LEAF]) == NEIGHBOURS[:2]
+    assert tree.path(x[0], ["x"])[-1] == "x ≤ 1"  # the threshold itself
+    assert all(condition.startswith("x > ") for condition in tree.path(x[2], ["x"]))
+    greatest = np.finfo(np.float64).max
+    wide = build_tree(np.array([[greatest / 2], [greatest]]), np.array([0, 1]), 2, 1)
+    assert wide.threshold[0] == 0.75 * greatest
+
+
+def test_single_precision_falls_on_its_own_side() -> None:
+    x = np.array([[np.float32(0.1)], [np.nextafter(np.float32(0.1), np.float32(1))]])
+    assert x.dtype == np.float32
+    tree = build_tree(x, np.array([0, 1]), 2, 1)
+    assert tree.predict(x).tolist() == [0, 1]
+    assert tree.path(x[1], ["x1"])[0].startswith("x1 > ")
+
+
+@given(table=tables(), seed=st.integers(0, 2**31))
+def test_the_order_of_the_rows_changes_nothing(table: tuple[Any, Any, int], seed: int) -> None:
+    x, y, classes = table
+    order = np.random.default_rng(seed).permutation(len(x))
+    assert same(build_tree(x, y, classes), build_tree(x[order], y[order], classes))
+
+
+def test_negative_zero_is_zero() -> None:
+    x, y = np.array([[-0.0], [0.0], [5e-324]]), np.array([0, 0, 1])
+    tree = build_tree(x, y, 2, 1)
+    assert tree.leaves == 2
+    assert same(tree, build_tree(x[[1, 0, 2]], y, 2, 1))
+
+
+def test_features_looked_at_apart_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = some()
+    together = build_tree(x, y, 4)
+    monkeypatch.setattr(module, "_CELLS", 1)
+    assert same(build_tree(x, y, 4), together)
+
+
+def test_limits() -> None:
+    x, y = some()
+    tree = build_tree(x, y, 4, min_samples_leaf=20)
+    assert tree.counts.sum(axis=1).min() >= 20
+    assert build_tree(x, y, 4).counts.sum(axis=1).min() >= 2
+    for depth in (1, 3):
+        shallow = build_tree(x, y, 4, max_depth=depth)
+        assert shallow.depth == depth
+        assert shallow.leaves <= 2**depth
+    assert build_tree(x, y, 4).leaves * 2 - 1 == len(build_tree(x, y, 4).feature)
+
+
+def test_a_prediction_follows_from_its_path() -> None:
+    """The rows for which all of its conditions hold, too, are mostly of the class predicted."""
+    x, y = some()
+    names = [f"x{f}" for f in range(x.shape[1])]
+    tree = build_tree(x, y, 4, min_samples_leaf=5)
+    predicted = tree.predict(x)
+    longest = 0
+    for row, label in zip(x, predicted, strict=True):
+        path = tree.path(row, names)
+        holds = np.ones(len(x), bool)
+        for condition in path:
+            name, sign, threshold = condition.split()
+            column = x[:, names.index(name)]
+            holds &= column <= float(threshold) if sign == "≤" else column > float(threshold)
+        assert np.bincount(y[holds], minlength=4).argmax() == label
+        assert holds[(x == row).all(axis=1)].all()
+        longest = max(longest, len(path))
+    assert longest == tree.depth
+
+
+def test_a_path_in_words() -> None:
+    x = np.array([[0.0, 0], [0, 1], [4, 0], [4, 1]])
+    tree = build_tree(x, np.array([0, 0, 1, 2]), 3, 1)
+    assert tree.path(x[3], ["width", "height"]) == ["width > 2", "height > 0.5"]
+    assert tree.path(x[0], ["width", "height"]) == ["width ≤ 2"]
+
+
+def test_equally_frequent_classes() -> None:
+    tree = build_tree(np.zeros((4, 1)), np.array([2, 1, 2, 1]), 3)
+    assert tree.predict(np.ones((2, 1))).tolist() == [1, 1]
+    assert tree.depth == 0
+
+
+def test_as_many_pixels_as_a_client_has() -> None:
+    """6,000 × 784 with grey levels, most of them black, as of digits."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 6000)
+    strokes = rng.random((10, 784)) < 0.25
+    inked = rng.random((6000, 784)) < np.where(strokes[y], 0.6, 0.05)
+    x = (inked * rng.integers(1, 256, (6000, 784))).astype(np.uint8)
+    tree = build_tree(x, y, 10, min_samples_leaf=20)
+    assert tree.counts[0].tolist() == np.bincount(y).tolist()
+    assert tree.counts[tree.feature == LEAF].sum() == 6000
+    purity = tree.counts[tree.feature == LEAF].max(axis=1).sum() / 6000
+    assert fidelity(tree, x, y) == pytest.approx(purity)
+    assert purity > 0.6
+
+
+def test_as_faithful_as_another_tree() -> None:
+    """On digits, beside information gain; a third of them is held out."""
+    from sklearn.datasets import load_digits
+    from sklearn.tree import DecisionTreeClassifier
+
+    x, y = load_digits(return_X_y=True)
+    train, held_out = slice(0, 1200), slice(1200, None)
+    tree = build_tree(x[train], y[train], 10)
+    other = DecisionTreeClassifier(criterion="entropy", min_samples_leaf=2, random_state=0)
+    other.fit(x[train], y[train])
+    for part in (train, held_out):
+        found = fidelity(tree, x[part], y[part])
+        assert found == pytest.approx(other.score(x[part], y[part]), abs=0.05)
+        assert found == pytest.approx((tree.predict(x[part]) == y[part]).mean())
+
+
+def test_confusion_of_model_and_tree() -> None:
+    found = confusion(np.array([0, 0, 0, 2]), np.array([0, 1, 1, 2]), 4)
+    assert found.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+
+
+X, Y = np.zeros((4, 2)), np.zeros(4, int)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"x": np.zeros((0, 2)), "y": Y[:0]}, r"x has the shape \(0, 2\)"),
+        ({"x": np.zeros((4, 0))}, r"x has the shape \(4, 0\)"),
+        ({"x": np.zeros(4)}, r"x has the shape \(4,\)"),
+        ({"x": np.array([[0, 1], [np.nan, 1]])}, "x has 1 value.*in row 1, feature 0: nan"),
+        ({"x": np.array([[0, np.inf], [0, 1]])}, "x has 1 value.*in row 0, feature 1: inf"),
+        ({"y": Y[:3]}, "x has 4 rows and y 3"),
+        ({"y": np.zeros(4)}, "y has the shape .4,. and the type float64"),
+        ({"y": Y[:, None]}, r"y has the shape \(4, 1\)"),
+        ({"y": np.array([0, 1, 3, 0])}, "y has class 3: there are 3"),
+        ({"y": np.array([0, -1, 2, 0])}, "y has class -1"),
+        ({"classes": 0}, "classes=0"),
+        ({"min_samples_leaf": 0}, "min_samples_leaf=0"),
+        ({"max_depth": 0}, "max_depth=0"),
+    ],
+)
+def test_what_no_tree_is_grown_on(arguments: dict[str, Any], words: str) -> None:
+    all_of_them: dict[str, Any] = {"x": X, "y": Y, "classes": 3, **arguments}
+    with pytest.raises(ExperimentError, match=words) as error:
+        build_tree(**all_of_them)
+    assert "\n" not in str(error.value)
+
+
+def test_what_no_tree_predicts(tmp_path: Path) -> None:
+    x, y = some()
+    tree = build_tree(x, y, 4)
+    for use in (
+        lambda: tree.predict(x[:, :1]),
+        lambda: tree.path(x[0, :1], ["x1"]),
+        lambda: fidelity(tree, x[:, :1], y),
+        lambda: draw_tree(tree, ["a"] * 4, tmp_path / "tree.png", (1, 1, 1)),
+    ):
+        with pytest.raises(ExperimentError, match=r"x has 1 feature.*the tree tests"):
+            use()
+    with pytest.raises(ExperimentError, match="x has 300 rows and y_model"):
+        fidelity(tree, x, y[:-1])
+    with pytest.raises(ExperimentError, match="x has 1 value"):
+        fidelity(tree, np.array([[np.nan] * 1]), y[:1])
+    with pytest.raises(ExperimentError, match="y_model has 3 predictions and y_tree 2"):
+        confusion(Y[:3], Y[:2], 1)
+    with pytest.raises(ExperimentError, match="y_tree has class 1"):
+        confusion(Y, Y + 1, 1)
+    with pytest.raises(ExperimentError, match="most_levels=0"):
+        draw_tree(tree, ["a"] * 4, tmp_path / "tree.png", most_levels=0)
+
+
+def test_names_of_pixels() -> None:
+    assert pixel_names((1, 2, 2)) == [
+        "pixel (0, 0)",
+        "pixel (0, 1)",
+        "pixel (1, 0)",
+        "pixel (1, 1)",
+    ]
+    assert pixel_names((3, 4, 5))[20 + 5 + 2] == "pixel (1, 2) of channel 1"
+
+
+NAMES = ["T-shirt/top", "$5 or $6", "a class with a name that is far too long", "bag"]
+
+
+def said(figure: Any) -> list[str]:
+    """All texts of its axes, and its own."""
+    return [text.get_text() for axes in figure.axes for text in axes.texts] + [
+        text.get_text() for text in figure.texts
+    ]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_drawn_tree_says_what_is_left_out() -> None:
+    x, y = some()
+    tree = build_tree(x, y, 4)
+    texts = said(tree_figures._drawn_tree(tree, NAMES, None, 3))
+    assert f"feature {tree.feature[0]} ≤ {tree.threshold[0]:.4g}?" in texts
+    assert "300 rows" in texts
+    shown = sum(text.endswith(" rows") for text in texts)
+    more = sum(int(text.split()[1]) for text in texts if text.startswith("…"))
+    assert shown + more == len(tree.feature)
+    assert f"Nodes left out here: {more}" in texts[-1]
+
+    whole = said(tree_figures._drawn_tree(tree, NAMES, None, tree.depth + 1))
+    assert sum(text.endswith(" rows") for text in whole) == len(tree.feature)
+    assert not any(text.startswith("…") for text in whole)
+
+
+def test_rows_tested_at_each_pixel() -> None:
+    """Of two channels, summed."""
+    x = np.zeros((8, 2 * 2 * 3), int)
+    x[4:, 1] = 1
+    x[[5, 7], 6 + 1] = 1
+    x[[0, 1], 5] = 1
+    y = np.array([0, 0, 1, 1, 2, 3, 2, 3])
+    tree = build_tree(x, y, 4, 1)
+    assert sorted(tree.feature[tree.feature != LEAF]) == [1, 5, 7]
+    assert tree_figures._asked(tree, (2, 2, 3)).tolist() == [[0, 12, 0], [0, 0, 4]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [None, (1, 2, 3), (3, 2, 1)])
+def test_pictures_of_trees(tmp_path: Path, shape: tuple[int, int, int] | None) -> None:
+    x, y = some()
+    tree = build_tree(x, y, 4)
+    sizes = []
+    for levels in (1, 3):
+        draw_tree(tree, NAMES, tmp_path / "tree.png", shape, levels)
+        picture = imread(tmp_path / "tree.png")
+        assert picture.std() > 0.05
+        sizes.append(picture.size)
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_of_a_leaf_and_of_many_classes(tmp_path: Path) -> None:
+    x, y = some()
+    draw_tree(build_tree(x, y * 0, 1), NAMES[:1], tmp_path / "leaf.png", (1, 2, 3))
+    draw_tree(build_tree(x, y, 60), [str(c) for c in range(60)], tmp_path / "many.png")
+    assert imread(tmp_path / "leaf.png").size < imread(tmp_path / "many.png").size
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("classes", [1, 4, 60])
+def test_pictures_of_confusion(tmp_path: Path, classes: int) -> None:
+    names = [NAMES[c % 4] for c in range(classes)]
+    matrix = np.arange(classes**2).reshape(classes, classes) + 1
+    draw_confusion(matrix, names, tmp_path / "confusion.png")
+    assert imread(tmp_path / "confusion.png").std() > 0.05
+    figure = tree_figures._drawn_confusion(matrix, names)
+    cells = [f"{count:,}" for count in matrix.ravel()]
+    assert said(figure) == (cells if classes <= 40 else [])
+    same, total = int(np.trace(matrix)), int(matrix.sum())
+    assert figure.axes[0].get_title(loc="left").startswith(f"they agree on {same:,} of {total:,}")

@@ -1,0 +1,250 @@
+"""`fedsim explain` of models that choose the words that they decide on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from experiments import Say, small_experiment
+from fedsim import Experiment, Run, run
+from fedsim.analysis.replay import ModelSnapshot, client_models
+from fedsim.errors import BadInput
+from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures import documents as highlight
+from fedsim.explain.pictures.documents import CHOSEN, MARKED, Chosen, draw_rationales
+from fedsim.models.rationale import RationaleClassifier
+from fedsim.results.report.comparison import ReportData
+from fedsim.results.report.explanations import explanations
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+
+def chosen_words(rounds: int, test_reviews: int = 10) -> Experiment:
+    reviews = {"reviews": 20, "test_reviews": test_reviews}
+    return small_experiment(
+        data={"name": "planted_reviews", **reviews, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 3, "share": 0.5, "sparsity": 1, "continuity": 0},
+        method={"name": "fedrnl"},
+        train={"rounds": rounds},
+    )
+
+
+def explained(subject: ModelSnapshot, inputs: Inputs | None = None) -> Rationales:
+    found = subject.explain(RationaleExplainer(), inputs)
+    assert isinstance(found, Rationales)
+    return found
+
+
+def documents(subject: ModelSnapshot, inputs: Inputs) -> list[Chosen]:
+    return list(explained(subject, inputs).documents)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(chosen_words(rounds=1), tmp_path_factory.mktemp("runs"))
+
+
+def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
+    subject = ModelSnapshot.of(done)
+    data, network = subject.dataset, subject.network()
+    assert isinstance(network, RationaleClassifier)
+    for row in (0, 17, 39):
+        x = torch.tensor(data.test_x[row : row + 1])
+        with torch.no_grad():
+            z = network.features.select(x)[0].bool().tolist()
+            probabilities = network(x).softmax(dim=1)[0]
+        (found,) = documents(subject, Inputs.of_rows(data, [row]))
+        n = int((x != 0).sum())
+        assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
+        assert found.chosen == tuple(z[:n])
+        assert found.marked == tuple(data.truth["signal"][row, :n].tolist())
+        assert found.decision == data.classes[int(probabilities.argmax())]
+        assert found.probability == pytest.approx(float(probabilities.max()))
+        assert found.label == data.classes[data.test_y[row]]
+        text = Inputs.of_texts(data, [" ".join(found.words)], [""])
+        (again,) = documents(subject, text)
+        assert (again.words, again.chosen) == (found.words, found.chosen)
+        assert (again.decision, again.probability) == (found.decision, found.probability)
+        longer = [" ".join(found.words), "a " * data.shape[0]]  # what is beside it is no matter
+        assert documents(subject, Inputs.of_texts(data, longer, ["", ""]))[0] == again
+    # The weights are those of the run, not initial ones.
+    named = done.weights()
+    assert torch.equal(network.head.weight, named["head.weight"])
+
+
+def test_in_words(done: Run) -> None:
+    subject = ModelSnapshot.of(done)
+    (found,) = documents(subject, Inputs.of_rows(subject.dataset, [3]))
+    text = found.in_words()
+    decided = f"predicted {found.decision} ({found.probability:.0%}), true class {found.label}: "
+    assert text.startswith(decided)
+    plain = [w.strip("[]_") for w in text.partition(": ")[2].split()]
+    assert tuple(plain) == found.words
+    assert text.count("[") == sum(found.chosen)
+    assert text.count("_") == 2 * sum(found.marked)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", 0),
+        ("!?", 1),
+        ("lovely", 1),
+        ("qwertz uiop", 2),  # unknown words alone
+        ("lovely head " * 200, None),  # longer than any that it was trained on
+    ],
+)
+def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
+    subject = ModelSnapshot.of(done)
+    data = subject.dataset
+    (found,) = documents(subject, Inputs.of_texts(data, [text], ["text"]))
+    assert len(found.words) == (data.shape[0] if words is None else words)
+    assert 0.5 <= found.probability <= 1
+    code, said, _ = say("explain", str(done.path), "--text", text)
+    assert code == 0
+    assert ("(no word)" in said) == (words == 0)
+
+
+def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None:
+    code, said, _ = say("explain", str(done.path), "--row", "3")
+    assert code == 0
+    assert "F1 of selected words against marked ones" in said
+    assert "row 3: " in said
+    last = done.experiment.train.rounds
+    picture = done.path / "explanations" / f"rationales-round-{last}-row-3.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_chosen_words_are_on_yellow_and_marked_ones_blue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr(highlight, "save", lambda figure, *_: kept.append(figure))
+    words = ("a", "lovely", "head", "bitter")
+    document = Chosen(
+        words, "positive", 0.9, "negative", (False, True, False, True), (False, True, True, False)
+    )
+    draw_rationales([document], tmp_path / "x.png")
+    (axes,) = kept[0].axes
+    inks = {text.get_text(): text.get_color() for text in axes.texts if text.get_text() in words}
+    assert inks == {"a": "black", "lovely": MARKED, "head": MARKED, "bitter": "black"}
+    starts = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    grounds = sorted(patch.get_paths()[0].get_extents().x0 for patch in axes.collections)
+    assert grounds == pytest.approx([starts["lovely"] - 0.02, starts["bitter"] - 0.02])
+    assert {to_hex(patch.get_facecolor()[0]) for patch in axes.collections} == {CHOSEN}
+    lines = sorted(float(line.get_xdata()[0]) for line in axes.lines)
+    assert lines == pytest.approx([starts["lovely"], starts["head"]])
+
+
+def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say) -> None:
+    done = run(chosen_words(rounds=2, test_reviews=2), tmp_path)
+    which = ["--client", "0", "--client", "3", "--round", "1", "--round", "2"]
+    code, said, _ = say("explain", str(done.path), *which)
+    assert code == 0
+    for t in (1, 2):
+        for k in (0, 3):
+            assert f"client {k}'s model after round {t}, on the test set:" in said
+    ((heading, _, pictures),) = explanations(ReportData([done.path]))
+    assert heading == "fedrnl, seed 0"
+    assert {picture.words for picture in pictures} == {
+        "rationales client 0 round 1",
+        "rationales client 3 round 1",
+        "rationales client 0 round 2",
+        "rationales client 3 round 2",
+    }
+
+
+def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
+    _, said, _ = say("explain", str(done.path), "--text", "A lovely Head. A head")
+    assert said.startswith("words that do not occur in the run's data: A Head.\n")
+    _, said, _ = say("explain", str(done.path), "--text", "lovely head")
+    assert "lack" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--row", "400"], "there is no row 400 in the test set; it has 40, counted from 0"),
+        (["--npy", "x"], "--npy writes rules, and this explains no rules"),
+        (
+            ["--row", "1", "--text", "x"],
+            "give only one of row, input and text",
+        ),
+        (["--explainer", "lrp"], "attribution lrp"),
+        (["--explainer", "gradient"], "for documents: occlusion"),
+    ],
+)
+def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
+    code, _, complaint = say("explain", str(done.path), *words)
+    assert code == 2
+    assert message in complaint
+
+
+def test_words_that_are_drawn(tmp_path: Path) -> None:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 3, "share": 0.5, "evaluate": "sampled"},
+        train={"rounds": 2},
+    )
+    drawn = run(made, tmp_path)
+    subject = ModelSnapshot.of(drawn)
+    scores, last = explained(subject).scores, drawn.rounds.iloc[-1]
+    assert {name: last[name] for name in scores} == scores
+    inputs = Inputs.of_rows(subject.dataset, [0, 1])
+    assert documents(subject, inputs) == documents(subject, inputs)
+    with pytest.raises(BadInput, match=r"model\.evaluate=sampled samples the words"):
+        subject.explain(Occlusion(), inputs)
+
+
+def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path, say: Say) -> None:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
+        model={"name": "rationale", "hidden": 3},
+        train={"rounds": 2},
+    )
+    done = run(made, tmp_path)
+    assert len(done.tasks) == 2 * 2 * 2
+    code, said, _ = say("explain", str(done.path), "--text", "lovely head")
+    assert code == 0
+    assert "accuracy: " in said
+    assert "lovely" in said
+
+
+def test_other_models_choose_no_words(
+    finish: Callable[..., Run], say: Say, tmp_path: Path
+) -> None:
+    other = finish(train={"rounds": 1})
+    with pytest.raises(BadInput, match=r"model\.name=mlp does not select words"):
+        ModelSnapshot.of(other).explain(RationaleExplainer())
+    code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
+    assert code == 2
+    assert "model.name=mlp does not select words" in complaint
+
+
+def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
+    for words in ([], ["--round", "1"]):
+        code, said, _ = say("explain", str(done.path), "--client", "2", "--row", "5", *words)
+        assert code == 0
+        assert said.startswith("client 2's model after round 1, on the test set:\naccuracy: ")
+    whole = ModelSnapshot.of(done)
+    own = ModelSnapshot.of(done, client=2)
+    assert not torch.equal(whole.network().head.weight, own.network().head.weight)
+    models, again = client_models(done, [2])
+    again.fed.model.load(models[2])
+    features, data = again.fed.model.module.eval().features, own.dataset
+    for row, found in enumerate(documents(own, Inputs.of_rows(data, range(20)))):
+        z = features.select(torch.tensor(data.test_x[row : row + 1]))[0]
+        assert found.chosen == tuple(z[: len(found.words)].bool().tolist())
+    last = done.rounds.iloc[-1]
+    for name, value in explained(whole).scores.items():
+        assert value == pytest.approx(last[name], abs=1e-6)

@@ -1,0 +1,255 @@
+"""Pictures of explanations as files: captions, names, scales, formats."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from experiments import Say, small_experiment
+from fedsim import Run, explanations, run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.errors import BadInput
+from fedsim.explain.explainers import tasks
+from fedsim.explain.explainers.attribution import Gradient
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures import canvas, images
+from fedsim.explain.pictures import rule_bases as figures
+from fedsim.results.maps import importance, relevance_maps
+from fedsim.support.words import client_name
+
+SITES = ("Kiel", "St. Mary's", "Ulm")
+
+
+class Mine(Gradient):
+    """A user's own, whose name has a colon."""
+
+    name: str = f"{__name__}:Mine"
+
+
+@pytest.fixture(scope="module")
+def clinics(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three hospitals, whose names the data know, and thirteen features."""
+    folder = tmp_path_factory.mktemp("clinics")
+    rng, names = np.random.default_rng(0), [f"marker{k}" for k in range(13)]
+    values = rng.random((90, 13)).round(3)
+    rows = [
+        ",".join(map(str, (*values[k], SITES[k % 3], int(values[k, 0] > 0.5)))) for k in range(90)
+    ]
+    (folder / "clinic.csv").write_text("\n".join([",".join([*names, "site", "ill"]), *rows]))
+    made = small_experiment(
+        data={
+            **{"name": "table", "path": str(folder / "clinic.csv")},
+            **{"label": "ill", "columns": ["site"]},
+        },
+        partition={"kind": "natural", "column": "site", "test_fraction": 0.3},
+        model={"name": "mlp", "hidden": [4]},
+        train={"rounds": 1},
+        evaluate={"clients": True},
+        explain={"explainers": ["gradient"], "inputs": 3, "maps": True},
+    )
+    return run(made, folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = small_experiment(train={"rounds": 1}, model={"name": "mlp", "hidden": [4]})
+    return run(made, tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that were saved, with everything in its place."""
+    found: list[Figure] = []
+    original = canvas.save
+
+    def save(figure: Figure, path: Path, title: str = "") -> None:
+        original(figure, path, title)
+        found.append(figure)
+
+    for module in (figures, images, tasks):
+        monkeypatch.setattr(module, "save", save)
+    return found
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Texts that run into each other."""
+    texts = [axes.title for axes in figure.axes] + [axes._left_title for axes in figure.axes]  # type: ignore[attr-defined]
+    texts += [text for axes in figure.axes for text in axes.texts] + figure.texts
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts if t.get_text()]
+    return [(a, b) for (a, x), (b, y) in itertools.combinations(boxes, 2) if x.overlaps(y)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"row {k}" for k in range(9)],
+        [f"IMG_20260101_{k:06}_of-the-second-ward_edited.jpeg" for k in range(9)],
+        ["a $name$ of several words, which takes more than two lines"] * 9,
+    ],
+)
+def test_captions_do_not_run_into_each_other(
+    names: list[str], digits: Run, drawn: list[Figure], tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).random((9, 1, 8, 8)).astype(np.float32)
+    inputs = Inputs(x, tuple(names), ("a very long name of a class",) * 9)
+    explanations(digits, "gradient", input=inputs).save(tmp_path)
+    (figure,) = drawn
+    assert overlapping(figure) == []
+
+
+def test_all_of_sixty_are_drawn_and_more_are_said(
+    digits: Run, drawn: list[Figure], tmp_path: Path
+) -> None:
+    explanations(digits, "gradient", row=list(range(60))).save(tmp_path)
+    explanations(digits, "gradient", row=list(range(101))).save(tmp_path)
+    sixty, more = drawn
+    assert len(sixty.axes) == 2 * 60 + 1
+    assert len(more.axes) == 2 * 100 + 1
+    titles = [figure.texts[-1].get_text().replace("\n", " ") for figure in drawn]
+    assert "of" not in titles[0].split("round")[1]
+    assert titles[1].endswith("gradient (the first 100 of 101 inputs)")
+
+
+def test_bars_of_several_hospitals_have_one_order_and_one_scale(
+    clinics: Run, drawn: list[Figure], tmp_path: Path
+) -> None:
+    found = explanations(clinics, "gradient", client=[0, 1, 2], row=[0, 1])
+    paths = found.save(tmp_path)
+    assert len(paths) == len(drawn) == 3
+    panels = [axes for figure in drawn for axes in figure.axes]
+    assert len(panels) == 6
+    assert len({axes.get_xlim() for axes in panels}) == 1
+    orders = {tuple(label.get_text() for label in axes.get_yticklabels()) for axes in panels}
+    assert len(orders) == 1
+    (order,) = orders
+    largest = np.abs(np.concatenate([each.relevance for each in found])).max(axis=0)  # type: ignore[attr-defined]
+    expected = [f"marker{k}" for k in np.argsort(-largest, kind="stable")[:12]]
+    assert list(reversed(order)) == expected
+    for axes, row in zip(panels[:2], found[0].relevance, strict=True):  # type: ignore[attr-defined]
+        values = [text.get_text() for text in axes.texts]
+        told = [f"{row[int(name.removeprefix('marker'))]:+.3g}" for name in order]
+        assert values == told
+    assert "12 most relevant of 13 features" in panels[1].get_xlabel()
+    for figure, site in zip(drawn, SITES, strict=True):
+        assert f"({site})" in figure.texts[-1].get_text().replace("\n", " ")
+        assert overlapping(figure) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("Ulm", [2]), (["St. Mary's", 0], [1, 0]), ("2", [2]), (1, [1])],
+)
+def test_clients_by_name(clinics: Run, asked: Any, expected: list[int]) -> None:
+    frame = explanations(clinics, "gradient", client=asked, row=0).frame
+    assert frame["client"].tolist() == expected
+    assert frame["client_name"].tolist() == [SITES[k] for k in expected]
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "message"),
+    [
+        ("clinics", "Uln", "there is no client 'Uln'; did you mean 'Ulm'?"),
+        ("clinics", "Rome", "there is no client 'Rome'; known: Kiel, St. Mary's, Ulm"),
+        ("clinics", "7", "there is no client 7; there are 3, counted from 0"),
+        ("digits", "Kiel", "there is no client 'Kiel'; here clients have numbers, not names"),
+    ],
+)
+def test_names_that_no_client_has(
+    of: str, name: str, message: str, say: Say, request: pytest.FixtureRequest
+) -> None:
+    done: Run = request.getfixturevalue(of)
+    code, text, error = say("explain", str(done.path), "--client", name)
+    assert (code, text, error) == (2, "", f"error: {message}\n")
+
+
+def test_names_on_the_command_line_and_in_the_report(clinics: Run, say: Say) -> None:
+    code, text, _ = say("explain", str(clinics.path), "--client", "Ulm", "--out", "ulm.svg")
+    assert code == 0
+    assert "\n\nclient 2 (Ulm)'s model" in text
+    assert Path("ulm.svg").read_text().count("<svg") == 1
+    code, *_ = say("report", str(clinics.path), "--out", "page.html")
+    assert code == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert re.search("worst (Kiel|Ulm|St. Mary)", page)
+
+
+def test_clients_have_their_names(clinics: Run, drawn: list[Figure], tmp_path: Path) -> None:
+    """Where they are known: in tables of maps, of trees, and in pictures of tasks and images."""
+    assert [*relevance_maps(clinics, "gradient")] == ["global", *SITES]
+    table = importance(clinics, "gradient")
+    assert [*table.index] == ["global", *SITES, "all clients"]
+    assert table.loc["all clients"].to_numpy() == pytest.approx(table.loc[[*SITES]].mean())
+    about = ModelSnapshot.of(clinics, 1).data()
+    assert tuple(about.clients) == SITES
+    one = np.zeros((1, 4, 4), np.float32)
+    examples = [images.Example(k, 0, one, one[0], one[0], one) for k in (0, 2)]
+    images.draw_shared(examples, ["a"], tmp_path / "shared.png", called=SITES)
+    seen = {"seen": True, "task": 0, "round": 1, "accuracy": 0.5}
+    frame = pd.DataFrame([{"client": k, **seen} for k in (0, 2)])
+    tasks.draw_curves(frame, tmp_path / "tasks.png", names=SITES)
+    shared, curves = drawn
+    texts = [text.get_text() for text in shared.texts]
+    assert {"Kiel", "Ulm"} <= {*texts}
+    assert [axes.get_ylabel() for axes in curves.axes] == ["Kiel", "Ulm"]
+    assert client_name(1, SITES) == "St. Mary's"
+    assert client_name(3) == "client 3"
+
+
+def test_a_client_called_global_is_not_the_global_model(clinics: Run) -> None:
+    with patch.dict(clinics.manifest, client_names=["global", "b", "c"]):
+        assert [*relevance_maps(clinics, "gradient")] == ["global", "client 0", "b", "c"]
+
+
+def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
+    found = explanations(digits, Mine(), row=0)
+    (path,) = found.save(tmp_path)
+    assert path.name == f"{__name__}-Mine-round-1-row-0.png"
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [
+        *[(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+        *[(".jpg", b"\xff\xd8"), (".eps", b"%!PS")],
+    ],
+)
+def test_formats_by_the_ending(ending: str, begins: bytes, digits: Run, tmp_path: Path) -> None:
+    (path,) = explanations(digits, "gradient", row=0).save(tmp_path / "new" / f"one{ending}")
+    assert path == tmp_path / "new" / f"one{ending}"
+    assert path.read_bytes().startswith(begins)
+    several = explanations(digits, "gradient", row=0, client=[1, 2]).save(tmp_path / f"a{ending}")
+    assert [path.name for path in several] == [
+        f"a-gradient-client-{k}-round-1-row-0{ending.lower()}" for k in (1, 2)
+    ]
+    assert all(path.read_bytes().startswith(begins) for path in several)
+    assert sorted(tmp_path.iterdir()) == sorted([*several, tmp_path / "new"])
+
+
+def test_other_formats_are_refused(digits: Run, tmp_path: Path) -> None:
+    found = explanations(digits, "gradient", row=0)
+    for name in ("x.xyz", "x.bmp", "x.npy"):
+        with pytest.raises(BadInput, match=rf"{name}: the name of a picture must end in \.png, "):
+            found.save(tmp_path / name)
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "a.folder").mkdir()
+    (path,) = found.save(tmp_path / "a.folder")
+    assert Image.open(path).format == "PNG"
+
+
+@pytest.mark.parametrize("name", ["maps.xyz", "maps.bmp"])
+def test_other_formats_are_refused_before_anything_is_read(
+    name: str, say: Say, tmp_path: Path
+) -> None:
+    code, text, told = say("explain", "no-run", "--out", name)
+    assert (code, text) == (2, "")
+    assert told.startswith(f"error: {name}: the name of a picture must end in .png, ")

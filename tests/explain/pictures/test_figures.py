@@ -1,0 +1,296 @@
+"""Figures of rule bases: what they show, for rules of any kind."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedsim.explain.pictures import rule_bases as figures
+from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
+from fedsim.models.rules import Array, Condition, Prediction, Rule, Rules
+from fedsim.models.tree_rules import GREATEST, LEAST, TreeRules
+from fedsim.models.tsk import Tsk
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+NAMES = ("x1", "x2", "x3")
+LONG = "Three-month-rate-secondary-market"
+FUZZY: Rules = {
+    "antecedents": np.array([[0, 1, 2], [2, 1, 2], [0, 0, 2], [2, 0, 2]]),
+    "consequents": np.zeros((4, 4)),
+    "weights": np.array([0.1, 0.4, 0.1, 0.2]),
+}
+# x1 ≤ 0.2; 0.2 < x1 ≤ 0.6 and x3 > 0.5; 0.2 < x1 ≤ 0.6 and x3 ≤ 0.5; x1 > 0.6
+CRISP: Rules = {
+    "low": np.array([[LEAST] * 3, [0.2, LEAST, 0.5], [0.2, LEAST, LEAST], [0.6, LEAST, LEAST]]),
+    "high": np.array(
+        [
+            [0.2, GREATEST, GREATEST],
+            [0.6, GREATEST, GREATEST],
+            [0.6, GREATEST, 0.5],
+            [GREATEST] * 3,
+        ]
+    ),
+    "values": np.array([0.1, 0.2, 0.3, 0.4]),
+    "weights": np.array([10.0, 4000.0, 30.0, 20.0]),
+}
+EXPLAINED = {
+    "tsk": Tsk().explain(FUZZY, NAMES),
+    "tree_rules": TreeRules().explain(CRISP, NAMES),
+}
+PREDICTED = {
+    "tsk": lambda x: Tsk().predict(FUZZY, x),
+    "tree_rules": lambda x: TreeRules().predict(CRISP, x),
+}
+KINDS = tuple(EXPLAINED)
+SOURCES = np.array([1, 2, 3, 4])
+NONE = np.nan
+
+
+def examples(n: int = 50, features: int = 3) -> Array:
+    return np.random.default_rng(0).random((n, features))
+
+
+def words(figure: Figure) -> str:
+    """The notes below it."""
+    return " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
+
+
+def heights(bars: Any) -> list[float]:
+    return [bar.get_height() for bar in bars]
+
+
+def curve(line: Any) -> Array:
+    """(points, 2) of a line where it is drawn."""
+    drawn = line.get_xydata()
+    found: Array = drawn[~np.isnan(drawn[:, 1])]
+    return found
+
+
+def labels(axis: Any) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+def rule(*conditions: Condition, weight: float = 1.0, features: int = 3) -> Rule:
+    return Rule(conditions, np.zeros(features + 1), weight)
+
+
+def box(feature: int, low: float, high: float) -> Condition:
+    words = f"{low} < f ≤ {high}"
+    return Condition(feature, words, words, lambda v: 1.0 * ((low < v) & (v <= high)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_figure_is_written(kind: str, tmp_path: Path) -> None:
+    rules, found = EXPLAINED[kind], PREDICTED[kind](examples())
+    draw_partitions(rules, examples(), NAMES, tmp_path / "partitions.png")
+    draw_rules(rules, SOURCES, NAMES, tmp_path / "rules.png")
+    draw_activations(found, tmp_path / "activations.png")
+    written = sorted(tmp_path.iterdir())
+    assert [path.name for path in written] == ["activations.png", "partitions.png", "rules.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_fuzzy_partitions() -> None:
+    x = examples()
+    figure = figures._partitions(EXPLAINED["tsk"], x, NAMES)
+    assert [panel.get_title() for panel in figure.axes] == list(NAMES)
+    lines = [{line.get_label(): line for line in panel.lines} for panel in figure.axes]
+    assert [list(drawn) for drawn in lines] == [
+        ["x1 is LOW", "x1 is HIGH"],
+        ["x2 is LOW", "x2 is MEDIUM"],
+        ["x3 is HIGH"],
+    ]
+    triangle = curve(lines[1]["x2 is MEDIUM"])
+    assert np.allclose(triangle[:, 1], 1 - 2 * np.abs(triangle[:, 0] - 0.5))
+    assert np.allclose(triangle[[0, -1]], [[0, 0], [1, 0]])
+    # Where a set has no membership, its line is not drawn over the others.
+    assert curve(lines[2]["x3 is HIGH"])[:, 0].min() == pytest.approx(0.5)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["LOW", "MEDIUM", "HIGH"]
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert colours == [
+        lines[0]["x1 is LOW"].get_color(),
+        lines[1]["x2 is MEDIUM"].get_color(),
+        lines[2]["x3 is HIGH"].get_color(),
+    ]
+
+
+def test_crisp_partitions() -> None:
+    figure = figures._partitions(EXPLAINED["tree_rules"], examples(), NAMES)
+    assert not figure.legends  # each feature has words of its own
+    boxes = [
+        {drawn.get_label(): drawn.get_paths()[0].get_extents() for drawn in panel.collections}
+        for panel in figure.axes
+    ]
+    ends = [{words: (b.x0, b.x1) for words, b in drawn.items()} for drawn in boxes]
+    assert list(ends[0]) == ["x1 ≤ 0.2", "0.2 < x1 ≤ 0.6", "x1 > 0.6"]
+    assert np.allclose(list(ends[0].values()), [(0, 0.2), (0.2, 0.6), (0.6, 1)], atol=2e-3)
+    assert ends[1] == {}
+    assert [text.get_text() for text in figure.axes[1].texts] == ["no condition"]
+    levels = sorted((b.y0, b.y1) for b in boxes[0].values())
+    assert all(below[1] < above[0] for below, above in pairwise(levels))
+
+
+def test_histograms_of_the_values() -> None:
+    x = np.array([[0.01, 0.0], [0.02, 1.0], [0.51, 2.0], [0.5, -1.0]])
+    figure = figures._partitions([rule(features=2)], x, ("a", "b"))
+    expected = np.zeros((2, figures.BINS))
+    expected[0, [0, 10]] = 1
+    expected[1, [0, -1]] = 1
+    assert [heights(panel.containers[0]) for panel in figure.axes] == expected.tolist()
+    assert "4 examples" in words(figure)
+    assert "2 values outside [0, 1]" in words(figure)
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are written."""
+    seen: list[Figure] = []
+    save = figures.save
+
+    def kept(figure: Figure, *where: Any) -> None:
+        seen.append(figure)
+        save(figure, *where)
+
+    monkeypatch.setattr(figures, "save", kept)
+    return seen
+
+
+@pytest.mark.parametrize(("features", "panels"), [(1, 1), (2, 2), (7, 7), (30, 30), (47, 40)])
+def test_number_of_panels(features: int, panels: int, saved: list[Figure], tmp_path: Path) -> None:
+    names = [f"{LONG}-{f}" for f in range(features)]
+    base = {
+        "antecedents": np.arange(2 * features).reshape(2, features) % 3,
+        "consequents": np.zeros((2, 1)),
+        "weights": np.ones(2),
+    }
+    rules, x = Tsk().explain(base, names), examples(features=features)
+    draw_partitions(rules, x, names, tmp_path / "partitions.png")
+    (figure,) = saved
+    assert len(figure.axes) == panels
+    assert ("Left out: 7 features" in words(figure)) == (features == 47)
+    draw_rules(rules, SOURCES[:2], names, tmp_path / "rules.png")
+
+
+def test_features_that_most_rules_use_are_drawn() -> None:
+    names = [f"f{f}" for f in range(62)]
+    rules = [rule(box(61, 0, 0.5), features=62), rule(box(61, 0.5, 1), features=62)]
+    figure = figures._partitions(rules, examples(features=62), names)
+    expected = [*names[:39], "f61"]
+    assert [panel.get_title() for panel in figure.axes] == expected
+    figure = figures._rules(rules, SOURCES[:2], names, 40)
+    assert labels(figure.axes[0].xaxis) == [*names[:59], "f61"]
+    assert "Left out: 2 features" in words(figure)
+
+
+def heat(figure: Figure) -> Array:
+    """(R, F) what the heat map shows, NaN where it is blank."""
+    found: Array = figure.axes[0].collections[0].get_array().filled(np.nan)
+    return found
+
+
+def test_fuzzy_rules() -> None:
+    figure = figures._rules(EXPLAINED["tsk"], SOURCES, NAMES, 40)
+    table, weights, _ = figure.axes
+    # By weight; equal ones in their order. Row 0 is at the top.
+    assert heat(figure).tolist() == [[1, 0.5, 1], [1, 0, 1], [0, 0.5, 1], [0, 0, 1]]
+    assert labels(table.yaxis) == ["2", "4", "1", "3"]
+    assert labels(table.xaxis) == list(NAMES)
+    assert table.yaxis_inverted()
+    assert table.get_ylim() == weights.get_ylim()
+    assert [bar.get_width() for bar in weights.containers[0]] == [0.4, 0.2, 0.1, 0.1]
+    assert [text.get_text() for text in weights.texts[:4]] == ["0.4", "0.2", "0.1", "0.1"]
+    assert labels(weights.yaxis) == ["2", "4", "1", "3"]  # clients
+    assert "Left out" not in words(figure)
+
+
+def test_crisp_rules() -> None:
+    figure = figures._rules(EXPLAINED["tree_rules"], SOURCES * 7, NAMES, 3)
+    expected = [[0.4, NONE, 0.75], [0.4, NONE, 0.25], [0.8, NONE, NONE]]
+    assert np.allclose(heat(figure), expected, atol=2e-3, equal_nan=True)
+    assert labels(figure.axes[0].yaxis) == ["2", "3", "4"]
+    assert labels(figure.axes[1].yaxis) == ["14", "21", "28"]
+    assert [text.get_text() for text in figure.axes[1].texts[:3]] == ["4,000", "30", "20"]
+    assert "Left out: 1 lighter rule of 4." in words(figure)
+
+
+def test_where_a_condition_points() -> None:
+    rules = [
+        rule(box(0, 0.3, 0.3003), box(1, 0, 0.5), box(1, 0.4, 1), box(2, 2, 3)),
+        rule(Condition(0, "f is odd", "odd", lambda v: np.where(v < 0.2, 0.3, 0.1))),
+    ]
+    figure = figures._rules(rules, SOURCES[:2], NAMES, 40)
+    expected = [[0.3, 0.45, NONE], [0.1, NONE, NONE]]
+    assert np.allclose(heat(figure), expected, atol=2e-3, equal_nan=True)
+    (crosses,) = figure.axes[0].lines
+    assert crosses.get_xydata().tolist() == [[2, 0]]
+    assert "holds nowhere" in words(figure)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations(kind: str) -> None:
+    x = np.vstack([examples(40), np.full((3, 3), 0.25)])  # where no fuzzy rule fires
+    found = PREDICTED[kind](x)
+    figure = figures._activations(found)
+    above, below = figure.axes
+    drawn = {bars.get_label(): heights(bars) for bars in above.containers}
+    assert drawn["fires"] == [sum(w > 0 for w in found.firing[:, j]) / 43 for j in range(4)]
+    decides = np.add(drawn["decides"], drawn.get("decides without firing", 0))
+    assert np.allclose(decides, [sum(found.deciding == j) / 43 for j in range(4)])
+    assert all(d <= f for d, f in zip(drawn["decides"], drawn["fires"], strict=True))
+    shares = [height for bars in below.containers for height in heights(bars)]
+    active = (found.firing > 0).sum(axis=1)
+    assert shares == [sum(active == k) / 43 for k in range(active.max() + 1)]
+    title = below.get_title(loc="left")
+    if kind == "tsk":
+        none = sum(active == 0)
+        assert none >= 3
+        assert title == f"No rule fires for {100 * none / 43:.3g}% of the examples ({none} of 43)."
+        assert sum(drawn["decides without firing"]) == pytest.approx(none / 43)
+    else:
+        assert title == "For each of the 43 examples a rule fires."
+        assert "decides without firing" not in drawn
+
+
+@pytest.mark.parametrize("count", [1, 2, 25, 200])
+def test_activations_of_few_and_many_rules(count: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    firing = rng.random((60, count)) * (rng.random((60, count)) < 0.5)
+    found = Prediction(firing[:, 0], firing.argmax(axis=1), firing, firing)
+    figure = figures._activations(found)
+    numbers = [int(text) for text in labels(figure.axes[0].xaxis)]
+    assert numbers[0] == 1
+    assert numbers[-1] == count
+    assert len(numbers) <= 40
+    assert figure.axes[0].get_ylim()[0] == 0
+    draw_activations(found, tmp_path / "activations.png")
+
+
+@pytest.mark.parametrize(
+    "names", [(LONG, "a", "b"), ("x" * 90, "", "a\nb"), ("$a$", "$", "$\\frac$"), ("_", "%", "{")]
+)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [rule()],
+        [rule(weight=0.0), rule(box(0, 0.1, 0.2), weight=0.0)],
+        [rule(box(0, 2, 3), weight=-2.0)],
+        [rule(Condition(2, "b is about 0.3", "about 0.3", lambda v: np.exp(-((v - 0.3) ** 2))))],
+    ],
+    ids=["no conditions", "no weight", "holds nowhere", "no triangle"],
+)
+def test_odd_rules_and_names(
+    rules: list[Rule], names: tuple[str, ...], saved: list[Figure], tmp_path: Path
+) -> None:
+    draw_partitions(rules, examples(), names, tmp_path / "partitions.png")
+    draw_rules(rules, SOURCES[: len(rules)], names, tmp_path / "rules.png")
+    # The name is as given, as far as there is room.
+    label = labels(saved[1].axes[0].xaxis)[0].replace(r"\$", "$")
+    assert re.sub("…$", "", label) == names[0][: len(label) - label.endswith("…")]

@@ -1,0 +1,210 @@
+"""Maps in which all parts of an input are alike: refused, said in words, and never scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments import Say, small_experiment
+from fedsim import Run, explanations, run
+from fedsim.errors import BadInput
+from fedsim.explain.explainers.attribution import Attribution, Gradient, Lrp, attributions
+from fedsim.explain.section import SCORES
+from fedsim.models import models
+from fedsim.results.maps import agreement_matrix
+
+Finish = Callable[..., Run]
+
+MLP = {"name": "mlp", "hidden": [16]}
+CNN = {"name": "cnn", "channels": [4, 4]}
+TABLE = {"name": "synthetic", "shape": [6], "classes": 3, "samples": 90, "test_samples": 30}
+DOCUMENTS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
+READER = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
+KINDS: dict[str, dict[str, Any]] = {
+    "images": {"model": MLP},
+    "table": {"model": MLP, "data": TABLE, "partition": {"kind": "iid", "clients": 4}},
+    "documents": {
+        "model": READER,
+        "data": DOCUMENTS,
+        "partition": {"kind": "aspects", "clients": 4},
+    },
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+
+class Level(Attribution):
+    """The same for each part, up to rounding; or in the first input alone."""
+
+    name: str = f"{__name__}:Level"
+    value: float = 0.25
+    only_first: bool = False
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        found = torch.full(tuple(x.shape), self.value) * (1 + 1e-7 * torch.rand(tuple(x.shape)))
+        if self.only_first:
+            found[1:] = torch.linspace(-1, 1, found[1:].numel()).view_as(found[1:])
+        return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
+
+
+LEVEL = f"{__name__}:Level"
+
+
+def begun(first: nn.Module, *shape: int) -> tuple[nn.Module, tuple[int, ...]]:
+    parts = first(torch.rand(1, *shape)).numel()
+    return nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(parts, 10)), shape
+
+
+def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    mixed = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Unflatten(1, (1, 8, 8))),
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)),
+    )
+    return {
+        "images": (models.parse(MLP).build((1, 8, 8), 10), (1, 8, 8)),
+        "colours": (models.parse(MLP).build((3, 8, 8), 10), (3, 8, 8)),
+        "table": (models.parse(MLP).build((6,), 10), (6,)),
+        "one linear layer": (nn.Linear(6, 10), (6,)),
+        "series": (nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (4, 3)),
+        "linear, then convolution": (mixed, (1, 8, 8)),
+        "convolution of all": begun(nn.Conv2d(1, 16, 8), 1, 8, 8),
+        "in strides": begun(nn.Conv2d(3, 16, 8, stride=8), 3, 8, 8),
+        "padded": begun(nn.Conv2d(1, 4, 17, padding=8), 1, 8, 8),
+        "of a series": begun(nn.Conv1d(1, 4, 8), 1, 8),
+        "of columns": begun(nn.Conv2d(1, 16, (8, 1)), 1, 8, 8),
+        "convolution": (models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
+    }
+
+
+@pytest.mark.parametrize("of", networks())
+@pytest.mark.parametrize("name", [n for n, _ in attributions.items()])
+def test_defaults_tell_the_parts_of_an_input_apart(name: str, of: str) -> None:
+    torch.manual_seed(0)
+    network, shape = networks()[of]
+    x, y = torch.rand(5, *shape), torch.arange(5)
+    chosen = attributions.parse({"name": name, **({"size": 2} if name == "occlusion" else {})})
+    found = chosen.relevance(network.eval(), x, y, np.random.default_rng(0)).flatten(1)
+    spread = found.amax(1) - found.amin(1)
+    assert (spread > 0.01 * found.abs().amax(1)).all()
+
+
+@pytest.mark.parametrize("of", ["images", "convolution of all", "padded"])
+def test_lrp_of_a_first_layer_that_sees_everything_uses_the_epsilon_rule(of: str) -> None:
+    network, _ = networks()[of]
+    x, y, rng = torch.rand(4, 1, 8, 8), torch.arange(4), np.random.default_rng(0)
+    usual, epsilon = (
+        Lrp(**fields).relevance(network, x, y, rng) for fields in ({}, {"composite": "epsilon"})
+    )
+    assert torch.equal(usual, epsilon)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("name", ["occlusion", "sage"])
+def test_one_square_is_refused_before_the_start(name: str, size: int, tmp_path: Path) -> None:
+    made = small_experiment(explain={"explainers": [{"name": name, "size": size}]})
+    message = (
+        rf"explain.explainers: {name}: (attribution )?{name}: size={size} makes one square of the "
+        "8×8 pixels, which would all be equally relevant; take 7 or less$"
+    )
+    with pytest.raises(BadInput, match=message):
+        run(made, tmp_path)
+    assert not any(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [("images", "pixels"), ("table", "features"), ("documents", "words")],
+)
+def test_text_pictures_and_rows_say_so(
+    kind: str, parts: str, finish: Finish, say: Say, tmp_path: Path
+) -> None:
+    done = finish(**KINDS[kind], train={"rounds": 1})
+    for value, told in {
+        0.25: f"all of its {parts} are equally relevant (0.25), so this says nothing",
+        0.0: "no part of it is relevant, so this says nothing",
+    }.items():
+        found = explanations(
+            done, LEVEL, row=[0, 1], settings={"value": value, "only_first": True}
+        )
+        first, second = found.text().split("\nrow ")[1:]
+        assert told in first
+        assert "says nothing" not in second
+        assert "half of the relevance" not in first
+        assert "for it" not in first
+        row, other = found[0].rows()
+        assert not row.get("half")
+        assert not row.get("for")
+        assert other.get("half") or other["for"] or other["against"]
+        (path,) = found.save(tmp_path)
+        assert path.exists()
+
+
+def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
+    wanted = [n for n, s in SCORES.items() if s.about != "truth"]
+    made = small_experiment(
+        model=MLP,
+        train={"rounds": 2},
+        explain={
+            **{"explainers": [LEVEL, "gradient"], "every": 1, "inputs": 3, "clients": 3},
+            **{"scores": wanted, "maps": True},
+        },
+    )
+    lines: list[str] = []
+    done = run(made, tmp_path, progress=lines.append)
+    assert [line for line in lines if "says nothing" in line] == [
+        f"warning: explainer {LEVEL} says nothing about some inputs, which have no scores: all "
+        "their parts are equally relevant, or not finite; see `uninformative` in "
+        "explanations.parquet"
+    ]
+    rows = done.explanations
+    flat, usual = (rows[rows["explainer"] == name] for name in (LEVEL, "gradient"))
+    columns = [c for c in rows if c.startswith(tuple(wanted))]
+    assert {c.partition("_")[0] for c in columns} >= {"deletion", "sparseness", "agreement"}
+    assert flat[columns].isna().all(axis=None)
+    assert flat["uninformative"].eq(3).all()
+    assert usual[columns].notna().any().all()
+    assert usual["uninformative"].isna().all()
+    own = [c for c in done.rounds if c.startswith(f"{LEVEL}/")]
+    assert not own or done.rounds[own].isna().all(axis=None)
+    assert agreement_matrix(done, LEVEL).isna().all(axis=None)
+    assert agreement_matrix(done, "gradient").notna().all(axis=None)
+    Path("page.html").unlink(missing_ok=True)
+    code, _, complaint = say("report", str(done.path), "--out", "page.html")
+    assert (code, complaint) == (0, "")
+    assert "say nothing" in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_other_inputs_keep_their_scores(tmp_path: Path) -> None:
+    settings = {"name": LEVEL, "only_first": True}
+    made = small_experiment(
+        model=MLP,
+        train={"rounds": 1},
+        explain={"explainers": [settings], "inputs": 3, "of": ["global"], "maps": True},
+    )
+    done = run(made, tmp_path)
+    (row,) = done.explanations.to_dict("records")
+    assert row["uninformative"] == 1
+    assert row["sparseness"] > 0.2  # of a ramp, not halved by the flat one
+    assert np.isnan(done.maps["deletion"].iloc[0]).all()
+    assert np.isfinite(done.maps["deletion"].iloc[1]).all()
+
+
+def test_a_tree_of_one_leaf_says_so(finish: Finish) -> None:
+    done = finish(model=MLP, train={"rounds": 1, "optimizer": {"lr": 1e-6}})
+    network = explanations(done, Gradient(), row=0)  # keeps the run's model loaded
+    assert len(network) == 1
+    from fedsim.analysis.replay import ModelSnapshot
+    from fedsim.explain.explainers.mimic import TreeExplainer
+
+    snapshot = ModelSnapshot.of(done)
+    snapshot.own[:] = 0
+    text = snapshot.explain(TreeExplainer(iterations=300)).text()
+    assert "it predicts one class for all of them, so the tree says nothing" in text

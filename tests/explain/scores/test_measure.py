@@ -1,0 +1,564 @@
+"""One model explained and scored: every score as its function has it, relevances in slow loops."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from experiments import small_experiment
+from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainers import explainers
+from fedsim.explain.explainers.mimic import Mimic, TreeExplainer
+from fedsim.explain.explainers.rules import RulesExplainer
+from fedsim.explain.explainers.tree import LEAF, build_tree
+from fedsim.explain.scores import faithfulness
+from fedsim.explain.scores import relevance as scores
+from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
+from fedsim.explain.section import SCORES, Explain
+from fedsim.launch.prepare import prepare
+from fedsim.models import Classifier, RuleModel, models
+from fedsim.models.rationale import RationaleClassifier
+from fedsim.models.rules import Rules
+from fedsim.support.rng import input_rngs, keyed_rng
+
+Pieces = tuple[ExplainedModel, ExplainedData, ExplainedInputs]
+
+CLASSES, SEED, ROUND, CLIENT = 3, 5, 2, 1
+LENGTHS = (6, 4, 1, 5, 0)  # words of the documents
+WIDE = {"table": (5,), "series": (3, 2), "grey": (1, 4, 5), "colours": (3, 4, 5)}
+NETWORKS = [*WIDE, "documents", "regression"]
+RULES: dict[str, dict[str, Any]] = {
+    "winner": {"name": "tsk", "rules": 6, "fuzziness": 1.2},
+    "average": {"name": "tsk", "rules": 6, "fuzziness": 1.2, "inference": "average"},
+    "tree_rules": {"name": "tree_rules", "rules": 7},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Such small networks are slower with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Documents(nn.Module):
+    """Logits of the words' places and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors, self.last = nn.Embedding(9, 4), nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last((self.vectors(x) * (x != 0)[:, :, None]).flatten(1))
+        return found
+
+
+class Given(FeatureExplainer):
+    """Relevances that the test gives."""
+
+    name: str = "given"
+    what: Any
+
+    def explain(self, *about: Any) -> Any:
+        raise NotImplementedError
+
+    def relevances(self, *about: Any) -> Any:
+        return self.what
+
+
+def raw(kind: str, n: int = 5) -> NDArray[Any]:
+    rng = np.random.default_rng(1)
+    if kind == "documents":
+        x = rng.integers(1, 9, (n, 6)).astype(np.int32)
+        return x * (np.arange(6) < np.resize(LENGTHS, n)[:, None])
+    if kind in RULES or kind == "regression":
+        return rng.random((n, 4))
+    return rng.standard_normal((n, *WIDE[kind])).astype(np.float32)
+
+
+@cache
+def trained_rules(kind: str) -> tuple[RuleModel, Rules]:
+    model = models.parse(RULES[kind])
+    assert isinstance(model, RuleModel)
+    x = np.random.default_rng(0).random((90, 4))
+    y = x[:, 0] ** 2 - 0.3 * x[:, 2] + 0.5 * x[:, 1] * x[:, 3]
+    bases = [model.train(x[k::2], y[k::2], np.random.default_rng(k)) for k in range(2)]
+    return model, model.merge(bases)[0]
+
+
+@cache
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "documents":
+        return Documents().eval()
+    if kind == "regression":
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).eval()
+    first: nn.Module
+    if len(WIDE[kind]) == 3:
+        first, size = nn.Conv2d(WIDE[kind][0], 4, 3, padding=1), 80
+    else:
+        first, size = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(WIDE[kind]), 6)), 6
+    features = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    return Classifier(features, nn.Linear(size, CLASSES)).eval()
+
+
+def pieces(kind: str, n: int = 5) -> Pieces:
+    """A model of a kind, its data, and n inputs of which two sorts of parts are known."""
+    rng, x = np.random.default_rng(2), raw(kind, n)
+    classes = () if kind in RULES or kind == "regression" else ("a", "b", "c")
+    y = rng.integers(0, CLASSES, n) if classes else rng.random(n)
+    words = tuple("abcdefghi") if kind == "documents" else ()
+    parts = x[:, 0] if x.ndim == 4 else x
+    truth = {name: (rng.random(parts.shape) < 0.4) & (parts != 0) for name in ("signal", "noise")}
+    dataset = Dataset(x, y, x, y, classes, words=words, truth=truth)
+    section, rules = (
+        trained_rules(kind) if kind in RULES else (models.parse({"name": "mlp"}), None)
+    )
+    net = None if kind in RULES else network(kind)
+    model = ExplainedModel(section, "", ROUND, SEED, CLIENT, network=net, rules=rules)
+
+    def as_inputs(x: NDArray[Any]) -> Tensor:
+        found = torch.from_numpy(np.ascontiguousarray(x))
+        return found if words else found.float()
+
+    data = ExplainedData(dataset, as_inputs)
+    targets = torch.from_numpy(y)
+    return model, data, ExplainedInputs(np.arange(n), as_inputs(x), targets, truth)
+
+
+def scored(
+    about: Pieces, explainer: Any, names: Sequence[str] = (), target: str = "decision"
+) -> Explained:
+    able = [name for name, s in SCORES.items() if s.about in ("input", "truth")]
+    if about[1].dataset.words:
+        able = [name for name in able if not SCORES[name].numbers]
+    section = Explain(explainers=[explainer], scores=names or able, target=target)
+    return measure(section, section.explainers[0], *about)
+
+
+def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str, Any]:
+    """What the functions of the scores say, asked one by one; and of documents, singly."""
+    model, data, inputs = about
+    (made,) = Explain(explainers=[explainer]).explainers
+    ask, x = model.as_network(), inputs.x
+    classes = bool(data.dataset.classes)
+
+    @torch.no_grad()
+    def outputs(z: Tensor) -> Tensor:
+        return ask(z).double()
+
+    decided = outputs(x).argmax(dim=1)
+    if target == "label" and classes:
+        decided = inputs.y
+
+    def logit(z: Tensor) -> Tensor:
+        return torch.stack([row[decided[i % len(x)]] for i, row in enumerate(outputs(z))])
+
+    def value(z: Tensor) -> Tensor:
+        if not classes:
+            return -(logit(z) - logit(x).repeat(len(z) // len(x))).abs()
+        rows = enumerate(outputs(z).exp())
+        return torch.stack([row[decided[i % len(x)]] / row.sum() for i, row in rows])
+
+    def relevances(z: Tensor, purpose: str = f"explain/{made.name}") -> NDArray[np.float64]:
+        streams = input_rngs(keyed_rng(SEED, purpose, ROUND, CLIENT), x)
+        rows = [slice(i, i + 1) for i in range(len(x))] if made.draws else [slice(None)]
+        maps = [
+            made.relevances(model, data, z[row], decided[row], streams[i])
+            for i, row in enumerate(rows)
+        ]
+        return np.float64(np.concatenate(maps).reshape(len(x), -1))
+
+    R, again = relevances(x), relevances(x, f"explain/{made.name}/again")
+    words = [int((row != 0).sum()) if data.dataset.words else R.shape[1] for row in x]
+
+    def singly(score: Callable[..., Any], *of_parts: NDArray[Any]) -> list[float]:
+        return [
+            score(*(a[i : i + 1, : words[i]] for a in of_parts))[0] if words[i] else math.nan
+            for i in range(len(x))
+        ]
+
+    truth = {kind: where.reshape(len(x), -1) for kind, where in inputs.truth.items()}
+    ranked = R if classes else abs(R)
+    curves = {
+        "deletion": faithfulness.deletion_curve(value, x, ranked),
+        "insertion": faithfulness.insertion_curve(value, x, ranked),
+    }
+    found = {
+        **{name: faithfulness.area(curve) for name, curve in curves.items()},
+        "comprehensiveness": faithfulness.comprehensiveness(value, x, ranked),
+        "sufficiency": faithfulness.sufficiency(value, x, ranked),
+        "sparseness": singly(scores.sparseness, R),
+        "effective_parts": singly(scores.effective_parts, R),
+        "repeatability": singly(scores.cosine, R, again),
+    }
+    for kind, where in truth.items():
+        for name in ("relevance_mass", "relevance_rank", "pointing_game"):
+            found[f"{name}_{kind}"] = singly(getattr(scores, name), R, where)
+    if not data.dataset.words:
+        spread = np.array([float(row.max()) - float(row.min()) for row in x])
+        wide = [len(x), *[1] * (x.dim() - 1)]
+        shape = (len(x), *x.shape[2:]) if x.dim() == 4 else x.shape
+
+        def changed(added: Tensor) -> Tensor:
+            """Whole pixels, in all channels."""
+            return logit(x + (added.unsqueeze(1) if x.dim() == 4 else added))
+
+        rngs = input_rngs(keyed_rng(SEED, "explain/infidelity"), x)
+        Phi = torch.from_numpy(R).reshape(shape)
+        sigma = 0.1 * spread.reshape(wide[: len(shape)])
+        about_parts = changed, torch.zeros(shape), Phi, sigma, 10, rngs
+        found["infidelity"] = faithfulness.infidelity(*about_parts)
+        rngs = input_rngs(keyed_rng(SEED, "explain/sensitivity"), x)
+        radius = 0.02 * spread.reshape(wide)
+        asked = (lambda z: torch.from_numpy(relevances(z))), x, radius, 10, rngs
+        found["sensitivity"] = faithfulness.sensitivity(*asked)
+    # Where no part is more relevant than another, there is nothing to score.
+    alike = [n > 1 and np.ptp(row[:n]) == 0 for row, n in zip(ranked, words, strict=True)]
+    for name, of_inputs in found.items():
+        found[name] = np.where(alike, np.nan, of_inputs)
+    curves = {n: np.where(np.array(alike)[:, None], np.nan, c) for n, c in curves.items()}
+    return {"relevance": R, "curves": curves, "scores": found}
+
+
+class TestScores:
+    @pytest.mark.parametrize("explainer", ["occlusion", "random", "own"])
+    @pytest.mark.parametrize("kind", [*NETWORKS, *RULES])
+    def test_are_those_of_their_functions(self, kind: str, explainer: str) -> None:
+        about, given = pieces(kind), {"name": explainer}
+        if explainer == "occlusion":
+            given["size"] = 2  # type: ignore[assignment]
+        if explainer == "own":  # what is of this kind of models alone
+            given["name"] = "rules" if kind in RULES else "gradient"
+            if kind == "documents":
+                given = {"name": "occlusion"}
+        made = scored(about, given)
+        expected = by_hand(about, given)
+        np.testing.assert_array_equal(made.relevance, np.float32(expected["relevance"]))
+        assert made.scores.keys() == expected["scores"].keys()
+        for name, values in expected["scores"].items():
+            np.testing.assert_allclose(made.scores[name], values, rtol=1e-9, atol=1e-12)
+            assert made.scores[name].shape == (len(values),)
+        assert made.curves.keys() == expected["curves"].keys()
+        for name, curve in expected["curves"].items():
+            np.testing.assert_allclose(made.curves[name], curve, rtol=1e-9, atol=1e-12)
+        present = faithfulness.present(about[2].x)
+        np.testing.assert_array_equal(made.present, present)
+        assert made.inputs.tolist() == list(range(len(present)))
+        assert made.seconds > 0
+
+    def test_are_those_asked_for(self) -> None:
+        made = scored(pieces("table"), "random", ["sufficiency", "pointing_game", "drift"])
+        assert [*made.scores] == ["sufficiency", "pointing_game_signal", "pointing_game_noise"]
+        assert not made.curves
+        assert [*scored(pieces("table"), "random", ["insertion"]).curves] == ["insertion"]
+
+    @pytest.mark.parametrize("kind", ["table", "colours", "documents"])
+    def test_of_labels_and_of_decisions(self, kind: str) -> None:
+        about = pieces(kind)
+        decided = network(kind)(about[2].x).argmax(dim=1)
+        alike = decided == about[2].y
+        assert 0 < alike.sum() < len(alike)
+        of_labels, of_decisions = (
+            scored(about, "occlusion", target=target) for target in ("label", "decision")
+        )
+        for made, target in ((of_labels, "label"), (of_decisions, "decision")):
+            for name, values in by_hand(about, "occlusion", target)["scores"].items():
+                np.testing.assert_allclose(made.scores[name], values, rtol=1e-9, atol=1e-12)
+        same = (of_labels.relevance == of_decisions.relevance).all(axis=1)
+        present = of_labels.present.any(axis=1)  # of an empty document nothing is relevant
+        np.testing.assert_array_equal(same[present], alike.numpy()[present])
+
+    @pytest.mark.parametrize("kind", ["regression", "winner"])
+    def test_a_number_has_no_label(self, kind: str) -> None:
+        about = pieces(kind)
+        one, other = (
+            scored(about, "occlusion", target=target) for target in ("label", "decision")
+        )
+        np.testing.assert_array_equal(one.relevance, other.relevance)
+        # As near to itself as rounding allows, which differs with how many are asked about.
+        np.testing.assert_allclose(one.curves["deletion"][:, 0], 0, atol=1e-6)
+        assert (one.curves["insertion"] <= 0).all()
+
+    def test_what_lowers_a_number_is_as_relevant_as_what_raises_it(self) -> None:
+        model, data, inputs = pieces("regression", n=1)
+        linear = nn.Linear(4, 1, bias=False)
+        linear.weight.data = torch.tensor([[2.0, -8.0, 1.0, 0.0]])
+        about = replace(model, network=linear), data, replace(inputs, x=torch.ones(1, 4))
+        made = scored(about, "gradient_x_input", ["deletion", "insertion"])
+        # -8 is the first to go, then 2; and each of four parts is five of 20 steps
+        assert made.curves["deletion"][0, ::5].tolist() == [0, -8, -6, -5, -5]
+        assert made.curves["insertion"][0, ::5].tolist() == [-5, -3, -1, 0, 0]
+
+    def test_slopes_of_a_linear_network_foretell_what_noise_does(self) -> None:
+        """Of whole pixels: a pixel's relevance is that of all its channels."""
+        model, data, inputs = pieces("colours")
+        torch.manual_seed(0)
+        linear = nn.Sequential(nn.Flatten(), nn.Linear(60, CLASSES)).eval()
+        about = ExplainedModel(model.section, "", 1, SEED, network=linear), data, inputs
+        made = scored(about, "gradient", ["infidelity", "sensitivity", "repeatability"])
+        np.testing.assert_allclose(made.scores["infidelity"], 0, atol=1e-10)
+        np.testing.assert_allclose(made.scores["sensitivity"], 0, atol=1e-6)
+        np.testing.assert_allclose(made.scores["repeatability"], 1, atol=1e-12)
+        worse = scored(about, "gradient_x_input", ["infidelity"]).scores["infidelity"]
+        assert (worse > 1e-4).all()
+
+
+class TestNotFinite:
+    @pytest.mark.parametrize("kind", ["table", "documents"])
+    def test_relevances_have_no_scores(self, kind: str) -> None:
+        """And change none of those of other inputs."""
+        about = pieces(kind)
+        usual = np.random.default_rng(0).standard_normal(tuple(about[2].x.shape))
+        usual[(about[2].x == 0).numpy()] = 0
+        expected = scored(about, Given(what=usual))
+        for wrong in (np.nan, np.inf, -np.inf):
+            what = usual.copy()
+            what[1, 0] = wrong
+            made = scored(about, Given(what=what))
+            assert made.scores.keys() == expected.scores.keys()
+            for name, values in made.scores.items():
+                assert np.isnan(values[1]), name
+                rest = [0, *range(2, len(values))]
+                np.testing.assert_array_equal(values[rest], expected.scores[name][rest])
+        nowhere = scored(about, Given(what=np.full_like(usual, np.nan))).scores
+        some = faithfulness.present(about[2].x).any(axis=1)  # an empty document has no relevances
+        assert all(np.isnan(values[some]).all() for values in nowhere.values())
+
+
+class TestLocalisation:
+    @pytest.mark.parametrize("kind", ["table", "colours", "documents", "regression"])
+    def test_of_the_truth_itself_is_1(self, kind: str) -> None:
+        about = pieces(kind)
+        signal = about[2].truth["signal"]
+        made = scored(about, Given(what=signal.astype(np.float32)))
+        known = signal.reshape(len(signal), -1).any(axis=1)
+        assert known.any()
+        for name in ("relevance_mass", "relevance_rank", "pointing_game"):
+            values = made.scores[f"{name}_signal"]
+            np.testing.assert_array_equal(values, np.where(known, 1, np.nan))
+
+    @pytest.mark.parametrize("kind", ["colours", "documents"])
+    def test_of_a_random_map_is_chance(self, kind: str) -> None:
+        about = pieces(kind, n=600)
+        made = scored(about, "random", ["relevance_mass", "relevance_rank", "pointing_game"])
+        signal = about[2].truth["signal"].reshape(600, -1)
+        chance = signal.sum(axis=1) / np.maximum(made.present.sum(axis=1), 1)
+        for name in ("relevance_mass", "relevance_rank", "pointing_game"):
+            values = made.scores[f"{name}_signal"]
+            known = ~np.isnan(values)
+            np.testing.assert_array_equal(known, signal.any(axis=1))
+            if name == "relevance_mass":  # a document of few words may have no positive one
+                known &= (made.relevance > 0).any(axis=1)
+            off = values[known] - chance[known]
+            assert abs(off.mean()) < 4 * off.std() / math.sqrt(known.sum())
+
+
+class TestNetworks:
+    @pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            *(
+                (kind, name)
+                for kind in ("table", "colours")
+                for name, e in explainers.items()
+                if issubclass(e, FeatureExplainer) and name not in ("rules", "rationale")
+            ),
+            ("documents", "occlusion"),
+            ("documents", "random"),
+        ],
+    )
+    def test_are_left_as_they_were(self, kind: str, name: str) -> None:
+        about = pieces(kind)
+        net = about[0].network
+        assert net is not None
+        weights = copy.deepcopy(net.state_dict())
+        grads = [torch.full_like(p, 0.5) for p in net.parameters()]
+        for p, g in zip(net.parameters(), grads, strict=True):
+            p.grad = g
+        drawn = torch.get_rng_state()
+        before = about[2].x.clone()
+        scored(about, name)
+        for key, value in net.state_dict().items():
+            assert torch.equal(value, weights[key])
+        for p, g in zip(net.parameters(), grads, strict=True):
+            assert p.grad is g
+            assert (g == 0.5).all()
+            assert p.requires_grad
+            p.grad = None
+        assert not any(m.training or m._forward_hooks or m._backward_hooks for m in net.modules())
+        assert torch.equal(about[2].x, before)
+        assert not about[2].x.requires_grad
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert torch.is_grad_enabled()
+
+
+# relevances
+
+
+class TestRules:
+    @pytest.mark.parametrize("kind", RULES)
+    def test_sum_to_the_prediction_less_the_base(self, kind: str) -> None:
+        model, data, inputs = pieces(kind, 40)
+        found = relevances_of(RulesExplainer(), (model, data, inputs))
+        section, rules = trained_rules(kind)
+        read = section.explain(rules, feature_names(4))
+        weight = sum(rule.weight for rule in read)
+        base = sum(rule.weight * rule.consequent[0] for rule in read) / weight
+        predicted = section.predict(rules, inputs.x.double().numpy()).values
+        np.testing.assert_allclose(found.sum(axis=1), predicted - base, atol=1e-5)
+
+    @pytest.mark.parametrize("kind", RULES)
+    def test_are_terms_and_shares_of_constants(self, kind: str) -> None:
+        model, data, inputs = pieces(kind, 20)
+        found = relevances_of(RulesExplainer(), (model, data, inputs))
+        section, rules = trained_rules(kind)
+        read = section.explain(rules, feature_names(4))
+        weight = sum(rule.weight for rule in read)
+        base = sum(rule.weight * rule.consequent[0] for rule in read) / weight
+        for x, own in zip(inputs.x.double().numpy(), found, strict=True):
+            firing = [
+                math.prod(float(c.membership(x[c.feature])) for c in rule.conditions)
+                for rule in read
+            ]
+            if kind == "winner" or not any(firing):
+                best = max(range(len(read)), key=lambda j: (firing[j], read[j].weight, -j))
+                shares = [float(j == best) for j in range(len(read))]
+            else:
+                counts = [
+                    f * rule.weight if kind == "tree_rules" else f
+                    for f, rule in zip(firing, read, strict=True)
+                ]
+                shares = [c / sum(counts) for c in counts]
+            expected = [0.0] * 4
+            for share, rule in zip(shares, read, strict=True):
+                asked = {c.feature for c in rule.conditions}
+                for f in range(4):
+                    expected[f] += share * rule.consequent[1 + f] * x[f]
+                    if f in asked:
+                        expected[f] += share * (rule.consequent[0] - base) / len(asked)
+            np.testing.assert_allclose(own, expected, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", RULES)
+    def test_occlusion_is_what_the_prediction_loses(self, kind: str) -> None:
+        about = pieces(kind, 6)
+        section, rules = trained_rules(kind)
+        x = about[2].x.double().numpy()
+        found = relevances_of(explainers.parse({"name": "occlusion"}), about)
+        for i, f in np.ndindex(6, 4):
+            changed = x[i : i + 1].copy()
+            changed[0, f] = 0
+            whole, without = (section.predict(rules, z).values[0] for z in (x[[i]], changed))
+            assert found[i, f] == pytest.approx(whole - without, abs=1e-6)
+
+
+def relevances_of(explainer: Any, about: Pieces) -> NDArray[np.float32]:
+    model, data, inputs = about
+    decided = torch.zeros(len(inputs.x), dtype=torch.int64)
+    found = explainer.relevances(model, data, inputs.x, decided, np.random.default_rng(0))
+    assert found.dtype == np.float32
+    return np.asarray(found)
+
+
+class TestTrees:
+    @pytest.mark.parametrize("seed", range(5))
+    def test_contributions_are_those_of_a_walk(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x, y = rng.integers(0, 6, (60, 4)).astype(float), rng.integers(0, 3, 60)
+        tree = build_tree(x, np.where(x[:, 1] > 2, 0, y), 3)
+        asked, classes = rng.integers(-1, 7, (30, 4)).astype(float), rng.integers(0, 3, 30)
+        found = tree.contributions(asked, classes)
+        assert tree.depth > 2
+        for row, c, own in zip(asked, classes, found, strict=True):
+            expected, node = [0.0] * 4, 0
+            while tree.feature[node] != LEAF:
+                f, before = tree.feature[node], tree.counts[node][c] / sum(tree.counts[node])
+                node = (tree.left if row[f] <= tree.threshold[node] else tree.right)[node]
+                expected[f] += tree.counts[node][c] / sum(tree.counts[node]) - before
+            np.testing.assert_allclose(own, expected, atol=1e-12)
+            shares = (tree.counts[k][c] / sum(tree.counts[k]) for k in (node, 0))
+            assert own.sum() == pytest.approx(next(shares) - next(shares), abs=1e-12)
+
+    def test_of_a_single_leaf_are_nothing(self) -> None:
+        tree = build_tree(np.zeros((3, 2)), np.ones(3, int), 2)
+        assert not tree.contributions(np.ones((4, 2)), np.array([0, 1, 0, 1])).any()
+
+    def test_relevances_add_up_channels(self) -> None:
+        model, data, inputs = pieces("colours", 12)
+        explainer, decided = TreeExplainer(), torch.arange(12) % CLASSES
+        rng = keyed_rng(0, "drawn")
+        found = explainer.relevances(model, data, inputs.x, decided, rng)
+        assert found.shape == (12, 4, 5)
+        order = keyed_rng(0, "drawn").permutation(12)
+        assert model.network is not None
+        mimic = Mimic.of(model.network, inputs.x[order], CLASSES, explainer.held_out)
+        parts = mimic.tree.contributions(inputs.x.flatten(1).numpy(), decided.numpy())
+        expected = parts.reshape(12, 3, 4, 5).sum(axis=1)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert found.any()
+
+    def test_a_tree_is_held_against_always_the_commonest_class(self) -> None:
+        predicted = np.array([2, 2, 2, 1, 1, 2, 1, 1])
+        images = predicted[:, None].astype(np.float32)
+        mimic = Mimic(build_tree(images[:5], predicted[:5], 3), images, predicted, 5)
+        assert mimic.measures()["held_out_fidelity"] == 1
+        assert mimic.measures()["held_out_majority"] == 1 / 3
+        none_held_out = Mimic(mimic.tree, images[:5], predicted[:5], 5)
+        assert none_held_out.held_out_majority is None
+        assert set(none_held_out.measures()) == {"fidelity", "depth", "leaves"}
+
+    def test_usual_perplexities_are_below_what_is_embedded(self) -> None:
+        model, data, _ = pieces("table", 60)
+        explainer = TreeExplainer(images=25, iterations=300)
+        explainer.check(model, data)
+        found = explainer.explain(model, data, None, keyed_rng(0, "drawn"))  # type: ignore[arg-type]
+        assert found.rows()[0]["divergence, client 1's"] > 0
+
+
+class TestDocuments:
+    def test_rationales_are_words_that_are_chosen(self) -> None:
+        made = small_experiment(
+            data={"name": "planted_reviews", "reviews": 6, "test_reviews": 3, "dimension": 4},
+            partition={"kind": "iid", "clients": 2},
+            model={"name": "rationale", "hidden": 4},
+            method={"name": "fedrnl"},
+        )
+        dataset, _, spec = prepare(made)
+        net = spec.build_model().eval()
+        assert isinstance(net, RationaleClassifier)
+        x = torch.from_numpy(dataset.test_x)
+        assert (x == 0).any()
+        data = ExplainedData(dataset, torch.from_numpy)
+        model = ExplainedModel(made.model, "", 1, 0, network=net)
+        explainer = explainers.parse({"name": "rationale"})
+        found = explainer.relevances(model, data, x, x[:, 0], np.random.default_rng(0))
+        chosen = net.features.select(x)
+        assert set(np.unique(found)) == {0, 1}
+        for row, words, own in zip(found, x, chosen, strict=True):
+            assert row.tolist() == [
+                float(w != 0 and z == 1) for w, z in zip(words, own, strict=True)
+            ]
+
+    def test_random_ones_are_of_words_alone(self) -> None:
+        about = pieces("documents", 40)
+        found = relevances_of(explainers.parse({"name": "random"}), about)
+        words = about[2].x.numpy() != 0
+        assert (np.abs(found) <= 1).all()
+        np.testing.assert_array_equal(found != 0, words)
+        assert (found < 0).any()
+        assert (found > 0).any()
