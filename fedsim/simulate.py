@@ -193,7 +193,7 @@ def initial_state(fed: Federation, experiment: Experiment) -> State:
     method = experiment.method
     with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
         try:
-            return _insist_on_state(method.init(fed), "init")
+            return _check_state(method.init(fed), "init")
         except StackTooLarge as error:  # there is no checkpoint yet
             raise RunError(f"{error}; lower engine.clients_per_step") from None
 
@@ -208,7 +208,7 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
         fed.during_round(),
     ):
         try:
-            state = _insist_on_state(experiment.method.round(fed, state, t), f"round {t}")
+            state = _check_state(experiment.method.round(fed, state, t), f"round {t}")
         except NobodyAnswers as nobody:
             fed.notice(str(nobody))
     if not np.isfinite(state.weights).all():
@@ -252,7 +252,7 @@ def _undefined(row: Mapping[str, Any], spec: RunSpec) -> list[str]:
     return [name for name in names if math.isnan(row.get(name, 0.0))]
 
 
-def _insist_on_state(found: Any, what: str) -> State:
+def _check_state(found: Any, what: str) -> State:
     if not isinstance(found, State):
         function = what.partition(" ")[0]
         raise MethodError(f"{what}: {function} must return a State, not {type(found).__name__}")

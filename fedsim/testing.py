@@ -124,7 +124,7 @@ def check_method(
                 Path(folder, "ray"),
                 progress=False,
             )
-            _insist(
+            _check(
                 there.result_hash == undisturbed.result_hash,
                 f"{what}: its result on {actors} client actors is not that of this process; does "
                 "a client function depend on anything but its client and its arguments?",
@@ -150,7 +150,7 @@ def _check_state(experiment: Experiment, what: str) -> None:
         assert found is not None
         again = one_round(other, experiment, found.state, last + 1)
     for field in fields(following):
-        _insist(
+        _check(
             _same(getattr(following, field.name), getattr(again, field.name)),
             f"{what}: after a checkpoint, state.{field.name} of round {last + 1} comes out "
             "otherwise: what rounds need must be in the state, or be kept by the clients",
@@ -161,7 +161,7 @@ def _pure_round(fed: Federation, experiment: Experiment, state: State, t: int, w
     before = copy.deepcopy(state)
     following = one_round(fed, experiment, state, t)
     for field in fields(state):
-        _insist(
+        _check(
             _same(getattr(before, field.name), getattr(state, field.name)),
             f"{what}: round {t} changes state.{field.name} in place; return a new state",
         )
@@ -180,7 +180,7 @@ def _check_resumption(experiment: Experiment, undisturbed: Run, out: Path, what:
         run(experiment, out, interrupt)
     (folder,) = out.glob("*/*")
     resumed = resume(folder, progress=False)
-    _insist(
+    _check(
         resumed.result_hash == undisturbed.result_hash,
         f"{what}: interrupted in round {stop} and resumed, its result is another; what rounds "
         "need must be in the state, or be kept by the clients (client.state)",
@@ -189,7 +189,7 @@ def _check_resumption(experiment: Experiment, undisturbed: Run, out: Path, what:
         one, other = (
             getattr(r, table).drop(columns=_TIMES, errors="ignore") for r in (undisturbed, resumed)
         )
-        _insist(
+        _check(
             one.equals(other),
             f"{what}: interrupted in round {stop} and resumed, its table of {table} is another",
         )
@@ -199,7 +199,7 @@ def _check_bytes(done: Run, what: str) -> None:
     for column in ("bytes_up", "bytes_down"):
         total = int(done.rounds[f"total_{column}"].iloc[-1])
         of_clients = int(done.clients[column].sum()) if column in done.clients else 0
-        _insist(
+        _check(
             total == of_clients,
             f"{what}: {total} bytes are on record for its rounds and {of_clients} for its "
             f"clients ({column})",
@@ -220,7 +220,7 @@ def _check_stacks(experiment: Experiment, what: str) -> None:
         found.append(np.asarray(state.weights))
     one, three = found
     scale = float(np.abs(one - begin).max()) if one.size else 0.0
-    _insist(
+    _check(
         np.allclose(three, one, rtol=0, atol=2e-2 * scale),
         f"{what}: trained three at once, clients come to other weights; loss and perturb must "
         "take what is a client's own from the context",
@@ -257,10 +257,10 @@ def check_objective(
     metrics = objective.metrics(data)
     columns = [metric.column for metric in metrics]
     primary = sum(metric.primary for metric in metrics)
-    _insist(primary == 1, f"{what}: {primary} of its metrics are primary; one must be")
-    _insist(len(set(columns)) == len(columns), f"{what}: two metrics have the same column")
+    _check(primary == 1, f"{what}: {primary} of its metrics are primary; one must be")
+    _check(len(set(columns)) == len(columns), f"{what}: two metrics have the same column")
     outputs = objective.num_outputs(data)
-    _insist(
+    _check(
         isinstance(outputs, int) and outputs > 0,
         f"{what}: num_outputs must be a whole number above 0, not {outputs!r}",
     )
@@ -273,14 +273,14 @@ def check_objective(
     _check_loss(objective, network, batch, what)
     whole = scores_of(objective, evaluate(objective, network, batch))
     for column in columns:
-        _insist(column in whole, f"{what}: has no score for its metric '{column}'")
+        _check(column in whole, f"{what}: has no score for its metric '{column}'")
     parts = [
         evaluate(objective, network, batch.at(slice(start, start + 7)))
         for start in range(0, count, 7)
     ]
     together = scores_of(objective, merged(parts))
     for column, score in whole.items():
-        _insist(
+        _check(
             _close(score, together.get(column, math.nan)),
             f"{what}: '{column}' is {score} of all examples, and {together.get(column)} where "
             "they are cut into batches; totals must be sums or arrays over examples",
@@ -290,17 +290,17 @@ def check_objective(
 def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: str) -> None:
     x, y = batch.x, batch.y
     losses = objective.loss(network, x, y, {})
-    _insist(
+    _check(
         isinstance(losses, Tensor) and losses.shape == (len(x),),
         f"{what}: loss must return one number for each example, ({len(x)},), not "
         f"{tuple(getattr(losses, 'shape', ()))}",
     )
-    _insist(bool(torch.isfinite(losses).all()), f"{what}: a loss is not finite")
-    _insist(
+    _check(bool(torch.isfinite(losses).all()), f"{what}: a loss is not finite")
+    _check(
         losses.requires_grad, f"{what}: its loss cannot be differentiated by the network's weights"
     )
     alone = torch.cat([objective.loss(network, x[k : k + 1], y[k : k + 1], {}) for k in range(5)])
-    _insist(
+    _check(
         torch.allclose(alone, losses[:5], rtol=1e-3, atol=1e-5),
         f"{what}: the loss of an example depends on what else is in the batch",
     )
@@ -311,7 +311,7 @@ def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: st
     values, gradient = written(returned.detach(), y)
     expected = objective.loss(_Constant(returned), x, y, {})
     (wanted,) = torch.autograd.grad(expected.mean(), returned)
-    _insist(
+    _check(
         torch.allclose(values, expected, rtol=1e-3, atol=1e-5)
         and torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-6),
         f"{what}: written_out returns other losses, or another gradient, than `loss` has",
@@ -361,12 +361,12 @@ def check_partition(partition: Partition, data: Dataset, *, random: bool = True)
     except IndexError as error:
         raise AssertionError(missing) from error
     values = whole.train.values
-    _insist(len(values) > 0 and values.min() >= 0 and values.max() < len(data.y), missing)
-    _insist(len(np.unique(values)) == len(values), f"{what}: deals an example out twice")
-    _insist(bool((whole.train.lengths > 0).all()), f"{what}: deals a client no example")
-    _insist(_same_splits(whole, partition.deal(data, 0)), f"{what}: deals otherwise each time")
+    _check(len(values) > 0 and values.min() >= 0 and values.max() < len(data.y), missing)
+    _check(len(np.unique(values)) == len(values), f"{what}: deals an example out twice")
+    _check(bool((whole.train.lengths > 0).all()), f"{what}: deals a client no example")
+    _check(_same_splits(whole, partition.deal(data, 0)), f"{what}: deals otherwise each time")
     differs = not _same_splits(whole, partition.deal(data, 1))
-    _insist(
+    _check(
         differs == random,
         f"{what}: does {'not ' if random else ''}depend on the seed; draw from `rng` alone",
     )
@@ -390,16 +390,16 @@ def _check_cuts(
     what: str,
 ) -> None:
     classes = int(data.strata.max()) + 1
-    _insist(len(whole) == len(cut), f"{what}: has other clients once shares are cut")
+    _check(len(whole) == len(cut), f"{what}: has other clients once shares are cut")
     for k, share in enumerate(whole.train):
         pieces = [part[k] for part in (cut.train, cut.unlabelled, cut.test)]
-        _insist(
+        _check(
             np.array_equal(np.sort(np.concatenate(pieces)), np.sort(share)),
             f"{what}: client {k} holds other examples once its share is cut",
         )
         own, hidden, aside = (np.bincount(data.strata[p], minlength=classes) for p in pieces)
         every = own + hidden + aside
-        _insist(
+        _check(
             aside.sum() == round(test * len(share))
             and bool((np.abs(aside - test * every) < 1).all())
             and own.sum() == round(labelled * (len(share) - aside.sum()))
@@ -434,23 +434,23 @@ def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10)
         torch.manual_seed(0)
         built.append(learner.build(tuple(shape), outputs))
     network, twin = built
-    _insist(isinstance(network, nn.Module), f"{what}: must return a torch.nn.Module")
+    _check(isinstance(network, nn.Module), f"{what}: must return a torch.nn.Module")
     own, other = network.state_dict(), twin.state_dict()
-    _insist(
+    _check(
         own.keys() == other.keys() and all(torch.equal(own[n], other[n]) for n in own),
         f"{what}: from the same random state it builds another network; draw from torch's own "
         "generator alone",
     )
     x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
     returned = network.train()(x)
-    _insist(
+    _check(
         isinstance(returned, Tensor) and returned.shape == (6, outputs),
         f"{what}: returns {tuple(getattr(returned, 'shape', ()))} for 6 inputs, not "
         f"{(6, outputs)}",
     )
     returned.square().sum().backward()
     for name, parameter in network.named_parameters():
-        _insist(
+        _check(
             not parameter.requires_grad or parameter.grad is not None,
             f"{what}: parameter '{name}' gets no gradient; leave it out, or set "
             "requires_grad=False",
@@ -459,9 +459,9 @@ def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10)
     with torch.no_grad():
         together, again = network(x), network(x)
         alone = torch.cat([network(one[None]) for one in x])
-    _insist(bool(torch.isfinite(together).all()), f"{what}: returns numbers that are not finite")
-    _insist(torch.equal(together, again), f"{what}: in evaluation it returns something else twice")
-    _insist(
+    _check(bool(torch.isfinite(together).all()), f"{what}: returns numbers that are not finite")
+    _check(torch.equal(together, again), f"{what}: in evaluation it returns something else twice")
+    _check(
         torch.allclose(alone, together, rtol=1e-3, atol=1e-4),
         f"{what}: in evaluation an example's outputs depend on what else is in the batch",
     )
@@ -500,13 +500,13 @@ def check_explainer(explainer: Explainer, done: Run, client: int | None = None) 
             drawn = torch.get_rng_state()
             rng = explainer.rng(model.seed, client)
             found.append(explainer.explain(model, data, inputs, rng))
-            _insist(
+            _check(
                 torch.equal(drawn, torch.get_rng_state()),
                 f"{what}: draws from torch's global generator; draw from `rng`",
             )
         after = _traces(model.network)
         for name in before:
-            _insist(_same(before[name], after[name]), f"{what}: changes the network's {name}")
+            _check(_same(before[name], after[name]), f"{what}: changes the network's {name}")
     _check_explanations(found, what)
 
 
@@ -524,20 +524,20 @@ def _traces(network: nn.Module | None) -> dict[str, Any]:
 
 def _check_explanations(found: Sequence[Explanation], what: str) -> None:
     one, other = found
-    _insist(isinstance(one.text(), str), f"{what}: text() must be a str")
-    _insist(one.text() == other.text(), f"{what}: says something else twice")
+    _check(isinstance(one.text(), str), f"{what}: text() must be a str")
+    _check(one.text() == other.text(), f"{what}: says something else twice")
     rows = one.rows()
-    _insist(bool(rows), f"{what}: has no rows")
-    _insist(_same(rows, other.rows()), f"{what}: has other rows twice")
+    _check(bool(rows), f"{what}: has no rows")
+    _check(_same(rows, other.rows()), f"{what}: has other rows twice")
     for row in rows:
         for key, value in row.items():
-            _insist(
+            _check(
                 value is None or isinstance(value, int | float | str | np.number),
                 f"{what}: rows hold numbers and words; '{key}' is a {type(value).__name__}",
             )
     with tempfile.TemporaryDirectory() as folder:
         for path in one.save(Path(folder)):
-            _insist(
+            _check(
                 path.exists() and path.is_relative_to(folder),
                 f"{what}: names {path} among its pictures, which it did not write",
             )
@@ -578,6 +578,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _insist(condition: bool, message: str) -> None:
+def _check(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)

@@ -103,7 +103,7 @@ class Replay:
                 records.
         """
         t = self.after + 1
-        _insist_on_round(self.run, t)
+        _check_round(self.run, t)
         self.engine.on_client_done(on_client_done)
         self.fed.clients_per_step = clients_per_step(self.run.manifest, t)
         self.state = one_round(self.fed, self.experiment, self.state, t)
@@ -178,7 +178,7 @@ def _same(value: Any, known: Any) -> bool:
     return bool(value == known)
 
 
-def _insist_on_round(run: Run, t: int) -> None:
+def _check_round(run: Run, t: int) -> None:
     last = run.last_round
     if not 1 <= t <= last:
         raise RunFolderError(f"{run.path}: there is no round {t}; it has {last}")
@@ -240,7 +240,7 @@ def replay(
     last = run.last_round
     after = last if after is None else after
     if after:
-        _insist_on_round(run, after)
+        _check_round(run, after)
     dataset, splits, spec = prepare(experiment, dataset)
     folder = RunFolder.open(run.path)
     same_data(folder, dataset, splits)
@@ -297,7 +297,7 @@ def client_models(
     for k in clients:
         insist_on_client(run, k)
     if after is not None:
-        _insist_on_round(run, after)
+        _check_round(run, after)
     method = run.experiment.method
     if (of or whose_models(run)) == "personal":
         if not method.keeps_models:

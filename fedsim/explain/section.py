@@ -183,14 +183,14 @@ class Explain(Config):
     @field_validator("explainers")
     @classmethod
     def _each_once(cls, found: tuple[FeatureExplainer, ...]) -> tuple[FeatureExplainer, ...]:
-        _insist_on_each_once([explainer.name for explainer in found])
+        _check_each_once([explainer.name for explainer in found])
         return found
 
     @field_validator("of")
     @classmethod
     def _models_once(cls, whose: tuple[Models, ...] | None) -> tuple[Models, ...] | None:
         if whose is not None:
-            _insist_on_each_once(whose)
+            _check_each_once(whose)
         return whose
 
     @field_validator("scores")
@@ -201,7 +201,7 @@ class Explain(Config):
                 about = {"name": name, "hint": nearest(name, SCORES)}
                 raise PydanticCustomError("unknown_name", "unknown score '{name}'{hint}", about)
         if names is not None:
-            _insist_on_each_once(names)
+            _check_each_once(names)
         return names
 
     @model_validator(mode="after")
@@ -421,7 +421,7 @@ def map_shape(dataset: Dataset) -> list[int]:
     return list(shape[1:] if len(shape) == 3 else shape)
 
 
-def _insist_on_each_once(names: Sequence[str]) -> None:
+def _check_each_once(names: Sequence[str]) -> None:
     if not names:
         raise PydanticCustomError("empty", "is an empty list; name at least one")
     for name in names:

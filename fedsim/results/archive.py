@@ -68,7 +68,7 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
     with opened.alone():
         insist_on_whole(folder)
         runs = [RunFolder.open(run) for run in manifests.runs_below(folder)]
-        _insist_on_end(opened)
+        _check_end(opened)
         changed: dict[Path, bytes] = {}
         left_out: set[Path] = set()
         for run in [opened] if isinstance(opened, RunFolder) else runs:
@@ -90,7 +90,7 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
     return Archive(path, len(sources), sha256, ends)
 
 
-def _insist_on_end(folder: Folder) -> None:
+def _check_end(folder: Folder) -> None:
     """Refuse what has no result yet. Runs of a grid may have failed: that is part of its result.
 
     Raises:

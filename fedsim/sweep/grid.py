@@ -216,7 +216,7 @@ class GridSweep(SweepRunner[Grid]):
                     self.grid.check_part(part or {})
                 except ExperimentError as error:
                     # If the axis itself is misspelt, no cell can be built.
-                    _insist_on_one(sheet_of(*cell) for cell in cells)
+                    _check_one(sheet_of(*cell) for cell in cells)
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
         self.runs: list[CellRun] = []
@@ -299,7 +299,7 @@ class GridSweep(SweepRunner[Grid]):
         return {"rounds": rounds, "summary": summary}, {"status": status, "cells": known}
 
 
-def _insist_on_one(sheets: Iterable[RawConfig]) -> None:
+def _check_one(sheets: Iterable[RawConfig]) -> None:
     """Raise the first error if no experiment can be built."""
     first = None
     for sheet in sheets:

@@ -139,7 +139,7 @@ class Report:
         Raises:
             RunFolderError: there is none.
         """
-        self._insist()
+        self._check()
         compared = self.compared
         pivot = self._pivot_wanted and compared.layout.columns is not None
         table = results.pivot_frame(compared) if pivot else compared.summary
@@ -153,7 +153,7 @@ class Report:
         Raises:
             RunFolderError: there are none.
         """
-        self._insist()
+        self._check()
         compared = self.compared
         several = len(compared.cells) > 1
         tables = []
@@ -165,7 +165,7 @@ class Report:
             tables.append(results.all_scores(compared).latex(results.about_all(compared)))
         return "\n".join(tables)
 
-    def _insist(self) -> None:
+    def _check(self) -> None:
         if self.compared.summary.empty:
             raise RunFolderError("no table to write: no rounds of runs or grids are on disk")
 

@@ -1,1 +1,0 @@
-"""Privacy: calibrated noise and its guarantees, and attacks."""
