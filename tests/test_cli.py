@@ -28,7 +28,7 @@ from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives.regression import Regression
 from fedsim.results.folder import RunFolder
-from fedsim.results.summary import summarise, tidy
+from fedsim.results.summary import summarise_cells, tidy
 from fedsim.sweep.sweep import write_tables
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
@@ -163,7 +163,7 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     ]
     facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": rows}
     folder = Grid.make(tmp_path / "g" / "1", "name: g\n", facts)
-    summary = summarise(entries, ["mu"], target=0.4)
+    summary = summarise_cells(entries, ["mu"], target=0.4)
     write_tables(folder.path, {"rounds": tidy(entries), "summary": summary})
     runs._grid_summary(folder)
     text = capsys.readouterr().out

@@ -16,9 +16,7 @@ import fedsim
 from experiments import Say, change_manifest, grid_in_process, small_experiment
 from fedsim.analysis.replay import replay
 from fedsim.errors import Damaged, FedsimWarning, RunFolderError
-from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results.run import Run
-from fedsim.results.verify import verify
 
 ROUNDS, BROKEN_OFF = 6, 5  # with checkpoints after every second round
 
@@ -388,24 +386,11 @@ OTHERS = {
 }
 
 
-def make_old(path: Path) -> None:
-    """Checkpoints as earlier versions wrote them."""
-    for t in (2, 4, ROUNDS):
-        if checkpoint(path, t).exists():
-            content = read_tree(checkpoint(path, t))
-            del content["run"], content["checksums"]
-            write_tree(checkpoint(path, t), content)
-
-
-@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("what", OTHERS)
 def test_the_weights_of_another_run(
-    whole: Run, other: Run, tmp_path: Path, say: Say, what: str, old: bool
+    whole: Run, other: Run, tmp_path: Path, say: Say, what: str
 ) -> None:
     path, from_ = (shutil.copytree(r.path, tmp_path / r.path.name) for r in (whole, other))
-    if old:
-        make_old(path)
-        make_old(from_)
     names, message = OTHERS[what]
     for name in names:
         if (path / name).is_dir():
@@ -424,27 +409,10 @@ def test_the_weights_of_another_run(
     if what != "end":
         with pytest.raises(RunFolderError, match=r"final.safetensors: is damaged"):
             run.weights()
-    if old and what == "all weights":  # nothing says that the checkpoints before are not its own
-        with pytest.warns(FedsimWarning), pytest.raises(RunFolderError, match="another kind of"):
-            replay(run)
-        return
     with warnings.catch_warnings(record=True) as found:
         again = replay(run)
     assert bool(found) == (what != "final weights")
     assert (again.state.weights == replay(whole).state.weights).all()
-
-
-def test_checkpoints_of_earlier_versions_are_read(
-    begun: Path, whole: Run, tmp_path: Path, say: Say
-) -> None:
-    path = shutil.copytree(begun, tmp_path / "run")
-    make_old(path)
-    with pytest.warns(FedsimWarning, match="do not say which run they are of"):
-        assert [damage for _, damage in verify(path)] == [[]]
-    lines: list[str] = []
-    done = fedsim.resume(path, lambda event: isinstance(event, str) and lines.append(event))
-    same_result(done, whole)
-    assert "continuing after round 4" in lines
 
 
 def test_a_copy_of_another_manifest(whole: Run, other: Run, tmp_path: Path, say: Say) -> None:

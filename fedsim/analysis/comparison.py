@@ -15,7 +15,7 @@ from fedsim.errors import BadInput
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.records import VARYING
-from fedsim.results.report.entries import names_of
+from fedsim.results.report.entries import differing, names_of
 from fedsim.results.run import Run
 from fedsim.results.summary import LAST, aligned, of_run, on_record
 from fedsim.results.sweeps import open_folder
@@ -163,13 +163,9 @@ def _environment(run: Run) -> dict[str, Any]:
 
 def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """A row for each run, and a column for each fact that differs between them."""
-    keys = dict.fromkeys(key for each in facts.values() for key in each)
-    differing = []
-    for key in keys:
-        first, *others = (each.get(key) for each in facts.values())
-        if any(other != first for other in others):
-            differing.append(key)
-    columns = {key: [each.get(key) for each in facts.values()] for key in differing}
+    columns = {
+        key: [each.get(key) for each in facts.values()] for key in differing([*facts.values()])
+    }
     # Of type object, so that integers stay integers besides missing values.
     return pd.DataFrame(columns, index=pd.Index(facts, name="run"), dtype=object)
 

@@ -12,28 +12,18 @@ import warnings
 from pathlib import Path
 from typing import TextIO
 
-from fedsim.cli import runs as _runs  # registers the commands, in the order of the help
-
-# isort: split
-from fedsim.cli import new as _new
-
-# isort: split
+from fedsim.cli import audit as _audit
 from fedsim.cli import components as _components
-
-# isort: split
+from fedsim.cli import explain as _explain
+from fedsim.cli import jobs as _jobs
+from fedsim.cli import look as _look
+from fedsim.cli import new as _new
 from fedsim.cli import results as _results
 
-# isort: split
-from fedsim.cli import look as _look
+# isort: off  # the order of the help
+from fedsim.cli import runs as _runs
 
-# isort: split
-from fedsim.cli import explain as _explain
-
-# isort: split
-from fedsim.cli import audit as _audit
-
-# isort: split
-from fedsim.cli import jobs as _jobs
+# isort: on
 from fedsim.cli.console import app, err
 from fedsim.cli.signals import orderly_end
 from fedsim.config.modules import search_last

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedsim.cli.components import complete_explainer
-from fedsim.cli.console import Trust, app, latest, out, say_written, writing
+from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written, writing
 
 
 @app.command("attack")
 def attack_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="A run's folder; of one with several runs the latest.", show_default=False
-        ),
-    ],
+    folder: RunArgument,
     shadows: Annotated[
         int, typer.Option(help="Number of shadow models to train for LiRA; 0 skips this attack.")
     ] = 0,
@@ -45,14 +39,9 @@ def attack_command(
     Announces the attacks and their approximate duration first.
     """
     from fedsim.analysis.attacks.audit import audit
-    from fedsim.results.folder import RunFolder
-    from fedsim.results.run import Run
 
-    folder = latest(folder, "run")
-    if trust:
-        RunFolder.open(folder).trust()
     found = audit(
-        Run.open(folder),
+        latest(folder, "run", trust),
         explainer or None,
         shadows=shadows,
         noise=noise or None,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
-from rich.table import Table
 from rich.text import Text
 
 import fedsim
@@ -108,22 +107,19 @@ def _list_kinds(as_json: bool) -> None:
     if as_json:
         from fedsim.objectives.metrics import KNOWN_METRICS
 
-        kinds = {kind: registered(kind) for kind in KINDS}
-        print_json({**kinds, "metrics": sorted(KNOWN_METRICS)})
+        names = {kind: registered(kind) for kind in KINDS}
+        print_json({**names, "metrics": sorted(KNOWN_METRICS)})
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for kind, what in (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS):
-        table.add_row(f"fedsim list {kind}", what)
-    print_table(table)
+    kinds = (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS)
+    rows = [(f"fedsim list {kind}", what) for kind, what in kinds]
+    print_table(("command", "what"), rows, header=False)
 
 
 def _list_components(registry: Registry[Any], as_json: bool) -> None:
     if as_json:
         print_json([{"name": n, "description": first_line(c)} for n, c in registry.items()])
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is, and its keys")
+    rows = []
     for name, component in registry.items():
         keys = []
         for key, field in component.model_fields.items():
@@ -131,8 +127,8 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
                 default = field.get_default(call_default_factory=True)
                 keys.append(key if field.is_required() else f"{key}={_plain(default)}")
         what = Text(visible(first_line(component)))
-        table.add_row(name, what.append(f"\n{', '.join(keys)}", "dim") if keys else what)
-    print_table(table)
+        rows.append((name, what.append(f"\n{', '.join(keys)}", "dim") if keys else what))
+    print_table(("name", "what it is, and its keys"), rows, whole=("name",))
     out.print(f"\nand your own: {registry.key}: package.module:Name")
 
 
@@ -143,12 +139,7 @@ def _list_metrics(as_json: bool) -> None:
     if as_json:
         print_json([{"name": n, "description": w} for n, w in sorted(KNOWN_METRICS.items())])
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what it is"):
-        table.add_column(column)
-    for name, label in sorted(KNOWN_METRICS.items()):
-        table.add_row(name, label)
-    print_table(table)
+    print_table(("name", "what it is"), sorted(KNOWN_METRICS.items()))
     out.print("\nand your own: package.module:function of (outputs, targets)")
 
 
@@ -162,18 +153,16 @@ def _show_component(name: str, component: type[Config], key: str, as_json: bool)
         return
     out.print(f"{name} ({component.__module__}.{component.__qualname__})\n")
     out.print(summary(component))
-    table = Table(box=None, pad_edge=False)
-    for column in ("key", "type", "default", "meaning"):
-        table.add_column(column, overflow="fold")
+    rows = []
     required = schema.get("required", [])
     for each, node in schema["properties"].items():
         if each != key:
             default = "(required)" if each in required else _plain(node.get("default", ""))
             words = type_in_words(node, schema["$defs"])
-            table.add_row(each, words, default, node.get("description", ""))
-    if table.row_count:
+            rows.append((each, words, default, node.get("description", "")))
+    if rows:
         out.print("")
-        print_table(table)
+        print_table(("key", "type", "default", "meaning"), rows)
 
 
 def _plain(value: Any) -> str:

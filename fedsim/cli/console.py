@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -112,6 +112,19 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="section.key=value; can be repeated.", show_default=False),
 ]
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of a run, grid or search; of one with several the latest.",
+        show_default=False,
+    ),
+]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="A run's folder; of one with several runs the latest.", show_default=False
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option(
@@ -138,26 +151,46 @@ def options(
     """Explainable federated learning, simulated on Ray."""
 
 
-def latest(folder: Path, kind: str | None = None) -> Path:
+def latest(folder: Path, kind: str | None = None, trust: bool = False) -> Path:
     """The given folder of results, or the latest below it, which is named on stderr.
 
     Args:
         kind: kind of results, for example `run`; by default any.
+        trust: allow it to run the code that its experiment names.
     """
     from fedsim.results.manifest import latest_first, meant
+    from fedsim.results.sweeps import open_folder
 
     found = meant(folder, kind)
-    if found == folder:
-        return folder
-    count, what = len(latest_first(folder, kind)), kind or "result"
-    several = f" of {count} {what}s" if count > 1 else f" {what}"
-    name = found.relative_to(folder)
-    err.print(f"{folder}: the latest{several}, {name}")
+    if found != folder:
+        count, what = len(latest_first(folder, kind)), kind or "result"
+        several = f" of {count} {what}s" if count > 1 else f" {what}"
+        err.print(f"{folder}: the latest{several}, {found.relative_to(folder)}")
+    if trust:
+        open_folder(found).trust()
     return found
 
 
-def print_table(table: Table) -> None:
-    """Print a table without trailing spaces."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Iterable[Any]],
+    *,
+    right: Container[str] = (),
+    whole: Container[str] = (),
+    header: bool = True,
+) -> None:
+    """Print a table without trailing spaces.
+
+    Args:
+        right: columns whose cells are flush right.
+        whole: columns whose cells are not wrapped.
+    """
+    table = Table(box=None, pad_edge=False, show_header=header)
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=column in whole, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     with out.capture() as capture:
         out.print(table)
     lines = [line.rstrip() for line in capture.get().split("\n")[:-1]]

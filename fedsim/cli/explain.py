@@ -8,18 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from fedsim.cli.components import complete_explainer
-from fedsim.cli.console import Trust, app, latest, out, say_written, writing
+from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written, writing
 from fedsim.errors import BadInput
 
 
 @app.command("explain")
 def explain_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="A run's folder; of one with several runs the latest.", show_default=False
-        ),
-    ],
+    folder: RunArgument,
     round: Annotated[
         list[int] | None,
         typer.Option(help=r"Explain the model after this round. \[default: the last]"),
@@ -86,15 +81,10 @@ def explain_command(
     """
     from fedsim.analysis.explanations import explanations, file_format
     from fedsim.explain.explainer import Exportable
-    from fedsim.results.folder import RunFolder
-    from fedsim.results.run import Run
 
     if pictures is not None:
         file_format(pictures)
-    folder = latest(folder, "run")
-    if trust:
-        RunFolder.open(folder).trust()
-    run = Run.open(folder)
+    run = latest(folder, "run", trust)
     with out.status("") as status:
         found = explanations(
             run,

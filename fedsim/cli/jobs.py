@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from fedsim.cli.console import File, Overrides, app, err, out, print_table, short
+from fedsim.cli.console import File, OutFolder, Overrides, app, err, out, print_table, short
 from fedsim.support.words import visible
 
 Address = Annotated[
@@ -61,20 +60,14 @@ def jobs_command(address: Address = None) -> None:
     """List the jobs submitted to a cluster."""
     from fedsim.sweep.submit import Cluster, jobs
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("job", "what", "status", "started", "took"):
-        table.add_column(column, no_wrap=column == "job", overflow="fold")
+    rows = []
     for job in jobs(Cluster(address)):
         began = job.started or time.time()
-        table.add_row(
-            job.id,
-            f"{job.kind} {job.name}",
-            job.status.lower(),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
-            f"{(job.ended or time.time()) - began:.0f} s",
-        )
-    if table.row_count:
-        print_table(table)
+        date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
+        took = f"{(job.ended or time.time()) - began:.0f} s"
+        rows.append((job.id, f"{job.kind} {job.name}", job.status.lower(), date, took))
+    if rows:
+        print_table(("job", "what", "status", "started", "took"), rows, whole=("job",))
     else:
         out.print("no jobs")
 
@@ -92,7 +85,7 @@ def stop_command(job: JobId, address: Address = None) -> None:
 def fetch_command(
     job: JobId,
     address: Address = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder of all runs.")] = Path("runs"),
+    out_folder: OutFolder = Path("runs"),
 ) -> None:
     """Fetch the results of a job, finished or still running."""
     from fedsim.sweep.submit import Cluster, fetch

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from fedsim.cli.console import (
     File,
+    FolderArgument,
     Overrides,
     app,
     latest,
@@ -73,31 +73,25 @@ def data_command(
 
 def _experiments(config: RawConfig) -> list[Experiment]:
     """The experiment of a file, those of its grid, or representative ones of its search."""
-    if "grid" in config.content:
-        from fedsim.sweep.grid import GridSweep
-
-        return [run.experiment for run in GridSweep(config).runs]
-    if "search" in config.content:
-        from fedsim.sweep.search import SearchSweep
-
-        return [trial.experiment for trial in SearchSweep(config).probe_trials]
     from fedsim import Experiment
+    from fedsim.sweep.start import sweep_of
 
-    return [config.build(Experiment)]
+    sweep = sweep_of(config)
+    return [config.build(Experiment)] if sweep is None else sweep.experiments
 
 
 def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """Experiments that differ in data or partition, by the keys that differ."""
     from fedsim.config.file import flat
+    from fedsim.results.report.entries import differing
 
     settings = [
         flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
     ]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    differing = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    keys = differing(settings)
     found: dict[str, Experiment] = {}
     for experiment, each in zip(experiments, settings, strict=True):
-        words = ", ".join(f"{key}={each[key]}" for key in differing if key in each)
+        words = ", ".join(f"{key}={each[key]}" for key in keys if key in each)
         found.setdefault(words, experiment)
     return found
 
@@ -112,12 +106,11 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     if dataset.note:
         out.print(f"{dataset.note}\n")
     counts, names = label_table(dataset, splits), label_names(dataset)
-    table = Table(box=None, pad_edge=False)
     named = ("name",) if splits.names else ()
     fits = len(names) <= MOST_CLASSES
     held = names if fits else ("most frequent", "classes")
-    for column in ("client", *named, *held, "all", "labelled", "unlabelled", "test"):
-        table.add_column(column, justify="right")
+    columns = ("client", *named, *held, "all", "labelled", "unlabelled", "test")
+    rows = []
     shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
         parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
@@ -129,8 +122,8 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
             words.append(", ".join(f"{names[c]}: {counts[k, c]}" for c in largest if counts[k, c]))
             cells = [(counts[k] > 0).sum()]
         cells += [counts[k].sum(), *map(len, parts)]
-        table.add_row(str(k), *words, *(str(n) if n else "·" for n in cells))
-    print_table(table)
+        rows.append([str(k), *words, *(str(n) if n else "·" for n in cells)])
+    print_table(columns, rows, right=columns)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} more clients")
     sizes = counts.sum(axis=1)
@@ -227,9 +220,7 @@ def report_command(
 
 @app.command("verify")
 def verify_command(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, grid or search.", show_default=False)
-    ],
+    folder: FolderArgument,
 ) -> None:
     """Check that the files of a folder are unchanged since they were written."""
     from fedsim.results.verify import insist_on_whole
@@ -239,9 +230,7 @@ def verify_command(
 
 @app.command("pack")
 def pack_command(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, grid or search.", show_default=False)
-    ],
+    folder: FolderArgument,
     path: Annotated[
         Path | None,
         typer.Option(
@@ -252,9 +241,9 @@ def pack_command(
     ] = None,
 ) -> None:
     """Verify a folder and pack it into one archive to share."""
-    from fedsim.results.archive import pack
+    from fedsim.results.archive import pack_results
 
-    packed = pack(latest(folder), path)
+    packed = pack_results(latest(folder), path)
     if packed.unfinished:
         ends = ", ".join(
             f"{count} {status}" for status, count in sorted(packed.unfinished.items())

@@ -67,11 +67,7 @@ def new_command(
 
 
 def _check_name(name: str) -> None:
-    """Reject names that Python could not import.
-
-    Raises:
-        BadInput: the name is invalid; the message suggests another.
-    """
+    """Reject names that Python could not import."""
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
         return
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

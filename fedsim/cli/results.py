@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fedsim.cli.components import complete_method
 from fedsim.cli.console import AsJson, app, latest, out, print_json, print_table, short
@@ -77,9 +76,7 @@ def ls_command(
     if not rows:
         out.print(f"{short(folder.absolute())}: nothing to list")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("folder", "what", "method", "status", "done", "score", "started", "hash"):
-        table.add_column(column, no_wrap=column != "folder", overflow="fold")
+    shown = []
     for row in rows:
         score = "" if row.score is None else f"{row.metric} {digits(row.score)}"
         unit = {"run": "rounds", "grid": "runs", "search": "trials"}.get(row.kind, "")
@@ -87,8 +84,9 @@ def ls_command(
         started = row.created[:16].replace("T", " ")
         place = short((folder / row.folder).absolute())
         cells = (place, row.kind, row.method, row.status, done, score, started, row.result_hash)
-        table.add_row(*map(_in_cell, cells))
-    print_table(table)
+        shown.append(map(_in_cell, cells))
+    columns = ("folder", "what", "method", "status", "done", "score", "started", "hash")
+    print_table(columns, shown, whole=columns[1:])
 
 
 @app.command("compare")
@@ -146,11 +144,6 @@ def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) 
         shared = [line for line in lines if len(set(line[1:])) == 1]
         varied = [line for line in lines if line not in shared]
         header, *lines = (list(line) for line in zip(header, *varied, strict=True))
-    table = Table(box=None, pad_edge=False)
-    for title in header:
-        table.add_column(_in_cell(title), overflow="fold")
-    for line in lines:
-        table.add_row(*map(_in_cell, line))
-    print_table(table)
+    print_table([*map(_in_cell, header)], (map(_in_cell, line) for line in lines))
     if shared:
         out.print(f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fedsim.cli.console import (
     AsJson,
     File,
+    FolderArgument,
     OutFolder,
     Overrides,
+    RunArgument,
     Trust,
     app,
     duration,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # these import torch: imported by the commands that need them
 
     from fedsim import Grid, Run, Search
     from fedsim.launch.progress import TerminalBar
-    from fedsim.results.folder import Folder
+    from fedsim.results.sweeps import Sweep
     from fedsim.simulate import Progress
 
 MOST_SCORES = 4  # of a grid, beside the primary metric, in the terminal
@@ -76,37 +77,22 @@ def run_command(
 
 @app.command("resume")
 def resume_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a run, grid or search; of one with several the latest.",
-            show_default=False,
-        ),
-    ],
+    folder: FolderArgument,
     trust: Trust = False,
 ) -> None:
     """Continue an interrupted run, grid or search."""
     from fedsim import resume
-    from fedsim.results.folder import RunFolder
-    from fedsim.results.sweeps import open_folder
+    from fedsim.results.manifest import kind_of
 
-    folder = latest(folder)
-    opened = open_folder(folder)
-    if trust:
-        opened.trust()
-    with _Screen() if isinstance(opened, RunFolder) else _Lines() as screen:
+    folder = latest(folder, trust=trust)
+    with _Lines() if kind_of(folder) in ("grid", "search") else _Screen() as screen:
         done = resume(folder, screen.show, screen.start)
     _conclude(done)
 
 
 @app.command("continue")
 def continue_command(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a finished run; of one with several the latest.", show_default=False
-        ),
-    ],
+    folder: RunArgument,
     overrides: Annotated[
         list[str],
         typer.Argument(
@@ -121,11 +107,8 @@ def continue_command(
 ) -> None:
     """Continue a finished run for more rounds, as a new run."""
     from fedsim import extend
-    from fedsim.results.folder import RunFolder
 
-    folder = latest(folder, "run")
-    if trust:
-        RunFolder.open(folder).trust()
+    folder = latest(folder, "run", trust)
     with _Screen() as screen:
         done = extend(folder, overrides, out_folder, screen.show, screen.start)
     _conclude(done)
@@ -175,24 +158,36 @@ class _Lines:
     """Progress of a grid or a search: a line for each run that ends."""
 
     def __init__(self) -> None:
-        self._folder: Folder | None = None
+        self._folder: Run | Sweep | None = None
+        self._latest = 0  # round of a run
 
     def __enter__(self) -> _Lines:
         return self
 
-    def start(self, folder: Folder) -> None:
+    def start(self, folder: Any) -> None:
         self._folder = folder
         out.print(f"{folder.kind} folder: {short(folder.path)}")
 
-    def show(self, line: str) -> None:
-        out.print(line)
+    def show(self, event: Any) -> None:
+        out.print(event)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         if kind is None or self._folder is None or not _resumable(error):
             return
-        _advise(error, f"to continue:\n  fedsim resume {short(self._folder.path)}")
+        when = f" after round {self._latest}" if self._latest else ""
+        path = short(self._folder.path)
+        how = f"to continue:\n  fedsim resume {path}"
+        if isinstance(error, ClientError | MethodError):
+            how = (
+                f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
+            )
+        if issubclass(kind, SystemExit):  # an error, whatever the exit code
+            ended = RunError("code of the experiment has ended the process (sys.exit)")
+            ended.advice = f"failed{when}; {how}"
+            raise ended from error
+        _advise(error, how, when)
 
 
 def _grid_summary(folder: Grid) -> None:
@@ -204,33 +199,25 @@ def _grid_summary(folder: Grid) -> None:
     if summary.empty:
         return
     axes = folder.axes
-    table = Table(box=None, pad_edge=False)
     runs = [run for run in folder.runs if run.status == "finished"]
     by = compared_by(runs)
     figures = {f: words for f, words in FIGURES.items() if f in ("last", "best", by)}
-    timed = "simulated_seconds_mean" in summary
-    for column in (*axes, "seeds", *figures.values(), "sent", *(["simulated"] if timed else [])):
-        table.add_column(column, justify="left" if column in axes else "right")
-    tested, aimed = "p_holm" in summary, "reached" in summary
-    if aimed:
-        table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
+    tested = "p_holm" in summary
+    table: dict[str, Iterable[str]] = {axis: summary[axis].map(str) for axis in axes}
+    table["seeds"] = summary["seeds"].map(str)
+    for figure, words in figures.items():
+        table[words] = mean_std(summary[f"{figure}_mean"], summary[f"{figure}_std"])
+    table["sent"] = summary["total_bytes_mean"].map(size)
+    if "simulated_seconds_mean" in summary:
+        table["simulated"] = summary["simulated_seconds_mean"].map(duration)
+    if "reached" in summary:
+        reached = summary[["bytes_to_target_mean", "reached", "seeds"]].itertuples(index=False)
+        table[f"sent to reach {folder.manifest['target']:g}"] = [
+            f"{size(sent)} ({some}/{of})" if some else "never" for sent, some, of in reached
+        ]
     if tested:
-        table.add_column("p", justify="right")
-    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in figures]
-    # iterrows would convert counts to floats
-    for row, *of_row in zip(summary.to_dict("records"), *scores, strict=True):
-        cells = [str(row[axis]) for axis in axes] + [str(row["seeds"]), *of_row]
-        cells.append(size(row["total_bytes_mean"]))
-        if timed:
-            cells.append(duration(row["simulated_seconds_mean"]))
-        if aimed:
-            reached = f"({row['reached']}/{row['seeds']})"
-            some = row["reached"] > 0
-            cells.append(f"{size(row['bytes_to_target_mean'])} {reached}" if some else "never")
-        if tested:
-            cells.append("" if math.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
-        table.add_row(*cells)
-    print_table(table)
+        table["p"] = ["" if math.isnan(p) else f"{p:.3f}" for p in summary["p_holm"]]
+    print_table([*table], zip(*table.values(), strict=True), right=table.keys() - set(axes))
     metrics = list(dict.fromkeys(run.primary_metric for run in runs))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
     if any(VALIDATION + run.primary_metric.column in run.rounds for run in runs):
@@ -254,13 +241,9 @@ def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Ru
     if not known:
         return
     shown = dict(list(known.items())[:MOST_SCORES])
-    table = Table(box=None, pad_edge=False)
-    for column in (*axes, *shown.values()):
-        table.add_column(column, justify="left" if column in axes else "right")
-    for row in score_rows(summary, axes, shown):
-        table.add_row(*row)
     out.print("")
-    print_table(table)
+    columns = [*axes, *shown.values()]
+    print_table(columns, score_rows(summary, axes, shown), right=columns[len(axes) :])
     words = [STARS] if "p_holm" in summary else []
     if len(known) > MOST_SCORES:
         words.append(f"fedsim report shows {len(known) - MOST_SCORES} further scores")
@@ -270,7 +253,8 @@ def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Ru
 
 def _search_summary(folder: Search) -> None:
     """The results of a search as a table: its Pareto front, or its five best trials."""
-    from fedsim.results.summary import aligned, best_trials
+    from fedsim.results.summary import aligned
+    from fedsim.results.sweeps import best_trials
 
     objectives = folder.objectives
     finished = int((folder.trials["status"] == "finished").sum())
@@ -284,13 +268,9 @@ def _search_summary(folder: Search) -> None:
     else:
         words = "finished trials, best first:"
     out.print(f"\n{words}")
-    table = Table(box=None, pad_edge=False)
     columns = ("trial", *folder.space, *objectives)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for values in zip(*(aligned(rows[column]) for column in columns), strict=True):
-        table.add_row(*values)
-    print_table(table)
+    values = zip(*(aligned(rows[column]) for column in columns), strict=True)
+    print_table(columns, values, right=columns)
     shares = folder.importance
     for objective in objectives:
         ranked = shares.sort_values(objective, ascending=False)
@@ -328,23 +308,17 @@ def _resumable(error: BaseException | None) -> bool:
     return not isinstance(error, RunError) or error.resumable
 
 
-class _Screen:
+class _Screen(_Lines):
     """Progress of a run: one live line on a terminal, plain lines elsewhere."""
 
-    def __init__(self) -> None:
-        self._bar: TerminalBar | None = None
-        self._run: Run | None = None
-        self._latest = self._rounds = 0
+    _bar: TerminalBar | None = None
 
-    def __enter__(self) -> _Screen:
-        return self
-
-    def start(self, run: Run) -> None:
+    def start(self, folder: Run) -> None:
         from fedsim.launch.progress import RoundLine, TerminalBar
 
-        self._run, self._line = run, RoundLine(run)
-        self._rounds = run.experiment.train.rounds
-        out.print(f"run folder: {short(run.path)}")
+        super().start(folder)
+        self._line = RoundLine(folder)
+        self._rounds = folder.experiment.train.rounds
         if out.is_terminal:
             self._bar = TerminalBar(out, "round", transient=True)
             self._bar.update(0, self._rounds, "starting")
@@ -360,25 +334,10 @@ class _Screen:
         else:
             out.print(f"round {self._latest}/{self._rounds}  {line}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._bar:
             self._bar.close()
-        if kind is None or self._run is None or not _resumable(error):
-            return
-        when = f" after round {self._latest}" if self._latest else ""
-        path = short(self._run.path)
-        how = f"to continue:\n  fedsim resume {path}"
-        if isinstance(error, ClientError | MethodError):
-            how = (
-                f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
-            )
-        if issubclass(kind, SystemExit):  # an error, whatever the exit code
-            ended = RunError("code of the experiment has ended the process (sys.exit)")
-            ended.advice = f"failed{when}; {how}"
-            raise ended from error
-        _advise(error, how, when)
+        super().__exit__(*error)
 
 
 def _summary(done: Run) -> None:
@@ -386,24 +345,19 @@ def _summary(done: Run) -> None:
     from fedsim.objectives.continual import continual
     from fedsim.results.summary import score_facts
 
-    rounds = done.rounds
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a truncated path is useless
-    for label, score in score_facts(done).items():
-        table.add_row(label, score)
+    table = score_facts(done)
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
-        table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
-    last = rounds.iloc[-1]
-    table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
-    if "total_simulated_seconds" in rounds:
+        table["forgetting, backward"] = f"{found.forgetting:.4f}, {found.backward:.4f}"
+    last = done.rounds.iloc[-1]
+    table["sent up, down"] = f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}"
+    if "total_simulated_seconds" in done.rounds:
         energy = f"{last.total_energy_joules / 3600:.3g} Wh"
-        table.add_row("simulated", f"{duration(last.total_simulated_seconds)}, {energy}")
+        table["simulated"] = f"{duration(last.total_simulated_seconds)}, {energy}"
     privacy = done.experiment.privacy
     if privacy is not None:
-        table.add_row("privacy", f"ε {last.epsilon:.3g}, δ {privacy.delta:g}")
-    table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")
-    table.add_row("result hash", done.result_hash)
-    table.add_row("run folder", short(done.path))
-    print_table(table)
+        table["privacy"] = f"ε {last.epsilon:.3g}, δ {privacy.delta:g}"
+    table["time"] = f"{done.manifest['wall_seconds']:.1f} s"
+    table["result hash"] = done.result_hash
+    table["run folder"] = short(done.path)
+    print_table(("what", "value"), table.items(), whole=("what",), header=False)

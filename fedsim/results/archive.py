@@ -15,7 +15,7 @@ from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
-from fedsim.results.folder import FINAL_WEIGHTS, Folder, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, ResultsFolder, RunFolder
 from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import insist_on_whole
 from fedsim.support import atomic
@@ -41,13 +41,13 @@ class Archive:
     unfinished: Mapping[str, int]
 
 
-def pack(folder: Path, path: Path | None = None) -> Archive:
+def pack_results(folder: Path, path: Path | None = None) -> Archive:
     """Pack a run, a grid or a search whose files are all as they were written.
 
     The archive has all that a reader needs to verify, load, report and explain it. Of the
     checkpoints of a run it has the last, unless the experiment keeps all. The same folder gives
-    the same bytes; so nothing is compressed, which versions of zlib do differently, and which
-    tables and weights would gain little by.
+    the same bytes: nothing is compressed, because versions of zlib differ, and compression would
+    save little of tables and weights.
 
     Args:
         path: of the archive, a .zip; by default named like the folder, in the working directory.
@@ -73,13 +73,14 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
         left_out: set[Path] = set()
         for run in [opened] if isinstance(opened, RunFolder) else runs:
             _leave_checkpoints(run, left_out, changed)
-        sources = [source for source in _files(folder) if source not in left_out]
+        files = {
+            f"{folder.name}/{source.relative_to(folder).as_posix()}": changed.get(source, source)
+            for source in _files(folder)
+            if source not in left_out
+        }
         try:
             with atomic.named(path) as aside:
-                with ZipFile(aside, "w", ZIP_STORED) as archive:
-                    for source in sources:
-                        name = f"{folder.name}/{source.relative_to(folder).as_posix()}"
-                        _add(archive, name, changed.get(source, source))
+                write_zip(aside, files)
                 with aside.open("rb") as file:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, UnicodeEncodeError) as error:
@@ -87,15 +88,11 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
             raise RunError(f"{path}: cannot be written: {why}") from error
     ends = Counter(run.manifest["status"] for run in runs)
     del ends["finished"]
-    return Archive(path, len(sources), sha256, ends)
+    return Archive(path, len(files), sha256, ends)
 
 
-def _check_end(folder: Folder) -> None:
-    """Refuse what has no result yet. Runs of a grid may have failed: that is part of its result.
-
-    Raises:
-        RunFolderError: it is not finished.
-    """
+def _check_end(folder: ResultsFolder) -> None:
+    """Refuse what has no result yet; that runs of a grid failed is part of its result."""
     status = folder.manifest["status"]
     if status == "finished" or (status == "failed" and folder.kind != "run"):
         return
@@ -126,11 +123,7 @@ def _leave_checkpoints(run: RunFolder, left_out: set[Path], changed: dict[Path, 
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a folder and below, in order; hidden ones were being written, or are no part.
-
-    Raises:
-        RunFolderError: something is no regular file.
-    """
+    """The regular files below a folder, in order, without hidden ones."""
     found = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -141,17 +134,27 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _add(archive: ZipFile, name: str, content: bytes | Path) -> None:
-    about = ZipInfo(name, TIME)
-    about.external_attr = MODE
-    if isinstance(content, bytes):
-        archive.writestr(about, content)
-        return
-    try:
-        source = content.open("rb")
-    except OSError as error:
-        raise RunFolderError(f"{content}: cannot be read: {error.strerror}") from error
-    with source:
-        about.file_size = content.stat().st_size  # says whether 32 bits are enough
-        with archive.open(about, "w") as target:
-            shutil.copyfileobj(source, target)
+def write_zip(
+    target: Path, files: Mapping[str, Path | bytes], compression: int = ZIP_STORED
+) -> None:
+    """Write files, by their names, to an archive; the same content gives the same bytes.
+
+    Raises:
+        RunFolderError: a file cannot be read.
+        OSError: the archive cannot be written.
+    """
+    with ZipFile(target, "w") as archive:
+        for name, content in files.items():
+            about = ZipInfo(name, TIME)
+            about.external_attr, about.compress_type = MODE, compression
+            if isinstance(content, bytes):
+                archive.writestr(about, content)
+                continue
+            try:
+                source = content.open("rb")
+            except OSError as error:
+                raise RunFolderError(f"{content}: cannot be read: {error.strerror}") from error
+            with source:
+                about.file_size = content.stat().st_size  # says whether 32 bits are enough
+                with archive.open(about, "w") as entry:
+                    shutil.copyfileobj(source, entry)

@@ -32,7 +32,7 @@ LABELS = "labels.parquet"  # who holds which labels
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 
-class Folder:
+class ResultsFolder:
     """A folder of results and its two descriptions: experiment and manifest.
 
     Attributes:
@@ -154,7 +154,7 @@ class Folder:
         return wrong
 
 
-class RunFolder(Folder):
+class RunFolder(ResultsFolder):
     """The folder of one run."""
 
     kind = "run"
@@ -255,9 +255,6 @@ def _refuse_links(folder: Path) -> None:
     """fedsim makes none: by one, a folder from elsewhere would have other files written or shown.
 
     Nor does it make pipes and devices, which a reader would wait for.
-
-    Raises:
-        RunFolderError: there is one.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -12,7 +12,7 @@ import yaml
 
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.results import manifest as manifests
-from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import open_folder
 
@@ -79,48 +79,42 @@ def _listed(path: Path, above: Path) -> Listed:
     place = path.relative_to(above)
     try:
         folder = open_folder(path)
-        return _of_run(folder, place) if isinstance(folder, RunFolder) else _of_many(folder, place)
+        # Reading it runs no code.
+        content = yaml.safe_load((folder.path / "experiment.yaml").read_bytes())
+        facts = _of_run(folder, content) if folder.kind == "run" else _of_many(folder, content)
+        created = folder.manifest.get("created", "")
+        return Listed(place, folder.kind, folder.manifest["status"], created=created, **facts)
     except (FedsimError, OSError, yaml.YAMLError, AttributeError):  # files by other hands
         return Listed(place, manifests.kind_of(path) or "", "damaged")
 
 
-def _of_run(folder: RunFolder, place: Path) -> Listed:
-    run, content = Run(folder), _content(folder)
-    rounds, primary, score = run.rounds, run.primary_metric, None
-    if primary.column in rounds:
-        scores = rounds[primary.column].dropna()
-        score = float(scores.iloc[-1]) if len(scores) else None
-    return Listed(
-        place,
-        "run",
-        folder.manifest["status"],
-        content.get("name", ""),
-        _method(content),
-        len(rounds),
-        content.get("train", {}).get("rounds"),
-        primary.column,
-        score,
-        folder.manifest.get("created", ""),
-        folder.manifest.get("result_hash", ""),
-        primary.best,
-    )
+def _of_run(folder: ResultsFolder, content: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(folder, RunFolder)
+    run = Run(folder)
+    rounds, primary = run.rounds, run.primary_metric
+    known = primary.column in rounds
+    scores: list[float] = rounds[primary.column].dropna().tolist() if known else []
+    return {
+        "name": content.get("name", ""),
+        "method": _method(content),
+        "done": len(rounds),
+        "of": content.get("train", {}).get("rounds"),
+        "metric": primary.column,
+        "score": float(scores[-1]) if scores else None,
+        "result_hash": folder.manifest.get("result_hash", ""),
+        "best": primary.best,
+    }
 
 
-def _of_many(folder: Folder, place: Path) -> Listed:
-    content = _content(folder)
+def _of_many(folder: ResultsFolder, content: dict[str, Any]) -> dict[str, Any]:
     statuses = [_status(path) for path in manifests.runs_below(folder.path)]
     cells = folder.manifest.get("cells")
-    trials = content.get("search", {}).get("trials")
-    return Listed(
-        place,
-        folder.kind,
-        folder.manifest["status"],
-        folder.manifest["name"],
-        "" if _varies_method(content) else _method(content),
-        statuses.count("finished"),
-        len(cells) if cells else trials,
-        created=folder.manifest.get("created", ""),
-    )
+    return {
+        "name": folder.manifest["name"],
+        "method": "" if _varies_method(content) else _method(content),
+        "done": statuses.count("finished"),
+        "of": len(cells) if cells else content.get("search", {}).get("trials"),
+    }
 
 
 def _status(path: Path) -> str:
@@ -128,12 +122,6 @@ def _status(path: Path) -> str:
         return str(manifests.read(path, "run", manifests.RunManifest)[0]["status"])
     except RunFolderError:
         return "damaged"
-
-
-def _content(folder: Folder) -> dict[str, Any]:
-    """Its experiment file. Reading it runs no code."""
-    found: dict[str, Any] = yaml.safe_load((folder.path / "experiment.yaml").read_bytes())
-    return found
 
 
 def _method(content: dict[str, Any]) -> str:

@@ -1,35 +1,31 @@
-"""How runs, grids and searches show themselves in a notebook."""
+"""HTML of runs, grids and searches for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from fedsim.config.file import RawConfig
-from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
+from fedsim.objectives import Metric
+from fedsim.results.figures.charts import Line, draw_lines
+from fedsim.results.figures.look import STYLES, Drawing, swatch
+from fedsim.results.figures.plots import cell_lines
+from fedsim.results.run import Run
 from fedsim.results.summary import (
     FIGURES,
     STARS,
     aligned,
-    best_trials,
-    cell_label,
     compared_by,
     further_scores,
     pairing,
     score_facts,
     score_rows,
 )
+from fedsim.results.sweeps import Grid, Search, best_trials
 from fedsim.support.words import size
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from fedsim.objectives import Metric
-    from fedsim.results.run import Run
-    from fedsim.results.sweeps import Grid, Search
 
 MOST_ROWS = 20
 # The variables that the figures of a report are coloured by. The notebook's own text colour fits
@@ -39,112 +35,94 @@ _STYLE = "; ".join(
     (
         *(f"--line-{k + 1}: {colour}" for k, colour in enumerate(_COLOURS)),
         *("--line-other: #999", "--figure-text: currentColor", "--figure-rule: #8886"),
-        "max-width: 30em",
     )
 )
 
 
-def run_html(run: Run) -> str:
+def _of_run(run: Run) -> str:
     """A run: what it is, what it came to, its curve."""
     rounds, content = run.rounds, RawConfig.read(run.path / "experiment.yaml").content
-    title = Markup("{}: {} on {}").format(
-        content.get("name", "experiment"),
-        *(_named(content.get(section)) for section in ("method", "data")),
-    )
+    sections = [content.get(section) for section in ("method", "data")]
+    names = [str(s.get("name", "")) if isinstance(s, Mapping) else "" for s in sections]
+    title = Markup("{}: {} on {}").format(content.get("name", "experiment"), *names)
     facts = [("status", f"{run.manifest['status']}, {len(rounds)} rounds")]
     curve = Markup("")
     if len(rounds):
         metric = run.primary_metric
-        scores = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
-        if len(scores):
+        if metric.column in rounds and rounds[metric.column].notna().any():
             facts += score_facts(run).items()
-            curve = _curve(metric, [_line(scores, metric.column, 0, metric.label)])
+            scores = rounds.dropna(subset=[metric.column])
+            curve = _curve(metric, [Line.of(metric.label, 0, scores, metric.column)])
         sent = rounds.iloc[-1]
         facts.append(("sent up", size(sent["total_bytes_up"])))
         facts.append(("sent down", size(sent["total_bytes_down"])))
     if "result_hash" in run.manifest:
         facts.append(("result hash", run.result_hash))
-    facts.append(("folder", str(run.path)))
-    return _page(title, _facts(facts), curve)
+    return _page(title, _table((), [*facts, ("folder", str(run.path))]), curve)
 
 
-def grid_html(grid: Grid) -> str:
+def _of_grid(grid: Grid) -> str:
     """A grid: what it is, a row for each cell, their curves."""
     done = [run for run in grid.runs if run.status == "finished"]
     title = Markup("{}: grid over {}").format(grid.name, ", ".join(grid.axes))
     how = f"{grid.status}; {len(done)} of {len(grid.manifest['cells'])} runs finished"
+    facts = _table((), [("status", how), ("folder", str(grid.path))])
     if not done:
-        return _page(title, _facts([("status", how), ("folder", str(grid.path))]))
-    metric, summary = done[0].primary_metric, grid.summary
-    rows, lines = [], []
-    rounds = grid.rounds
-    by_cell = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
-    parts = {_key(cell): rows for cell, rows in by_cell.groupby(grid.axes, sort=False)}
+        return _page(title, facts)
+    metric, summary, rounds = done[0].primary_metric, grid.summary, grid.rounds
     by = compared_by(done)
     figures = {by: f"{metric.label}, {FIGURES[by]}", "best": "best"}
     figures |= further_scores(summary, done)
+    several = len(summary) > STYLES
+    rows = []
     shown = score_rows(summary, grid.axes, figures)
-    for number, (row, of_row) in enumerate(zip(summary.to_dict("records"), shown, strict=True)):
-        style = number if len(summary) <= STYLES else None
-        cell = tuple(row[axis] for axis in grid.axes)
-        if cell in parts:
-            label = cell_label(dict(zip(grid.axes, cell, strict=True)))
-            lines.append(_line(parts[cell], metric.column, style, label))
-        mark = swatch(style) if style is not None else ""
-        rows.append((mark, *cell, row["seeds"], *of_row[len(cell) :]))
+    for k, (seeds, of_row) in enumerate(zip(summary["seeds"], shown, strict=True)):
+        mark = "" if several else swatch(k)
+        rows.append((mark, *of_row[: len(grid.axes)], seeds, *of_row[len(grid.axes) :]))
+    lines: list[Line] = []
+    if metric.column in rounds:
+        scores = rounds.dropna(subset=[metric.column])
+        lines = [*cell_lines(grid, metric.column, scores).values()]
+    curve = _curve(metric, [replace(x, style=None) for x in lines] if several else lines)
     header, tested = ("", *grid.axes, "seeds", *figures.values()), "p_holm" in summary
-    return _page(
-        title,
-        _facts([("status", how), ("folder", str(grid.path))]),
-        _table(header, rows),
-        escape(f"{STARS} against the baseline, {pairing(summary)} (Holm)" if tested else ""),
-        _curve(metric, lines) if lines else Markup(""),
-    )
+    words = f"{STARS} against the baseline, {pairing(summary)} (Holm)" if tested else ""
+    return _page(title, facts, _table(header, rows), escape(words), curve)
 
 
-def search_html(search: Search) -> str:
+def _of_search(search: Search) -> str:
     """A search: what it is, and its Pareto front or five best trials."""
     trials, objectives = search.trials, search.objectives
     words = ", ".join(f"{name} ({mode})" for name, mode in objectives.items())
     title = Markup("{}: search for {}").format(search.name, words)
     ended = int((trials["status"] == "finished").sum()) if len(trials) else 0
-    facts = [("status", f"{search.status}; {ended} trials finished"), ("folder", str(search.path))]
+    how = f"{search.status}; {ended} trials finished"
+    facts = _table((), [("status", how), ("folder", str(search.path))])
     if not ended:
-        return _page(title, _facts(facts))
+        return _page(title, facts)
     best, caption = best_trials(search), "Pareto front" if len(objectives) > 1 else "best trials"
     columns = ("trial", *search.space, *objectives)
     rows = list(zip(*(aligned(best[column]) for column in columns), strict=True))
-    shown = Markup("<div>{}</div>{}").format(caption, _table(columns, rows))
-    return _page(title, _facts(facts), shown)
+    return _page(title, facts, Markup("<div>{}</div>").format(caption), _table(columns, rows))
 
 
-def _named(section: Any) -> str:
-    return str(section.get("name", "")) if isinstance(section, Mapping) else ""
-
-
-def _key(cell: Any) -> tuple[Any, ...]:
-    return cell if isinstance(cell, tuple) else (cell,)
-
-
-def _line(rounds: pd.DataFrame, column: str, style: int | None, label: str) -> Line:
-    by_round = rounds.groupby("round")[column]
-    mean, std = by_round.mean(), by_round.std(ddof=1).fillna(0)
-    x, y, s = (np.asarray(v, dtype=float) for v in (mean.index, mean, std))
-    return Line(label, style, x, y, y - s, y + s)
+PAGES: dict[str, Callable[[Any], str]] = {"run": _of_run, "grid": _of_grid, "search": _of_search}
 
 
 def _curve(metric: Metric, lines: Sequence[Line]) -> Markup:
+    lines = [line for line in lines if len(line.x)]
+    if not lines:
+        return Markup("")
     low = min(float(line.low.min()) for line in lines)
     high = max(float(line.high.max()) for line in lines)
     margin = 0.05 * (high - low) or 0.5
-    figure = draw_lines(
-        f"{metric.label} by round", lines, xlabel="round", limits=(low - margin, high + margin)
+    limits = (low - margin, high + margin)
+    figure = Drawing(
+        f"{metric.label} by round",
+        265,
+        lambda axes, look: draw_lines(axes, look, lines, limits=limits),
     )
-    return Markup('<div style="{}">{}{}</div>').format(_STYLE, metric.label, figure.svg())
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> Markup:
-    return _table((), facts)
+    style = f"{_STYLE}; max-width: 30em"
+    return Markup('<div style="{}">{}{}</div>').format(style, metric.label, figure.svg())
 
 
 def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Markup:
@@ -168,6 +146,6 @@ def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Markup:
 def _page(title: Markup, *parts: Markup) -> str:
     return str(
         Markup('<div style="{}"><strong>{}</strong>{}</div>').format(
-            _STYLE.replace("max-width: 30em", ""), title, Markup("").join(parts)
+            _STYLE, title, Markup("").join(parts)
         )
     )

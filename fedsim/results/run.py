@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,44 +19,45 @@ from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain.section import MODELS, OF_ALL
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results import display
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
 from fedsim.support import atomic
 from fedsim.support.words import client_name
 
-# Of runs from before manifests named their metrics: those of a regression if R² is on record, and
-# otherwise those of a classification.
-_OF_REGRESSION = (
-    Metric("r2", "R²", primary=True),
-    Metric("loss", "loss", best="min"),
-    Metric("rmse", "error, root mean square (RMSE)", best="min"),
-    Metric("mae", "error, mean absolute (MAE)", best="min"),
-)
-_OF_CLASSIFICATION = (
-    Metric("accuracy", "accuracy", primary=True),
-    Metric("loss", "loss", best="min"),
-)
+# Of a run that has not begun, whose manifest names none yet.
+_UNKNOWN = (Metric("accuracy", "accuracy", primary=True),)
 
 # Columns of numbers, wherever they are; those of scores come with these prefixes.
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
 _PREFIXES = ("", "test_", "client_", "worst_client_", VALIDATION)
 _CURVES = ("deletion", "insertion")  # of maps.parquet
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # as torch calls them
+# The columns of whole numbers and of words that each table has.
+_KEYS: dict[str, tuple[list[str], list[str]]] = {
+    "rounds": (["round", "total_bytes_up", "total_bytes_down"], []),
+    "clients": (["round", "client"], []),
+    "tasks": (["round", "client", "task"], []),
+    "labels": (["client", "examples"], ["label"]),
+    "confusion": (["round", "count"], ["target", "prediction"]),
+    "explanations": (["round"], ["explainer"]),
+    "maps": (["round", "input"], ["explainer", "model"]),
+}
 
 _METRICS = TypeAdapter(tuple[Metric, ...])
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 
-class Run:
+class Run(display.Displayed):
     """The results of a run. Loading it executes no code from its folder.
 
     Attributes:
         path: the run's folder.
         manifest: versions, hardware, hashes, status.
     """
+
+    kind = "run"
 
     def __init__(self, folder: RunFolder) -> None:
         self.path: Path = folder.path
@@ -81,35 +82,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {str(self.path)!r}: {self.status}>"
-
-    def _repr_html_(self) -> str:
-        from fedsim.results.notebook import run_html
-
-        return run_html(self)
-
-    def plot(
-        self, figure: str = "curves", *, metric: str | None = None, ax: Axes | None = None
-    ) -> Axes:
-        """Draw a figure.
-
-        Args:
-            figure: `curves` (a column of `rounds` over the rounds), `clients` (each client's score
-                on its own test examples, in the last round that has such scores), `labels` (how
-                many examples of each class, or of each bin of targets, each client holds) or
-                `confusion` (the global model's confusion matrix in the last evaluated round, if
-                `evaluate.metrics` includes `confusion`).
-            metric: a column of `rounds`; by default the primary metric.
-            ax: what to draw on; by default a figure is made.
-
-        Returns:
-            The axes, to be changed further.
-
-        Raises:
-            BadInput: there is no such figure or column, or nothing to be shown.
-        """
-        from fedsim.results import plots
-
-        return plots.plot(plots.RUN, self, figure, ax, metric)
 
     def client_name(self, client: int) -> str:
         """What a client is called in the data, such as "Kiel"; or else "client 3"."""
@@ -140,9 +112,7 @@ class Run:
     def metrics(self) -> tuple[Metric, ...]:
         """The displayed scores of the run's objective, as listed in the manifest."""
         found = self.manifest.get("metrics")
-        if found is None:
-            return _OF_REGRESSION if "r2" in self.rounds else _OF_CLASSIFICATION
-        return _METRICS.validate_python(found)
+        return _UNKNOWN if found is None else _METRICS.validate_python(found)
 
     @property
     def last_round(self) -> int:
@@ -166,7 +136,7 @@ class Run:
         (since the start); `seconds`; and the columns that the method and the `privacy` and
         `explain` sections add.
         """
-        return self._of_numbers("rounds", ["round", "total_bytes_up", "total_bytes_down"])
+        return self._table("rounds")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -178,16 +148,16 @@ class Run:
         of its personal model, or else the global one, on its own test examples as `test_<score>`,
         and the columns that the method adds.
         """
-        return self._of_numbers("clients", ["round", "client"])
+        return self._table("clients")
 
     @cached_property
     def labels(self) -> pd.DataFrame:
-        """Which labels each client holds; empty for runs that predate this table.
+        """Which labels each client holds.
 
         Columns: `client`, `label` (a class, or a bin of a regression's targets; a categorical over
         all of them) and `examples` (how many of any kind, at least one).
         """
-        return self._table("labels", fault=_fault_of_labels)
+        return self._table("labels")
 
     @property
     def label_axis(self) -> str:
@@ -211,13 +181,12 @@ class Run:
             with safe_open(path, framework="np") as file:
                 if counted := (file.metadata() or {}).get("parameters"):
                     return int(counted)
-                names = file.keys()
-                shapes: dict[str, list[int]] = {n: file.get_slice(n).get_shape() for n in names}
+                # Of a rule model, the numbers in its arrays.
+                names: list[str] = list(file.keys())
+                shapes: list[list[int]] = [file.get_slice(name).get_shape() for name in names]
+                return sum(map(math.prod, shapes))
         except (OSError, SafetensorError, ValueError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
-        return sum(
-            math.prod(shape) for name, shape in shapes.items() if not name.endswith(_STATISTICS)
-        )
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -226,7 +195,7 @@ class Run:
         Columns: `round`, `client`, `task`, `seen` (whether it has been or is being learnt),
         `classes` (how many it has), and the scores of the client's model for this task.
         """
-        return self._of_numbers("tasks", ["round", "client", "task"])
+        return self._table("tasks")
 
     @cached_property
     def confusion(self) -> pd.DataFrame:
@@ -239,7 +208,7 @@ class Run:
             last = run.confusion[run.confusion["round"] == run.confusion["round"].max()]
             last.pivot(index="target", columns="prediction", values="count").fillna(0)
         """
-        return self._table("confusion", fault=_fault_of_confusion)
+        return self._table("confusion")
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
@@ -250,7 +219,7 @@ class Run:
         without scores, because all parts are equally relevant (or not finite), empty if there are
         none. The other rows are recorded by the method itself, such as a rule.
         """
-        return self._table("explanations", fault=_fault_of_explanations)
+        return self._table("explanations")
 
     @property
     def own_explanations(self) -> pd.DataFrame:
@@ -266,25 +235,19 @@ class Run:
         training data), `relevance` (P numbers, one per pixel, feature or word), and the `deletion`
         and `insertion` curves if they are among the scores.
         """
-        return self._table("maps", fault=_fault_of_maps)
+        return self._table("maps")
 
     @cached_property
     def explained(self) -> tuple[Metric, ...]:
         """The explanation scores that are columns of `rounds`."""
         return _METRICS.validate_python(self.manifest.get("explained", ()))
 
-    def _of_numbers(self, name: str, keys: Sequence[str]) -> pd.DataFrame:
-        """A table of whole numbers `keys`, and of scores."""
-        kinds = ("metrics", "explained")
-        named = [metric["column"] for kind in kinds for metric in self.manifest.get(kind) or ()]
-        usual = [metric.column for metric in (*_OF_REGRESSION, *_OF_CLASSIFICATION)]
-        return self._table(name, partial(_fault, keys=keys, scores=[*named, *usual]))
-
-    def _table(self, name: str, fault: Callable[[pd.DataFrame], str | None]) -> pd.DataFrame:
+    def _table(self, name: str) -> pd.DataFrame:
         table = Table(self.path, name)
         frame = table.read(self._folder.files.get(f"{name}.parquet"))
-        if len(frame.columns) and (found := fault(frame)):
-            raise Damaged(f"{table.file}: is damaged: {found}")
+        metrics = [m["column"] for k in ("metrics", "explained") for m in self.manifest.get(k, ())]
+        if len(frame.columns) and (fault := _fault(name, frame, metrics)):
+            raise Damaged(f"{table.file}: is damaged: {fault}")
         return frame
 
     @property
@@ -304,8 +267,7 @@ class Run:
         They are the whole state dict: first the layers of the flat vector (the trainable
         parameters in the network's order, then float buffers), which flattened and concatenated
         are the global model's weights (size,); then frozen parameters, integer buffers and the
-        further names of shared layers. Folders of earlier versions may lack the latter, and the
-        order.
+        further names of shared layers.
 
         For a rule model, the arrays of its rules.
 
@@ -320,10 +282,9 @@ class Run:
         try:
             atomic.check(path, expected)
             with safe_open(path, framework="pt") as file:
-                layers = (file.metadata() or {}).get("layers")
-                names = sorted(file.keys()) if layers is None else json.loads(layers)
+                names = json.loads((file.metadata() or {})["layers"])
                 weights = {name: file.get_tensor(name) for name in names}
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
         if not weights:
             raise RunFolderError(
@@ -333,57 +294,41 @@ class Run:
         return weights
 
 
-def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> str | None:
+def _fault(name: str, frame: pd.DataFrame, metrics: Sequence[str]) -> str | None:
     """Why a table cannot be that of a run; None if it can.
 
     Args:
-        keys: columns of whole numbers that it has.
-        scores: columns of numbers, where it has them.
+        metrics: columns of scores, which are numbers where the table has them.
     """
-    if fault := _fault_of_keys(frame, keys):
-        return fault
-    numbers = _NUMBERS | {prefix + score for prefix in _PREFIXES for score in scores}
-    for column in frame:
-        known, kind = column in numbers, frame[column].dtype.kind
-        if kind not in "iufb" and (known or not frame[column].dropna().map(np.isscalar).all()):
-            return f"column '{column}' has values that are no numbers"
-    return None
-
-
-def _fault_of_confusion(frame: pd.DataFrame) -> str | None:
-    if "client" not in frame:
-        return "it has no column 'client'"
-    return _fault_of_keys(frame, ["round", "count"], ["target", "prediction"])
-
-
-def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
-    if fault := _fault_of_keys(frame, ["round"], ["explainer"]):
-        return fault
-    for column in frame:
-        if not frame[column].dropna().map(np.isscalar).all():
-            return f"column '{column}' has values that are no numbers or words"
-    if "model" in frame and "client" not in frame:
-        return "it has no column 'client'"
-    return None
-
-
-def _fault_of_labels(frame: pd.DataFrame) -> str | None:
-    if fault := _fault_of_keys(frame, ["client", "examples"]):
-        return fault
-    if "label" not in frame or not all(isinstance(v, str) for v in frame["label"]):
-        return "column 'label' has values that are no words"
-    if frame["label"].dtype != "category":
+    whole, words = _KEYS[name]
+    of_models = name in ("confusion", "maps") or (name == "explanations" and "model" in frame)
+    for key in (*whole, *words, *(["client"] if of_models else [])):
+        if key not in frame:
+            return f"it has no column '{key}'"
+    for key in whole:
+        if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
+            return f"column '{key}' has values that are no whole numbers"
+    for key in words:
+        if not frame[key].map(lambda value: isinstance(value, str)).all():
+            return f"column '{key}' has values that are no words"
+    if name == "labels" and frame["label"].dtype != "category":
         return "column 'label' does not say which labels there are"
+    if name == "maps":
+        return _fault_of_maps(frame)
+    numbers = _NUMBERS | {prefix + metric for prefix in _PREFIXES for metric in metrics}
+    for column in frame if name not in ("labels", "confusion") else ():
+        number = name != "explanations" and column in numbers
+        if frame[column].dtype.kind not in "iufb" and (
+            number or not frame[column].dropna().map(np.isscalar).all()
+        ):
+            kinds = "numbers or words" if name == "explanations" else "numbers"
+            return f"column '{column}' has values that are no {kinds}"
     return None
 
 
 def _fault_of_maps(frame: pd.DataFrame) -> str | None:
-    if fault := _fault_of_keys(frame, ["round", "input"], ["explainer", "model"]):
-        return fault
     if not frame["model"].isin(MODELS).all():
         return "column 'model' has values that are no kinds of models"
-    if "client" not in frame:
-        return "it has no column 'client'"
     clients = frame.loc[~frame["model"].isin(OF_ALL), "client"]
     if len(clients) and (clients.dtype.kind not in "iuf" or clients.isna().any()):
         return "column 'client' has values that are no numbers"
@@ -398,18 +343,3 @@ def _fault_of_maps(frame: pd.DataFrame) -> str | None:
 def _is_vector(value: Any) -> bool:
     vector = isinstance(value, np.ndarray) and value.ndim == 1
     return vector and (value.dtype.kind in "iuf" or not value.size)
-
-
-def _fault_of_keys(
-    frame: pd.DataFrame, numbers: Sequence[str], words: Sequence[str] = ()
-) -> str | None:
-    for key in (*numbers, *words):
-        if key not in frame:
-            return f"it has no column '{key}'"
-    for key in numbers:
-        if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
-            return f"column '{key}' has values that are no whole numbers"
-    for key in words:
-        if not frame[key].map(lambda value: isinstance(value, str)).all():
-            return f"column '{key}' has values that are no words"
-    return None

@@ -1,4 +1,4 @@
-"""What papers report of many runs, from the tidy table of all their rounds."""
+"""Summaries of many runs, as papers report them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from fedsim.results.significance import Difference, compared, holm, stars
 
 if TYPE_CHECKING:  # it takes long to import: only where it is needed
     import pandas as pd
-
-    from fedsim.results.sweeps import Search
 
 CLOCK = "total_simulated_seconds"  # a column of rounds with simulated devices
 LAST = 5  # rounds that the mean of the last five is taken over
@@ -181,15 +179,6 @@ def score_facts(run: Run) -> dict[str, str]:
     return found
 
 
-def best_trials(search: Search) -> pd.DataFrame:
-    """The trials that are shown of a search: its Pareto front or five best, the best first."""
-    several, trials = len(search.objectives) > 1, search.trials
-    rows = search.pareto if several else trials[trials["status"] == "finished"]
-    name, mode = next(iter(search.objectives.items()))
-    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
-    return rows if several else rows.head(5)
-
-
 def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
     """The scores of these names (columns of rounds), of runs.
 
@@ -244,12 +233,8 @@ def of_run(
         others: further scores that are reported.
 
     Returns:
-        The score in the last round (`last`), that in the best (`best`; see `best_round`), the
-        mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes`
-        sent both ways; with a target `rounds_to_target`, the first round that reached it, and
-        `bytes_to_target`, what had been sent by the end of that round, NaN if none did. With
-        simulated devices also `simulated_seconds` of all rounds, and `seconds_to_target`. Of a
-        further score the first three, as `<column>/last` and so on.
+        The figures of `Grid.cells`. With simulated devices also `simulated_seconds` of all rounds,
+        and with a target `seconds_to_target`.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
     scores = rounds[metric.column].dropna() if metric.column in rounds else sent[:0]
@@ -299,7 +284,7 @@ def compared_by(runs: Iterable[Run], metric: Metric | None = None) -> Compared:
     return "last5" if min(evaluated, default=LAST) >= LAST else "last"
 
 
-def summarise(
+def summarise_cells(
     runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     axes: Sequence[str],
     baseline: Mapping[str, Any] | None = None,
@@ -318,17 +303,8 @@ def summarise(
             and what is `further` on record of any.
 
     Returns:
-        The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures
-        of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed). With a target
-        `reached`: how many seeds reached it; the means of rounds and bytes are over these. With a
-        baseline, by the figure that `compared_by` names: `difference_mean` and `difference_std`,
-        of the cell's score less the baseline's; `difference_low` and `difference_high`, the 95 %
-        confidence interval; `p_value` of the two-tailed t-test; `p_holm`, the same corrected by
-        Holm's method for all cells that are compared. `pairs` is the number of seeds that both
-        have, by which they are paired; if they share none it is 0, and the test is Welch's.
-
-        For each further score the first three figures and the comparison, as
-        `<column>/<figure>_mean` and so on; see `of_score`.
+        The columns of `Grid.summary`; the means of rounds and bytes to a target are over the seeds
+        that reached it.
     """
     import pandas as pd
 

@@ -12,20 +12,20 @@ from fedsim.config.arguments import checked
 from fedsim.config.registry import importing
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.results.folder import Folder, RunFolder
+from fedsim.results import display
+from fedsim.results.folder import ResultsFolder, RunFolder
 from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of, meant
 from fedsim.results.run import Run
-from fedsim.results.summary import further, of_run, summarise, tidy
+from fedsim.results.summary import further, of_run, summarise_cells, tidy
 from fedsim.results.tables import Table
 from fedsim.support.extras import require
 
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
-    from matplotlib.axes import Axes
 
 
-class Sweep(Folder):
+class Sweep(ResultsFolder, display.Displayed):
     """The folder of a grid or a search."""
 
     @property
@@ -62,33 +62,6 @@ class Grid(Sweep):
         done = sum(run.status == "finished" for run in self.runs)
         of = len(self.manifest["cells"])
         return f"<Grid {str(self.path)!r}: {self.status}, {done} of {of} runs finished>"
-
-    def _repr_html_(self) -> str:
-        from fedsim.results.notebook import grid_html
-
-        return grid_html(self)
-
-    def plot(
-        self, figure: str = "curves", *, metric: str | None = None, ax: Axes | None = None
-    ) -> Axes:
-        """Draw a figure.
-
-        Args:
-            figure: `curves` (a line for each cell over the rounds, mean ± standard deviation over
-                seeds) or `summary` (the last round of each cell, in the same way).
-            metric: a column of `rounds`, for `summary` one that is a score; by default the
-                primary metric.
-            ax: what to draw on; by default a figure is made.
-
-        Returns:
-            The axes, to be changed further.
-
-        Raises:
-            BadInput: there is no such figure or column, or nothing to be shown.
-        """
-        from fedsim.results import plots
-
-        return plots.plot(plots.GRID, self, figure, ax, metric)
 
     @property
     def axes(self) -> list[str]:
@@ -150,7 +123,7 @@ class Grid(Sweep):
             found = self._table("summary")
             if baseline is None or "pairs" in found:  # else of before tests were paired
                 return found
-        return summarise(self._finished, self.axes, baseline, self.manifest.get("target"))
+        return summarise_cells(self._finished, self.axes, baseline, self.manifest.get("target"))
 
     @property
     def _concluded(self) -> bool:
@@ -193,33 +166,6 @@ class Search(Sweep):
 
     def __repr__(self) -> str:
         return f"<Search {str(self.path)!r}: {self.status}, {len(self.trials)} trials>"
-
-    def _repr_html_(self) -> str:
-        from fedsim.results.notebook import search_html
-
-        return search_html(self)
-
-    def plot(
-        self, figure: str = "history", *, metric: str | None = None, ax: Axes | None = None
-    ) -> Axes:
-        """Draw a figure.
-
-        Args:
-            figure: `history` (an objective over the trials, and the best so far), `pareto` (the
-                trials by their first two objectives, with the Pareto front) or `importance` (the
-                share of each objective's variance that each hyper-parameter explains).
-            metric: objective shown in the history; by default the first one.
-            ax: what to draw on; by default a figure is made.
-
-        Returns:
-            The axes, to be changed further.
-
-        Raises:
-            BadInput: there is no such figure or objective, or nothing to be shown.
-        """
-        from fedsim.results import plots
-
-        return plots.plot(plots.SEARCH, self, figure, ax, metric)
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -287,6 +233,15 @@ class Search(Sweep):
         import optuna
 
         return optuna.load_study(study_name=STUDY, storage=storage(self.path))
+
+
+def best_trials(search: Search) -> pd.DataFrame:
+    """The trials that are shown of a search: its Pareto front or five best, the best first."""
+    several, trials = len(search.objectives) > 1, search.trials
+    rows = search.pareto if several else trials[trials["status"] == "finished"]
+    name, mode = next(iter(search.objectives.items()))
+    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
+    return rows if several else rows.head(5)
 
 
 STUDY = "fedsim"  # the name of each search's study, in a storage of its own

@@ -1,16 +1,15 @@
-"""Whether a folder at rest is as it was written."""
+"""Checks that the files of a folder are as they were written."""
 
 from __future__ import annotations
 
 import sqlite3
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from fedsim.errors import Damaged, FedsimWarning, RunFolderError
+from fedsim.errors import Damaged, RunFolderError
 from fedsim.federation.checkpoint import hash_of
-from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.sweeps import open_folder
 from fedsim.results.tables import check_progress, check_tables
@@ -79,13 +78,6 @@ def damage_of_run(folder: RunFolder) -> list[str]:
     except Damaged as damage:
         found.append(str(damage))
     found += checkpoints.damage(partial(check, folder.path))
-    if checkpoints.unnamed:
-        warnings.warn(
-            f"{folder.path}: checkpoints of an earlier version do not say which run they are of; "
-            "apart from its end, those of another run would not be noticed",
-            FedsimWarning,
-            stacklevel=2,
-        )
     return list(dict.fromkeys(found))
 
 
@@ -109,7 +101,7 @@ def check_end(folder: RunFolder) -> None:
             )
 
 
-def _damage_of_study(folder: Folder) -> list[str]:
+def _damage_of_study(folder: ResultsFolder) -> list[str]:
     path = folder.path / "study.db"
     if not path.exists():
         return [f"{path}: is missing"] if folder.kind == "search" else []

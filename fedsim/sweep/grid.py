@@ -14,9 +14,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +28,7 @@ from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.results.run import Run
-from fedsim.results.summary import cell_label, summarise, tidy
+from fedsim.results.summary import cell_label, summarise_cells, tidy
 from fedsim.results.sweeps import Grid
 from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import SweepPlan, Trial, trial_status
@@ -194,9 +193,10 @@ class GridSweep(SweepRunner[Grid]):
         runs: every cell with every seed.
     """
 
-    folder_type = Grid
+    folder_type, command = Grid, "grid"
 
     def __init__(self, config: RawConfig) -> None:
+        super().__init__(config)
         self.grid, base = read_section(config, "grid", GridSettings)
 
         def sheet_of(values: dict[str, Any], settings: dict[str, dict[str, Any]]) -> RawConfig:
@@ -231,7 +231,8 @@ class GridSweep(SweepRunner[Grid]):
                 experiment = cell.changed({"seed": seed}, "grid.seeds").build(Experiment)
                 folder = f"cells/{number:03d}-{name}/seed-{seed}"
                 self.runs.append(CellRun(values, seed, experiment, folder))
-        self.name = self.runs[0].experiment.name
+        self.experiments = [run.experiment for run in self.runs]
+        self.name = self.experiments[0].name
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -253,24 +254,15 @@ class GridSweep(SweepRunner[Grid]):
         # Read once: a trial of a killed grid may still be finishing.
         self._left = self._unfinished(path)
         return SweepPlan(
-            trial_of=partial(_trial_of, trials),
+            trial_of=lambda config: trials[config["run"]],
             examples=list({trial.path.parent: trial for trial in trials}.values()),
             count=len(trials),
             finished=len(trials) - len(self._left),
             concurrent=self.grid.concurrent,
         )
 
-    def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
-    ) -> tune.Tuner:
-        return tune.Tuner(
-            trainable,
-            param_space={"run": tune.grid_search(self._left)},
-            tune_config=tune.TuneConfig(
-                max_concurrent_trials=concurrent, reuse_actors=plan.reuse_processes
-            ),
-            run_config=run,
-        )
+    def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"run": tune.grid_search(self._left)}, {}
 
     def _unfinished(self, path: Path) -> list[int]:
         """Indices of unfinished runs."""
@@ -292,7 +284,7 @@ class GridSweep(SweepRunner[Grid]):
             known.append(self._about(run, status, error))
         rounds = tidy(done)
         baseline = self.grid.shown_baseline()
-        summary = summarise(done, list(self.grid.axes), baseline, self.grid.target)
+        summary = summarise_cells(done, list(self.grid.axes), baseline, self.grid.target)
         states = {about["status"] for about in known}
         left = "failed" if "failed" in states else "finished"
         status = "interrupted" if "missing" in states else left
@@ -311,8 +303,3 @@ def _check_one(sheets: Iterable[RawConfig]) -> None:
             return
     if first is not None:
         raise first
-
-
-def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:
-    number: int = config["run"]
-    return trials[number]

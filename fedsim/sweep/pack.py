@@ -28,7 +28,7 @@ def main(folder: Path, package: Path) -> None:
         if folder.is_dir() and any(folder.iterdir()):
             for left in reversed(range(TRIES)):
                 try:
-                    if pack(folder, package):
+                    if add_files(folder, package):
                         break
                 except OSError as error:
                     if error.errno is not None or not left:  # no errno: a file became shorter
@@ -41,7 +41,7 @@ def main(folder: Path, package: Path) -> None:
         package.unlink(missing_ok=True)
 
 
-def pack(folder: Path, package: Path) -> bool:
+def add_files(folder: Path, package: Path) -> bool:
     """Pack all files in their current state.
 
     Returns:

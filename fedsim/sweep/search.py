@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -34,7 +34,6 @@ import optuna
 from optuna.exceptions import OptunaError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,7 +43,7 @@ from fedsim.data import Dataset, load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
-from fedsim.results import pareto
+from fedsim.results.figures import pareto
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import STUDY, Search, storage
@@ -71,9 +70,10 @@ class SearchSweep(SweepRunner[Search]):
         probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
     """
 
-    folder_type = Search
+    folder_type, command = Search, "tune"
 
     def __init__(self, config: RawConfig) -> None:
+        super().__init__(config)
         search, self._base = read_section(config, "search", SearchSettings)
         self._given, self._config = search, config
         first: dict[str, Any] = {}
@@ -88,7 +88,8 @@ class SearchSweep(SweepRunner[Search]):
             by = f"{config.where(('search', 'space'))}: with {label}"
             experiment = self._base.changed(chosen, by).build(Experiment)
             self.probe_trials.append(Trial.of(label, Path(), experiment))
-        self.name = self.probe_trials[0].experiment.name
+        self.experiments = [trial.experiment for trial in self.probe_trials]
+        self.name = experiment.name
         if search.asha is not None and search.asha.grace >= experiment.train.rounds:
             raise ExperimentError(
                 f"{config.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: "
@@ -142,10 +143,8 @@ class SearchSweep(SweepRunner[Search]):
             every_round=self.settings.asha is not None,
         )
 
-    def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
-    ) -> tune.Tuner:
-        """A Tuner of the trials that are missing; the study and the runs' folders tell which."""
+    def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the trials that are missing; the study and the runs' folders tell which."""
         search = self.settings
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)
         logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
@@ -184,17 +183,8 @@ class SearchSweep(SweepRunner[Search]):
             )
             for frozen in _ended(path):
                 _tell_again(scheduler, plan.trial_of(frozen.params).path, names[0])
-        return tune.Tuner(
-            trainable,
-            tune_config=tune.TuneConfig(
-                search_alg=algorithm,
-                scheduler=scheduler,
-                num_samples=search.trials - plan.finished,
-                max_concurrent_trials=concurrent,
-                reuse_actors=plan.reuse_processes,
-            ),
-            run_config=run,
-        )
+        missing = search.trials - plan.finished
+        return {}, {"search_alg": algorithm, "scheduler": scheduler, "num_samples": missing}
 
     def conclude(
         self, folder: Search, plan: SweepPlan, errors: Mapping[Path, str]
@@ -316,11 +306,7 @@ def _importance(study: optuna.Study, settings: SearchSettings) -> pd.DataFrame:
         shares = optuna.importance.get_param_importances(
             study,
             evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-            target=partial(_objective, k),
+            target=lambda trial: float(trial.values[k]),  # noqa: B023  # called at once
         )
         table[name] = [shares.get(key, float("nan")) for key in settings.space]
     return table
-
-
-def _objective(k: int, trial: FrozenTrial) -> float:
-    return float(trial.values[k])

@@ -37,8 +37,7 @@ class Range(Config):
 ranges: Registry[Range] = Registry("range", Range, key="type")
 
 
-@ranges.register
-class Float(Range):
+class _Interval(Range):
     """Numbers between two bounds.
 
     Args:
@@ -47,44 +46,39 @@ class Float(Range):
         step: only the values low, low + step, ...
     """
 
-    type: str = "float"
-    low: float
-    high: float
+    low: Any
+    high: Any
     log: bool = False
-    step: float | None = Field(None, gt=0)
+    step: Any = None
 
     def distribution(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution
+        from optuna import distributions
 
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+        kinds = {"float": distributions.FloatDistribution, "int": distributions.IntDistribution}
+        return kinds[self.type](self.low, self.high, log=self.log, step=self.step)
 
     def probe_values(self) -> list[Any]:
         return [self.low, self.high]
 
 
 @ranges.register
-class Int(Range):
-    """Whole numbers between two bounds.
+class Float(_Interval):
+    """Numbers between two bounds."""
 
-    Args:
-        low, high: the bounds, inclusive.
-        log: sample on a logarithmic scale.
-        step: only the values low, low + step, ...
-    """
+    type: str = "float"
+    low: float
+    high: float
+    step: float | None = Field(None, gt=0)
+
+
+@ranges.register
+class Int(_Interval):
+    """Whole numbers between two bounds."""
 
     type: str = "int"
     low: int
     high: int
-    log: bool = False
     step: int = Field(1, ge=1)
-
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def probe_values(self) -> list[Any]:
-        return [self.low, self.high]
 
 
 @ranges.register

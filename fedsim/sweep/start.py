@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
@@ -13,9 +13,14 @@ from fedsim.launch import run as launch
 from fedsim.launch.progress import LineProgress
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
-from fedsim.results.sweeps import Grid, Search, open_folder
+from fedsim.results.sweeps import Grid, Search, Sweep, open_folder
+
+if TYPE_CHECKING:
+    from fedsim.sweep.sweep import SweepRunner
 
 # Ray Tune and Optuna take a second to import, so they are imported in functions.
+
+F = TypeVar("F", bound=Sweep)
 
 
 @checked
@@ -47,8 +52,7 @@ def grid(
     """
     from fedsim.sweep.grid import GridSweep
 
-    with LineProgress(progress) as shown:
-        return GridSweep.run(_content(experiment, overrides), out, shown, on_start)
+    return _run(GridSweep, experiment, overrides, out, progress, on_start)
 
 
 @checked
@@ -62,14 +66,8 @@ def tune(
     """Tune the hyper-parameters of a search, several trials at a time.
 
     Args:
-        experiment: an experiment file with a `search` section, or its content as nested dicts,
-            which may hold objects as `Experiment` takes them.
-        overrides: `section.key=value`, or a dict of values by `section.key`, which win over
-            the file.
-        out: the folder below which the search's own is made: `<out>/<name>/<id>`.
-        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
-            with a line for each trial that ends.
-        on_start: called with the search before its first trial.
+        experiment: an experiment file with a `search` section, or its content.
+        overrides, out, progress, on_start: as of `grid`, with trials for runs.
 
     Returns:
         The search, loaded. A failed trial is a row of `Search.trials` with the reason.
@@ -80,8 +78,7 @@ def tune(
     """
     from fedsim.sweep.search import SearchSweep
 
-    with LineProgress(progress) as shown:
-        return SearchSweep.run(_content(experiment, overrides), out, shown, on_start)
+    return _run(SearchSweep, experiment, overrides, out, progress, on_start)
 
 
 @checked
@@ -107,26 +104,46 @@ def resume(
         RunError: it failed again.
     """
     folder = open_folder(path)
-    path = folder.path
     if isinstance(folder, RunFolder):
-        return launch.resume(path, progress, on_start)
+        return launch.resume(folder.path, progress, on_start)
     with LineProgress(progress) as shown:
-        if isinstance(folder, Grid):
-            from fedsim.sweep.grid import GridSweep
-
-            return GridSweep.resume(path, shown, on_start)
-        from fedsim.sweep.search import SearchSweep
-
-        return SearchSweep.resume(path, shown, on_start)
+        done: Grid | Search = _sweep(folder.kind).resume(folder.path, shown, on_start)
+        return done
 
 
-def _content(
+def sweep_of(config: RawConfig) -> SweepRunner[Any] | None:
+    """The grid or the search of an experiment file; None of one that is a single run.
+
+    Raises:
+        ExperimentError: it does not fit the schema.
+    """
+    kind = next((kind for kind in ("grid", "search") if kind in config.content), None)
+    return None if kind is None else _sweep(kind)(config)
+
+
+def _sweep(kind: str) -> type[SweepRunner[Any]]:
+    if kind == "grid":
+        from fedsim.sweep.grid import GridSweep
+
+        return GridSweep
+    from fedsim.sweep.search import SearchSweep
+
+    return SearchSweep
+
+
+def _run(
+    kind: type[SweepRunner[F]],
     given: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any],
-) -> RawConfig:
+    out: str | Path,
+    progress: bool | Callable[[str], None],
+    on_start: Callable[[F], None],
+) -> F:
     overrides = plain(overrides)
     if isinstance(given, str | Path):
-        return RawConfig.read(given, overrides)
-    if not isinstance(given, RawConfig):
-        given = RawConfig(plain(given))
-    return given.overridden(overrides)
+        config = RawConfig.read(given, overrides)
+    else:
+        config = given if isinstance(given, RawConfig) else RawConfig(plain(given))
+        config = config.overridden(overrides)
+    with LineProgress(progress) as shown:
+        return kind.run(config, out, shown, on_start)

@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -40,7 +40,10 @@ from fedsim.cluster.ray_compat import SUBMISSION_LOGGERS, request_options, use_t
 from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.results.archive import write_zip
+from fedsim.support import atomic
 from fedsim.sweep import pack
+from fedsim.sweep.start import sweep_of
 
 JOBS_FOLDER = "~/fedsim-jobs"  # of results on the cluster, with a sub-folder per job
 UPLOAD_LIMIT = 100 * 2**20  # bytes that Ray's dashboard accepts in one request
@@ -244,16 +247,10 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     Raises:
         ExperimentError: the file does not fit the schema.
     """
-    config = RawConfig.read(file, overrides)
-    if "grid" in config.content:
-        from fedsim.sweep.grid import GridSweep  # imports Ray Tune
-
-        return "grid", GridSweep(config).name
-    if "search" in config.content:
-        from fedsim.sweep.search import SearchSweep  # imports Optuna
-
-        return "tune", SearchSweep(config).name
-    return "run", Experiment.load(file, overrides).name
+    sweep = sweep_of(RawConfig.read(file, overrides))
+    if sweep is None:
+        return "run", Experiment.load(file, overrides).name
+    return sweep.command, sweep.name
 
 
 def submit(
@@ -290,7 +287,9 @@ def submit(
     cluster = Cluster(address)
     with tempfile.TemporaryDirectory() as scratch:
         working_dir = Path(scratch, "working_dir.zip")
-        _zip(files, working_dir)
+        # Deterministic, so that Ray does not upload the same content twice.
+        named = {name: path for path, name in sorted(files.items())}
+        write_zip(working_dir, named, zipfile.ZIP_DEFLATED)
         # fedsim reads its version from the package's metadata, so these are sent, too.
         package = distribution("fedsim")
         about = Path(scratch, f"fedsim-{package.version}.dist-info")
@@ -327,11 +326,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _to_send(here: Path, file: Path) -> dict[Path, str]:
-    """The files to send, and their names in the job.
-
-    Raises:
-        BadInput: they cannot be read, or are too large.
-    """
+    """The files to send, and their names in the job."""
     file = _absolute(file)
     try:
         files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
@@ -380,20 +375,6 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
             yield from _files(path, top, ignored)
         elif path.is_file() and not path.is_symlink():
             yield path
-
-
-def _zip(files: Mapping[Path, str], target: Path) -> None:
-    """Pack files deterministically, so that Ray does not upload the same content twice."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, name in sorted(files.items()):
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise BadInput(f"{path}: cannot be sent: {error}") from error
-            entry = zipfile.ZipInfo(name)  # dated 1980
-            entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
 
 
 def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
@@ -540,37 +521,21 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
             cluster.stop_job(id)
 
 
-class _HashingReader:
-    """Incoming data as a file that can be read once, and its hash."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self.digest = chunks, hashlib.sha256()
-
-    def read(self, _: int) -> bytes:
-        chunk = next(self._chunks, b"")
-        self.digest.update(chunk)
-        return chunk
-
-
 def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
-    """Unpack a package as it arrives.
-
-    Raises:
-        RunError: it is incomplete, or contains files outside of its folder.
-        OSError: it cannot be written.
-    """
-    body = _HashingReader(chunks)
-    try:
-        with tarfile.open(fileobj=body, mode="r|") as tar:  # type: ignore[call-overload]
-            tar.extractall(stage, filter=_no_links)
-    except tarfile.FilterError as error:
-        raise RunError(f"the package of results is refused: {error}") from error
-    except tarfile.ReadError:
-        pass  # incomplete, which the hash shows, too
-    while body.read(2**16):
-        pass
-    if body.digest.hexdigest() != sha256:
-        raise RunError("the results arrived damaged; fetch again")
+    """Unpack a package."""
+    with tempfile.TemporaryFile(dir=stage) as package:
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            digest.update(chunk)
+            package.write(chunk)
+        if digest.hexdigest() != sha256:
+            raise RunError("the results arrived damaged; fetch again")
+        package.seek(0)
+        try:
+            with tarfile.open(fileobj=package) as tar:
+                tar.extractall(stage, filter=_no_links)
+        except tarfile.FilterError as error:
+            raise RunError(f"the package of results is refused: {error}") from error
 
 
 def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -624,9 +589,9 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path not in (folder / FETCH_MARK, folder / "report.html"):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
+            digest.update(
+                f"{atomic.checksum(path)} {path.relative_to(folder).as_posix()}\n".encode()
+            )
     return digest.hexdigest()
 
 

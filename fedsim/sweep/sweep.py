@@ -9,18 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
-from ray import tune
 
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import Config, importing
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, RunError, RunFolderError
-from fedsim.experiment import to_yaml
+from fedsim.experiment import Experiment, to_yaml
 from fedsim.results.folder import new_path
 from fedsim.results.sweeps import Sweep
 from fedsim.support import atomic
@@ -38,7 +37,10 @@ class SweepRunner(ABC, Generic[F]):
 
     Attributes:
         folder_type: the class of its folder.
+        command: of fedsim that runs it.
         name: name of the experiment.
+        experiments: of its runs, or representative ones.
+        loaded: data that planning it has loaded, by `data_key`.
 
     Raises:
         ExperimentError: the section, or an experiment that follows from it, does not fit the
@@ -46,15 +48,13 @@ class SweepRunner(ABC, Generic[F]):
     """
 
     folder_type: type[F]
+    command: str
     name: str
+    experiments: list[Experiment]
 
     @abstractmethod
-    def __init__(self, config: RawConfig) -> None: ...
-
-    @cached_property
-    def loaded(self) -> dict[str, Dataset]:
-        """Data that planning it has loaded, by `data_key`."""
-        return {}
+    def __init__(self, config: RawConfig) -> None:
+        self.loaded: dict[str, Dataset] = {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -65,10 +65,8 @@ class SweepRunner(ABC, Generic[F]):
         """Its trials, for the path of its folder."""
 
     @abstractmethod
-    def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
-    ) -> tune.Tuner:
-        """The Tuner of missing trials, with a number of concurrent ones."""
+    def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The space of missing trials, and further settings of Tune."""
 
     @abstractmethod
     def conclude(
@@ -91,20 +89,11 @@ class SweepRunner(ABC, Generic[F]):
         tell: Callable[[str], None] = lambda _: None,
         on_start: Callable[[F], None] = lambda _: None,
     ) -> F:
-        """Run a sweep.
+        """Run a sweep; see `fedsim.grid` and `fedsim.tune`.
 
         Args:
-            config: an experiment file with the section of this kind of sweep.
-            out: the folder below which the sweep's own is made.
             tell: is called with lines for the user.
             on_start: is called with the folder before the first trial.
-
-        Returns:
-            Its folder, whose manifest or table of trials names those that failed.
-
-        Raises:
-            BadInput: the sweep is invalid; nothing was started or written.
-            RunError: there are no results, or they cannot be written.
         """
         sweep = cls(config)
         path = new_path(out, sweep.name).absolute()
@@ -125,12 +114,7 @@ class SweepRunner(ABC, Generic[F]):
         tell: Callable[[str], None] = lambda _: None,
         on_start: Callable[[F], None] = lambda _: None,
     ) -> F:
-        """Resume a sweep: only missing and failed trials are run.
-
-        Raises:
-            BadInput: the folder is not that of such a sweep, or was edited.
-            RunError: there are no results, or they cannot be written.
-        """
+        """Resume a sweep: only missing and failed trials are run; see `fedsim.resume`."""
         with cls.folder_type.open(path).alone():
             folder = cls.folder_type.open(path)
             if folder.manifest["status"] == "finished":
@@ -154,8 +138,8 @@ class SweepRunner(ABC, Generic[F]):
         errors: dict[Path, str] = {}
         if plan.finished < plan.count:
             try:
-                make_tuner = partial(self.make_tuner, path, plan)
-                errors = run_trials(plan, path, begin, make_tuner, tell, self.loaded)
+                tuning = partial(self.tuning, path, plan)
+                errors = run_trials(plan, path, begin, tuning, tell, self.loaded)
             except RunError:
                 self.folder_type.open(path).update(status="failed")
                 raise

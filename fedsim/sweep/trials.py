@@ -76,15 +76,11 @@ class Trial:
     @classmethod
     def of(cls, label: str, path: Path, experiment: Experiment) -> Trial:
         """A trial of an existing experiment."""
-        return cls(label, path, partial(_same, experiment))
+        return cls(label, path, lambda: experiment)
 
     @property
     def experiment(self) -> Experiment:
         return self.build()
-
-
-def _same(experiment: Experiment) -> Experiment:  # pickled for the trials
-    return experiment
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def run_trials(
     plan: SweepPlan,
     path: Path,
     begin: Callable[[], None],
-    make_tuner: Callable[[Any, int, tune.RunConfig], tune.Tuner],
+    tuning: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
     tell: Callable[[str], None],
     loaded: Mapping[str, Dataset],
 ) -> dict[Path, str]:
@@ -184,8 +180,7 @@ def run_trials(
     Args:
         path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
-        make_tuner: returns the Tuner for a trainable, a number of concurrent trials, and the
-            folder of Tune's own state (pickles, which are not part of the results).
+        tuning: returns the space of missing trials, and further settings of Tune.
         loaded: data that is loaded already, by `data_key`.
 
     Returns:
@@ -239,15 +234,33 @@ def run_trials(
         if by_test_set := [name for name in plan.objectives if name in tested]:
             tell(_about_test_set(plan, by_test_set))
         with (
-            scratch("fstune-") as state,
+            scratch("fstune-") as state,  # pickles of Tune's, which are no part of the results
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # of stopped trials
             Watchdog(tell) as watchdog,
             TrialReporter.reporting(plan, watchdog, tell) as errors,
         ):
             try:
-                make_tuner(trainable, concurrent, run_config(Path(state))).fit()
+                space, settings = tuning()
+                tune.Tuner(
+                    trainable,
+                    param_space=space,
+                    tune_config=tune.TuneConfig(
+                        max_concurrent_trials=concurrent,
+                        reuse_actors=plan.reuse_processes,
+                        **settings,
+                    ),
+                    run_config=tune.RunConfig(
+                        name="tune",
+                        storage_path=str(state),
+                        failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+                        callbacks=[TrialReporter()],
+                        stop=_OnceHopeless(),
+                        verbose=0,
+                    ),
+                ).fit()
             except (TuneError, OSError) as error:
-                raise RunError(f"{path}: Ray Tune failed: {_first_line(error)}") from error
+                first = str(error).strip().partition("\n")[0] or type(error).__name__
+                raise RunError(f"{path}: Ray Tune failed: {first}") from error
         return errors
 
 
@@ -262,22 +275,6 @@ def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
     return (
         f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To choose "
         f"by a validation set instead: {holding_out}'search.objectives={{{instead}}}'"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def run_config(path: Path) -> tune.RunConfig:
-    """Tune's settings, with its own state at `path`."""
-    return tune.RunConfig(
-        name="tune",
-        storage_path=str(path),
-        failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
-        callbacks=[TrialReporter()],
-        stop=_OnceHopeless(),
-        verbose=0,
     )
 
 
@@ -345,9 +342,6 @@ def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
     """Reject an objective that looks like a misspelt column.
 
     Other unknown names may be recorded by the method, which the first evaluated round shows.
-
-    Raises:
-        ExperimentError: it does; the message lists the objectives.
     """
     known = [*columns, TOTAL_BYTES]
     for name, where in plan.objectives.items():

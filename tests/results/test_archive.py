@@ -18,7 +18,7 @@ from experiments import Say, change_manifest, grid_in_process, small_experiment
 from fedsim import Run
 from fedsim.analysis.replay import replay
 from fedsim.errors import FedsimError, RunFolderError
-from fedsim.results.archive import pack
+from fedsim.results.archive import pack_results
 
 SCAFFOLD = {
     "method": {"name": "scaffold"},
@@ -77,11 +77,13 @@ def test_what_is_unpacked_elsewhere_is_as_good(
 
 
 def test_the_same_folder_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
-    first = pack(run, tmp_path / "first.zip")
+    first = pack_results(run, tmp_path / "first.zip")
     for number, path in enumerate(run.rglob("*")):
         os.utime(path, (number, number))
         path.chmod(0o700)
-    second = pack(shutil.copytree(run, tmp_path / "other" / "run"), tmp_path / "second.zip")
+    second = pack_results(
+        shutil.copytree(run, tmp_path / "other" / "run"), tmp_path / "second.zip"
+    )
     assert first.path.read_bytes() == second.path.read_bytes()
     assert first.sha256 == second.sha256
 
@@ -90,7 +92,7 @@ def test_all_checkpoints_are_packed_if_all_are_kept(
     finish: Callable[..., Run], tmp_path: Path, say: Say
 ) -> None:
     path = finish(train={"rounds": 3}, checkpoint={"every": 1, "keep": "all"}).path
-    there = unpacked(pack(path, tmp_path / "all.zip").path)
+    there = unpacked(pack_results(path, tmp_path / "all.zip").path)
     assert len(list(there.glob("weights/round-*"))) == 3
     before = sorted(there.rglob("*"))
     assert say("verify", str(there))[0] == 0
@@ -142,7 +144,7 @@ def test_what_is_not_as_it_should_be_is_refused(
 ) -> None:
     harm(run)
     with pytest.raises(RunFolderError, match=told):
-        pack(run, tmp_path / "x.zip")
+        pack_results(run, tmp_path / "x.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -159,5 +161,5 @@ def test_where_it_cannot_be_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FedsimError, match=re.escape(told)):
-        pack(run, Path(out))
+        pack_results(run, Path(out))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -18,11 +18,12 @@ from sklearn.metrics import confusion_matrix, recall_score
 from experiments import change_manifest, small_experiment
 from fedsim import Run, load, predictions, run
 from fedsim.errors import BadInput, Damaged
-from fedsim.results.confusion import last_class_accuracy, last_confusion, plot_confusion
+from fedsim.results.confusion import last_class_accuracy, last_confusion
+from fedsim.results.figures.charts import draw_confusion
+from fedsim.results.figures.look import PAGE, PAPER, Drawing
 from fedsim.results.report.classes import figures
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
-from fedsim.results.report.figures import PAGE, PAPER, Drawing
 from fedsim.results.report.html import Report
 
 DIGITS = [str(k) for k in range(10)]
@@ -63,7 +64,7 @@ def counts_of(axes: Axes, C: int) -> NDArray[np.int64]:
 
 def bars_of(drawing: Drawing) -> dict[str, list[float]]:
     """The lengths of bars as drawn, by the class of their line."""
-    (axes,) = drawing.draw(PAGE).axes
+    (axes,) = drawing.figure(PAGE).axes
     found: dict[str, list[float]] = {}
     for bar in axes.patches:
         found.setdefault(str(bar.get_gid()), []).append(bar.get_width())  # type: ignore[attr-defined]
@@ -78,7 +79,7 @@ def test_a_matrix_is_the_sum_over_seeds(runs: dict[tuple[str, int], Run]) -> Non
         expected = sum(
             confusion_matrix(f["target"], f["prediction"], labels=DIGITS) for f in found
         )
-        (axes,) = drawing.draw(PAGE).axes
+        (axes,) = drawing.figure(PAGE).axes
         np.testing.assert_array_equal(counts_of(axes, 10), expected)
         assert [label.get_text() for label in axes.get_yticklabels()] == DIGITS
         wrong = expected - np.diag(np.diag(expected))
@@ -96,7 +97,7 @@ def test_bars_are_means_over_seeds(runs: dict[tuple[str, int], Run]) -> None:
         shares = [recall_score(f["target"], f["prediction"], average=None) for f in found]
         assert bars[line] == pytest.approx(np.mean(shares, axis=0).tolist())
     assert drawing.svg().count('class="line-1"') == 2 * 10  # so that the legend hides them
-    with_legend = drawing.draw(PAPER).legends[0].get_texts()
+    with_legend = drawing.figure(PAPER).legends[0].get_texts()
     assert [text.get_text() for text in with_legend] == ["fedavg", "feddyn"]
 
 
@@ -137,7 +138,7 @@ def test_the_page_shows_them(runs: dict[tuple[str, int], Run]) -> None:
 
 def test_shades_are_shares_of_the_row() -> None:
     axes = Figure().subplots()
-    plot_confusion(axes, np.array([[150, 49, 1], [0, 0, 0], [0, 0, 7]]), list("abc"), "red", 9)
+    draw_confusion(axes, PAGE, np.array([[150, 49, 1], [0, 0, 0], [0, 0, 7]]), list("abc"))
     squares = {
         tuple(corner): patch.get_alpha()
         for patch in axes.patches
@@ -153,7 +154,7 @@ def test_shades_are_shares_of_the_row() -> None:
 @pytest.mark.parametrize(("C", "numbers", "names"), [(12, 12, 12), (13, 0, 13), (31, 0, 0)])
 def test_of_many_classes_there_are_no_numbers(C: int, numbers: int, names: int) -> None:
     axes = Figure().subplots()
-    plot_confusion(axes, np.eye(C, dtype=np.int64), [f"class {k}" for k in range(C)], "red", 9)
+    draw_confusion(axes, PAGE, np.eye(C, dtype=np.int64), [f"class {k}" for k in range(C)])
     assert len(axes.texts) == numbers
     assert sum("class" in label.get_text() for label in axes.get_yticklabels()) == names
 

@@ -387,13 +387,3 @@ def test_metrics_are_those_of_the_manifest(finish: Callable[..., Run]) -> None:
     RunFolder.open(done.path).update(metrics=[{"column": "loss", "label": "loss"}, own])
     again = fedsim.load(done.path)
     assert again.primary_metric == Metric("hamming", "Hamming loss", best="min", primary=True)
-
-
-def test_metrics_of_a_run_of_before_are_those_of_its_rounds(finish: Callable[..., Run]) -> None:
-    done = finish(train={"rounds": 1})
-    change_manifest(done.path, "metrics", "files")
-    assert fedsim.load(done.path).primary_metric.column == "accuracy"
-    done.rounds.assign(r2=0.5).to_parquet(done.path / "rounds.parquet")
-    assert [metric.column for metric in fedsim.load(done.path).metrics] == [
-        "r2", "loss", "rmse", "mae"
-    ]  # fmt: skip

@@ -35,7 +35,7 @@ from fedsim.results.summary import (
     pairing,
     score_facts,
     score_rows,
-    summarise,
+    summarise_cells,
 )
 
 ACCURACY = Metric("accuracy", "accuracy", primary=True)
@@ -132,7 +132,7 @@ class TestRegression:
             for method, seeds in runs.items()
             for seed, r2 in enumerate(seeds)
         ]
-        found = summarise(table, ["method"], {"method": "fedavg"}, target=0.4)
+        found = summarise_cells(table, ["method"], {"method": "fedavg"}, target=0.4)
         assert list(found["last_mean"]) == [-6.5, 0.4]
         assert list(found["reached"]) == [0, 1]
         assert found["p_value"][1] < 0.1  # two seeds are a single degree of freedom
@@ -143,8 +143,8 @@ class TestRegression:
             ({"data": "b"}, 0, a_run(regression([-2, 0.1]), R2)),
         ]
         assert in_words([ACCURACY, R2]) == "accuracy or R²"
-        assert list(summarise(both, ["data"])["last_mean"]) == [0.7, 0.1]
-        tested = summarise(both * 2, ["data"], {"data": "a"})
+        assert list(summarise_cells(both, ["data"])["last_mean"]) == [0.7, 0.1]
+        tested = summarise_cells(both * 2, ["data"], {"data": "a"})
         assert tested["p_value"].isna().all()  # which of them is better nobody can say
 
     @given(st.lists(st.floats(-1e9, 1), min_size=1, max_size=30))
@@ -174,7 +174,7 @@ class TestLessIsBetter:
             for seed, value in enumerate(values)
         ]
         for method, other in (("fedavg", 1), ("fedprox", 0)):
-            found = summarise(table, ["method"], {"method": method}).iloc[other]
+            found = summarise_cells(table, ["method"], {"method": method}).iloc[other]
             assert found["p_value"] < 0.001
             assert (found["difference_high"] < 0) == (method == "fedavg")
 
@@ -208,7 +208,7 @@ class TestCells:
     }
 
     def test_means_and_deviations_over_seeds(self) -> None:
-        found = summarise(table(self.RUNS), ["method", "alpha"], target=0.65)
+        found = summarise_cells(table(self.RUNS), ["method", "alpha"], target=0.65)
         assert list(found["method"]) == ["fedavg", "fedprox", "fedavg", "fedprox"]
         first = found.iloc[0]
         assert first["seeds"] == 3
@@ -219,7 +219,7 @@ class TestCells:
         assert math.isnan(found.iloc[2]["last_std"])  # of a single seed
 
     def test_a_cell_is_tested_against_the_baseline_that_is_otherwise_equal(self) -> None:
-        found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedavg"})
+        found = summarise_cells(table(self.RUNS), ["method", "alpha"], {"method": "fedavg"})
         found = found.set_index(["method", "alpha"])
         assert math.isnan(found["p_value"]["fedavg", 0.1])
         assert math.isnan(found["p_value"]["fedprox", 1.0])  # one seed has no variance
@@ -231,7 +231,7 @@ class TestCells:
         assert interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
     def test_a_cell_that_is_worse_is_told_from_one_that_is_equal(self) -> None:
-        found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedprox"})
+        found = summarise_cells(table(self.RUNS), ["method", "alpha"], {"method": "fedprox"})
         of_cell = found.set_index(["method", "alpha"]).loc["fedavg", 0.1]
         assert of_cell["p_value"] < 0.05
         assert of_cell["difference_high"] < 0
@@ -242,7 +242,7 @@ class TestCells:
         long = a_run(rounds([0.5] * 9), ACCURACY)
         assert compared_by([long, short]) == by
         table: Runs = [({"method": "a"}, 0, long), ({"method": "b"}, 0, short)]
-        found = summarise(table, ["method"], {"method": "a"}).iloc[1]
+        found = summarise_cells(table, ["method"], {"method": "a"}).iloc[1]
         assert found["difference_mean"] == pytest.approx(found[f"{by}_mean"] - 0.5)
 
     def test_unfinished_runs_do_not_decide_what_is_compared(self) -> None:
@@ -251,7 +251,7 @@ class TestCells:
         assert compared_by([cast(Run, short)]) == "last"
 
     def test_nothing_finished_is_an_empty_table(self) -> None:
-        assert summarise([], ["method"]).empty
+        assert summarise_cells([], ["method"]).empty
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.01, 1))
@@ -328,7 +328,7 @@ def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:
         for method, seeds in scores.items()
         for seed, score in seeds.items()
     ]
-    found = summarise(runs, ["method"], {"method": "fedavg"}).set_index("method")
+    found = summarise_cells(runs, ["method"], {"method": "fedavg"}).set_index("method")
     assert found["difference_mean"]["fedprox"] == pytest.approx(0.02)
     assert found["difference_std"]["fedprox"] == pytest.approx(0.01)
     assert found.loc["fedavg", ["difference_mean", "p_value", "p_holm"]].isna().all()
@@ -343,7 +343,7 @@ def test_equal_differences_have_no_interval() -> None:
         for method, first in {"fedavg": 0.90, "ours": 0.91}.items()
         for seed in range(3)
     ]
-    ours = summarise(runs, ["method"], {"method": "fedavg"}).set_index("method").loc["ours"]
+    ours = summarise_cells(runs, ["method"], {"method": "fedavg"}).set_index("method").loc["ours"]
     assert ours["pairs"] == 3
     assert (ours["difference_mean"], ours["difference_std"]) == pytest.approx((0.01, 0))
     tested = ["difference_low", "difference_high", "p_value", "p_holm"]
@@ -361,7 +361,7 @@ def test_stars_stand_beside_the_figure_that_was_tested(count: int, shared: bool)
             table["f1"] = [*[np.nan] * (count - 3), *table["accuracy"][-3:]]
             apart = 0 if shared or method == "ours" else 10
             runs.append(({"method": method}, seed + apart, a_run(table, ACCURACY, [f1])))
-    found = summarise(runs, ["method"], {"method": "fedavg"})
+    found = summarise_cells(runs, ["method"], {"method": "fedavg"})
     by = "last" if count == 3 else "last5"
     further = further_scores(found, [run for _, _, run in runs])
     assert further == {"f1/last": "macro F1, last round"}
@@ -406,7 +406,7 @@ class TestFurtherScores:
             for method, of_seeds in scores.items()
             for seed, score in enumerate(of_seeds)
         ]
-        return summarise(runs, ["method"], {"method": "fedavg"}, metrics=metrics)
+        return summarise_cells(runs, ["method"], {"method": "fedavg"}, metrics=metrics)
 
     def test_all_are_on_record_by_their_names(self) -> None:
         assert {m.column: m.label for m in further(self.run([0.1]))} == self.COLUMNS
@@ -460,5 +460,5 @@ class TestFurtherScores:
             ({"method": "a"}, 0, self.run([0.5])),
             ({"method": "b"}, 0, a_run(rounds([0.4]), ACCURACY)),
         ]
-        found = of_score(summarise(runs, ["method"]), ["method"], "own")
+        found = of_score(summarise_cells(runs, ["method"]), ["method"], "own")
         assert found["last_mean"].isna().tolist() == [False, True]

@@ -166,7 +166,7 @@ class TestGrid:
         assert not plt.get_fignums()
 
     def test_a_dollar_is_no_mathematics(self, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fedsim.results.plots.cell_label", lambda cell: "$5 and $6")
+        monkeypatch.setattr("fedsim.results.figures.plots.cell_label", lambda cell: "$5 and $6")
         axes = grid.plot("curves")
         (text, *_) = axes.get_legend().get_texts()
         assert not text.get_parse_math()

@@ -17,7 +17,7 @@ from experiments import Say, pickles, small_experiment
 from fedsim import grid, load, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.errors import ClusterError, RunFolderError
-from fedsim.results.summary import summarise, tidy
+from fedsim.results.summary import summarise_cells, tidy
 from fedsim.sweep.grid import GridSweep
 
 TWO_BY_TWO = {
@@ -179,7 +179,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     undisturbed = tmp_path / "undisturbed"
     runs = [(c.values, c.seed, run(c.experiment, undisturbed)) for c in sweep.runs]
     rounds = tidy(runs)
-    table = summarise(runs, list(sweep.grid.axes), sweep.grid.baseline, sweep.grid.target)
+    table = summarise_cells(runs, list(sweep.grid.axes), sweep.grid.baseline, sweep.grid.target)
 
     first = command("grid", "grid.yaml")
     for line in first.stdout:

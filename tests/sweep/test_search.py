@@ -30,8 +30,8 @@ from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.config.file import RawConfig
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, ClusterError, RunError, UnknownObjective
-from fedsim.results import pareto
-from fedsim.results.archive import pack
+from fedsim.results.archive import pack_results
+from fedsim.results.figures import pareto
 from fedsim.results.verify import insist_on_whole
 from fedsim.sweep import search, sweep, trials
 from fedsim.sweep.search import SearchSettings, SearchSweep
@@ -135,7 +135,7 @@ class TestOnRay:
         done = load(folder.path / trials["folder"][0])
         assert done.rounds["accuracy"].iloc[-1] == trials["accuracy"][0]
 
-        packed = pack(folder.path, tmp_path / "search.zip")
+        packed = pack_results(folder.path, tmp_path / "search.zip")
         assert packed.unfinished == {"stopped": 1}  # two trials with the same values are one run
         with ZipFile(packed.path) as archive:
             archive.extractall(tmp_path / "elsewhere")

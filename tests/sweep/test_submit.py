@@ -34,6 +34,7 @@ from commands import Command
 from experiments import small_experiment
 from fedsim import cli, load, run
 from fedsim.errors import BadInput, FedsimError, RunError, RunFolderError
+from fedsim.results.archive import write_zip
 from fedsim.sweep import pack, submit
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
@@ -223,7 +224,10 @@ class TestWhatIsSent:
         packages = []
         for times in ((1, 1), (2, 2)):
             os.utime("small.yaml", times)
-            submit._zip(submit._to_send(here, Path("small.yaml")), tmp_path / "package.zip")
+            files = {
+                name: path for path, name in submit._to_send(here, Path("small.yaml")).items()
+            }
+            write_zip(tmp_path / "package.zip", files)
             packages.append((tmp_path / "package.zip").read_bytes())
         assert packages[0] == packages[1]
 
@@ -596,7 +600,7 @@ class TestPacking:
             (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "from" / name).write_text(name)
         (tmp_path / "from" / "empty").mkdir()
-        assert pack.pack(tmp_path / "from", tmp_path / "package.tar")
+        assert pack.add_files(tmp_path / "from", tmp_path / "package.tar")
         with tarfile.open(tmp_path / "package.tar") as tar:
             assert {m.name for m in tar if not m.isdir()} == {
                 "small/one/log.txt",
@@ -617,10 +621,10 @@ class TestPacking:
 
         monkeypatch.setattr(tarfile.TarFile, "add", add_then_remove)
         package = tmp_path.with_name("package.tar")
-        assert not pack.pack(tmp_path, package)
+        assert not pack.add_files(tmp_path, package)
         with tarfile.open(package) as tar:
             assert tar.getnames() == ["a", "c"]
-        assert pack.pack(tmp_path, package)
+        assert pack.add_files(tmp_path, package)
 
     def test_the_package_goes_when_the_job_is_stopped(self, tmp_path: Path) -> None:
         """As it is carried out on a cluster: by itself, its log beside the package."""

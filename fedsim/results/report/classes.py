@@ -1,14 +1,23 @@
-"""How models fare on each class, and what they take it for."""
+"""Confusion matrices and class accuracies of a report."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from fedsim.results.confusion import last_class_accuracy, last_confusion
+from fedsim.results.figures.charts import (
+    bars_height,
+    confusion_height,
+    draw_bars,
+    draw_confusion,
+    short_names,
+)
+from fedsim.results.figures.look import Drawing
 from fedsim.results.report.comparison import ComparedCell, ReportData
 from fedsim.results.report.curves import Plot
-from fedsim.results.report.figures import draw_classes, draw_confusion
 from fedsim.results.report.page import distinct
 
 _MATRICES = 12  # that are drawn
@@ -31,12 +40,10 @@ def _confusion(compared: ReportData) -> list[Plot]:
         heading += f" (the first {_MATRICES} of {len(found)} settings)"
     panels = []
     for cell, matrix in found[:_MATRICES]:
-        drawing = draw_confusion(
-            f"Confusion matrix of {cell.label}: {_in_words(matrix)}.",
-            matrix.to_numpy(),
-            matrix.columns.tolist(),
-        )
-        panels.append((cell.label, drawing))
+        names = matrix.columns.tolist()
+        draw = partial(draw_confusion, matrix=matrix.to_numpy(), classes=names)
+        words = f"Confusion matrix of {cell.label}: {_in_words(matrix)}."
+        panels.append((cell.label, Drawing(words, confusion_height(names), draw)))
     if len(panels) == 1:  # which has no caption of its own
         label, drawing = panels[0]
         heading = f"{heading}: {label}" if len(compared.cells) > 1 else heading
@@ -87,13 +94,14 @@ def _accuracy(compared: ReportData) -> list[Plot]:
             f"{line}: " + ", ".join(f"{name} {share:.3f}" for name, share in of_line.items())
             for line, of_line in table.items()
         ]
-        drawing = draw_classes(
-            f"{heading}. {'; '.join(words)}.",
-            [str(name) for name in table.index],
-            {line: (style, table[line].to_numpy()) for line, (style, _) in cells.items()},
+        draw = partial(
+            draw_bars,
+            names=short_names([str(name) for name in table.index]),
+            series={line: (style, table[line].to_numpy()) for line, (style, _) in cells.items()},
             xlabel="accuracy",
         )
-        panels.append((panel, drawing))
+        height = bars_height(len(table), len(cells))
+        panels.append((panel, Drawing(f"{heading}. {'; '.join(words)}.", height, draw)))
     return [Plot(heading, panels)] if panels else []
 
 

@@ -1,18 +1,20 @@
-"""How the clients fare, each by itself."""
+"""Per-client results of a report."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedsim.objectives import Metric
+from fedsim.results.figures.charts import draw_clients
+from fedsim.results.figures.look import Drawing
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.curves import Plot, in_sight
-from fedsim.results.report.figures import draw_clients
 from fedsim.results.report.page import (
     Column,
     Datum,
@@ -87,9 +89,9 @@ class ClientScores:
             heading = f"Clients by {self.metric.label}"
             ends = "; ".join(f"{name}: worst {worst}" for name, (_, _, worst) in shown.items())
             limits = (low - margin, high + margin)
-            drawing = draw_clients(
-                f"{heading}. {ends}.", shown, limits=limits, xlabel=capital(self.metric.label)
-            )
+            xlabel = capital(self.metric.label)
+            draw = partial(draw_clients, cells=shown, limits=limits, xlabel=xlabel)
+            drawing = Drawing(f"{heading}. {ends}.", 36 + 68 * len(shown), draw)
             found.append(Plot(heading + cut, [("", drawing)]))
         return found
 

@@ -14,15 +14,16 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results.figures.look import STYLES
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
     Value,
+    differing,
     entries_of,
     names_of,
     word,
 )
-from fedsim.results.report.figures import STYLES
 from fedsim.results.run import Run
 from fedsim.results.summary import (
     ELSEWHERE,
@@ -33,7 +34,7 @@ from fedsim.results.summary import (
     in_words,
     of_score,
     sign,
-    summarise,
+    summarise_cells,
     tidy,
 )
 from fedsim.results.sweeps import Grid, Search, open_folder
@@ -152,7 +153,9 @@ class ReportData:
             self.target = None
         self.rounds = self._rounds(runs)
         self.by = compared_by(begun, *picked[:1])
-        self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target, picked)
+        self.summary: pd.DataFrame = summarise_cells(
+            runs, self.axes, self.baseline, self.target, picked
+        )
         _arrange(self)
 
     @cached_property
@@ -304,17 +307,17 @@ def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         for entry in entries:
             if entry.run is not None:
                 by_cell.setdefault(tuple(entry.cell.values()), []).append(entry.settings)
-        differing = [key for settings in by_cell.values() for key in _differing(settings)]
+        keys_ = [key for settings in by_cell.values() for key in _differing(settings)]
         for entry in entries:
             # A value of an axis may be a variant's label, which says nothing of the component.
             more = {f"{k}.name" if k in entry.cell else k: _setting(entry, k, entries)
-                    for k in differing}  # fmt: skip
+                    for k in keys_}  # fmt: skip
             entry.cell = {**entry.cell, **more}
     else:
-        differing = _differing([entry.settings for entry in entries]) or ["method"]
-        differing.sort(key=lambda axis: axis != "method")
+        keys_ = _differing([entry.settings for entry in entries]) or ["method"]
+        keys_.sort(key=lambda axis: axis != "method")
         for entry in entries:
-            entry.cell = {axis: entry.settings.get(axis, DASH) for axis in differing}
+            entry.cell = {axis: entry.settings.get(axis, DASH) for axis in keys_}
     keys = [(*e.cell.values(), e.seed, _setting(e, "name", entries)) for e in entries]
     there = {key for entry, key in zip(entries, keys, strict=True) if entry.run is not None}
     by_result: dict[tuple[Value, ...], Entry] = {}
@@ -362,14 +365,9 @@ def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[Compar
 
 def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:
     """Keys with several values. One that only some have came with another component."""
-    values: dict[str, set[Value]] = {}
-    for one in settings:
-        for key, value in one.items():
-            values.setdefault(key, set()).add(value)
     return [
         key
-        for key, found in values.items()
-        if len(found) > 1
-        and key not in _IGNORED
+        for key in differing(settings, absent=False)
+        if key not in _IGNORED
         and (key == "engine.clients_per_step" or not key.startswith(("engine", "checkpoint.")))
     ]

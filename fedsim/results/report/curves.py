@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results.figures.charts import Line, Scale, draw_lines
+from fedsim.results.figures.look import Drawing, class_of, swatch
 from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, ReportData
-from fedsim.results.report.figures import Drawing, Line, Scale, class_of, draw_lines, swatch
 from fedsim.results.report.page import capital, file_name
 from fedsim.results.summary import CLOCK
 
@@ -26,6 +28,7 @@ _LABELS: dict[Scale, str] = {
     "bytes": "sent up and down by all clients",
     "seconds": "simulated time",
 }
+LINES = 265  # height of a figure of lines on the page, in points
 _TRAINING_LOSS = Metric("train_loss", "training loss", best="min")
 
 
@@ -152,9 +155,9 @@ def draw(
     found = []
     for panel, of_panel in panels.items():
         ends = [f"{c.line} {x.mean[-1]:.4g}" for c, x in of_panel if x.style is not None]
-        drawing = draw_lines(
-            f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}.",
-            [line for _, line in of_panel],
+        draw = partial(
+            draw_lines,
+            lines=[line for _, line in of_panel],
             xlabel=_LABELS[scale],
             limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
             ylabel=capital(metric.label),
@@ -162,28 +165,20 @@ def draw(
             log=log,
             target=compared.target if is_score else None,
         )
-        found.append((panel, drawing))
+        words = f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}."
+        found.append((panel, Drawing(words, LINES, draw)))
     return Plot(heading + (" (logarithmic)" if log else cut), found)
 
 
 def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, scale: Scale) -> Line | None:
-    """The line of a cell, over the rounds that all of its seeds have."""
-    sent = rows["total_bytes_up"] + rows["total_bytes_down"]
+    """The line of a cell; None if no round is on record for all of its seeds."""
     rows = rows.assign(
-        cost=rows[CLOCK] if scale == "seconds" else sent,
+        bytes=rows["total_bytes_up"] + rows["total_bytes_down"],
+        seconds=rows.get(CLOCK, np.nan),
         value=rows[measure].replace([np.inf, -np.inf], np.nan),
     ).dropna(subset="value")
-    if rows.empty:
-        return None
-    rounds = rows.groupby("round")
-    found = rounds["value"].agg(["mean", "std", "count"]).assign(cost=rounds["cost"].mean())
-    found = found[found["count"] == rows["seed"].nunique()]
-    if found.empty:
-        return None
-    x = found.index.to_series() if scale == "round" else found["cost"]
-    mean, std = found["mean"], found["std"].fillna(0)  # of a single seed
-    columns = (x, mean, mean - std, mean + std)
-    return Line(cell.line, cell.style, *(column.to_numpy(dtype=float) for column in columns))
+    line = Line.of(cell.line, cell.style, rows, "value", scale)
+    return line if len(line.x) else None
 
 
 def in_sight(metric: Metric, low: float, high: float) -> tuple[float, str]:

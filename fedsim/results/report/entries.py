@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.config.file import RawConfig, flat
 from fedsim.errors import RunFolderError
-from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid
@@ -69,7 +69,18 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def entries_of(folder: Folder, given: str) -> list[Entry]:
+def differing(settings: Sequence[Mapping[str, Any]], absent: bool = True) -> list[str]:
+    """The keys whose values are not all the same.
+
+    Args:
+        absent: that some lack a key makes a difference.
+    """
+    keys = dict.fromkeys(key for each in settings for key in each)
+    values = {k: [repr(each.get(k)) for each in settings if absent or k in each] for k in keys}
+    return [key for key in keys if len(set(values[key])) > 1]
+
+
+def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
     """The runs of a run's or a grid's folder; none of a search's.
 
     Args:

@@ -1,4 +1,4 @@
-"""What models explain, and what these explanations are worth."""
+"""Explanations of a report: scores by round, relevance maps and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a whole: a page, and tables for papers."""
+"""The report as a page, and as tables and figures for papers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,7 @@ from fedsim.results.report.searches import SearchResult
 
 
 class Report:
-    """Runs and grids, compared; searches, shown.
-
-    Args:
-        folders: of runs, grids and searches.
-        rows, columns: axes of the table of results, such as `method` and `partition.alpha`. If
-            two axes vary, or one beside the method and its settings, these are the default.
-        metrics: columns of the scores that are shown; the runs are judged by the first.
-
-    Raises:
-        RunFolderError: one of the folders is none of these.
-        BadInput: there is no such axis or score.
-    """
+    """Runs and grids, compared; searches, shown. Its arguments are those of `ReportData`."""
 
     def __init__(
         self,

@@ -1,17 +1,19 @@
-"""What was run."""
+"""Overview of the runs of a report."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedsim.results.figures.charts import draw_label_counts
+from fedsim.results.figures.look import Drawing
 from fedsim.results.report.axes import key_label
 from fedsim.results.report.comparison import ComparedCell, ReportData, label
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.entries import Entry
-from fedsim.results.report.figures import draw_label_counts
 from fedsim.results.report.page import (
     Column,
     Datum,
@@ -140,15 +142,17 @@ def label_counts(compared: ReportData) -> list[Plot]:
         )
         some = f"the first {_CLIENTS} of {clients:,} clients" if clients > _CLIENTS else ""
         panel = "; ".join(filter(None, [words, about, some]))
-        drawing = draw_label_counts(
-            f"Who holds which labels: {panel}",
-            table[:, :_LABELS],
-            names[:_LABELS],
+        names = names[:_LABELS]
+        draw = partial(
+            draw_label_counts,
+            counts=table[:, :_LABELS],
+            names=names,
             axis=entry.run.label_axis,
             clients=entry.manifest.get("client_names", ()),
             heading=words or "Labels of the clients",
         )
-        panels.append((panel, drawing))
+        height = 84 + min(16.0 * max(len(names), 4), 320)
+        panels.append((panel, Drawing(f"Who holds which labels: {panel}", height, draw)))
     heading = "Labels of the clients"
     if len(panels) == 1:  # which has no caption of its own
         heading, panels = f"{heading}: {panels[0][0]}", [("", panels[0][1])]

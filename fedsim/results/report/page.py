@@ -1,4 +1,4 @@
-"""What pages and papers are made of: tables, pictures, and figures as a person reads them."""
+"""Tables and pictures of pages and papers, and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.results.figures.look import size, swatch
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.entries import Value
-from fedsim.results.report.figures import size, swatch
 from fedsim.results.summary import aligned
 from fedsim.support.words import duration
 

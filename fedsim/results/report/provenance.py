@@ -1,4 +1,4 @@
-"""Where results come from: experiments, hashes, versions and hardware."""
+"""Provenance of results: experiments, hashes, versions and hardware."""
 
 from __future__ import annotations
 

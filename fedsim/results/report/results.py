@@ -1,16 +1,17 @@
-"""What came out, as papers print it."""
+"""Tables of results as papers print them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from fedsim.results.figures.look import swatch
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData, label
 from fedsim.results.report.entries import Value
-from fedsim.results.report.figures import swatch
 from fedsim.results.report.page import (
     Column,
     Datum,
@@ -167,17 +168,13 @@ def pivots(compared: ReportData) -> list[PageTable]:
 def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
     """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
-    high = not compared.less_is_better
-    best = {k for group in _winners(compared) for k in group}
-    scores = _scores(compared, compared.by)
+    high, marked = not compared.less_is_better, _marked(compared)
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
     styles: dict[tuple[Value, ...], int | None] = {}
     for k, (_, row) in zip(part.index, part.iterrows(), strict=True):
         cell = compared.cell(row)
         key = tuple(cell.values[axis] for axis in down)
-        note = stars(row["p_holm"]) if "p_holm" in row else ""
-        scored = replace(scores[k], best=k in best, note=note)
-        by_row.setdefault(key, {})[cell.values[over]] = scored
+        by_row.setdefault(key, {})[cell.values[over]] = marked[k]
         if cell.panel:  # then the row is a line in each of the panels
             styles[key] = cell.style
     across = distinct(value for of_row in by_row.values() for value in of_row)
@@ -228,13 +225,8 @@ def all_scores(compared: ReportData) -> PageTable:
     cells = [compared.cell(row) for _, row in compared.summary.iterrows()]
     rows = []
     for view in (compared, *compared.views) if compared.further else ():
-        shown = {}
-        best = {k for group in _winners(view) for k in group}
-        for k, (scored, (_, row)) in enumerate(
-            zip(_scores(view, view.by), view.summary.iterrows(), strict=True)
-        ):
-            note = stars(row["p_holm"]) if "p_holm" in row else ""
-            shown[compared.cell(row).label] = replace(scored, best=k in best, note=note)
+        labels = [compared.cell(row).label for _, row in view.summary.iterrows()]
+        shown = dict(zip(labels, _marked(view), strict=True))
         name = Datum(view.titled, view.titled)
         rows.append([name, *(shown.get(cell.label, Datum(DASH, None)) for cell in cells)])
     columns = [
@@ -370,6 +362,14 @@ def finding(compared: ReportData) -> str:
     if len(wins) == 1 and all(groups):
         return f"{found}{tied}, in all {len(groups)} settings."
     return found + "; ".join(f"{w} at {', '.join(where)}" for w, where in wins.items()) + "."
+
+
+def _marked(compared: ReportData) -> list[Datum]:
+    """The scores that runs are compared by, of each row of the summary: best ones, and stars."""
+    best = {k for group in _winners(compared) for k in group}
+    ps = compared.summary.get("p_holm", [math.nan] * len(compared.summary))
+    scores = enumerate(zip(_scores(compared, compared.by), ps, strict=True))
+    return [replace(score, best=k in best, note=stars(p)) for k, (score, p) in scores]
 
 
 def _winners(compared: ReportData) -> list[list[int]]:

@@ -1,14 +1,17 @@
-"""What searches found."""
+"""Results of the searches of a report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from fedsim.results.report.curves import Plot
-from fedsim.results.report.figures import draw_bars, draw_history
+from fedsim.results.figures.charts import bars_height, draw_bars, draw_history
+from fedsim.results.figures.look import Drawing
+from fedsim.results.figures.plots import history
+from fedsim.results.report.curves import LINES, Plot
 from fedsim.results.report.page import PageTable, Picture, capital, plain
 from fedsim.results.sweeps import Search
 
@@ -57,27 +60,30 @@ class SearchResult:
 
 
 def _figures(tables: dict[str, pd.DataFrame], objectives: dict[str, str]) -> list[Plot]:
-    """How the search for one objective went, and what mattered."""
-    ((objective, mode),) = objectives.items()
+    """The course of the search for one objective, and the importance of hyper-parameters."""
+    (objective,) = objectives
     found = []
     name = objective.replace("_", " ")
     if "trials" in tables and objective in tables["trials"]:
-        trials = tables["trials"].sort_values("trial")
-        values = trials[objective].to_numpy(dtype=float)
-        finished = np.where(trials["status"] == "finished", values, np.nan)
-        if np.isfinite(finished).any():
-            best = (np.fmax if mode == "max" else np.fmin).accumulate(finished)
-            extreme = best[np.isfinite(best)][-1]
+        trials, values, best = history(tables["trials"], objective, objectives)
+        if np.isfinite(best).any():
             words = f"{capital(name)} by trial, and the best so far"
-            drawing = draw_history(f"{words}: {extreme:.4g} in the end", values, best, ylabel=name)
-            found.append(Plot(words, [("", drawing)]))
+            title = f"{words}: {best[np.isfinite(best)][-1]:.4g} in the end"
+            draw = partial(draw_history, trials=trials, values=values, best=best, ylabel=name)
+            found.append(Plot(words, [("", Drawing(title, LINES, draw))]))
     if "importance" in tables:
-        table = tables["importance"].dropna()
-        shares = dict(zip(table["hyper-parameter"].astype(str), table[objective], strict=True))
-        if shares:
+        table = tables["importance"].dropna().sort_values(objective, ascending=False)
+        names, shares = table["hyper-parameter"].astype(str).tolist(), table[objective]
+        if names:
             words = f"Importance for {name}"
-            ends = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
-            xlabel = "share of variance explained"
-            drawing = draw_bars(f"{words}: {ends}", shares, xlabel=xlabel)
-            found.append(Plot(words, [("", drawing)]))
+            ends = ", ".join(f"{n} {share:.2f}" for n, share in zip(names, shares, strict=True))
+            draw = partial(
+                draw_bars,
+                names=names,
+                series={"": (0, shares.to_numpy())},
+                xlabel="share of variance explained",
+                longest=max(shares.max(), 0.01),
+            )
+            height = bars_height(len(names), 1)
+            found.append(Plot(words, [("", Drawing(f"{words}: {ends}", height, draw))]))
     return found

@@ -1,78 +1,42 @@
-"""The named figures of runs, grids and searches, drawn onto matplotlib axes."""
+"""The figures of `Run.plot`, `Grid.plot` and `Search.plot`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+import pandas as pd
+from matplotlib.axes import Axes
 
-from fedsim.config.arguments import checked
 from fedsim.config.registry import nearest
 from fedsim.data.labels import MOST_NAMED, plot_labels
 from fedsim.errors import BadInput
-from fedsim.results.confusion import last_confusion, plot_confusion
-from fedsim.results.pareto import draw_pair, front
+from fedsim.results.confusion import last_confusion
+from fedsim.results.display import Draw
+from fedsim.results.figures.charts import (
+    Array,
+    Line,
+    draw_bars,
+    draw_confusion,
+    draw_history,
+    draw_lines,
+)
+from fedsim.results.figures.look import AXES
+from fedsim.results.figures.pareto import draw_pair, front
+from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, of_score, on_record
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-    from fedsim.results.run import Run
-    from fedsim.results.sweeps import Grid, Search
-
-# Draws what it is of onto axes; by a column of its rounds, where it is about one.
-Figure = Callable[[Any, "Axes", str | None], None]
-
-
-@checked
-def plot(
-    figures: Mapping[str, Figure], of: Any, name: str, ax: Axes | None, metric: str | None
-) -> Axes:
-    """Draw a figure by its name.
-
-    Raises:
-        BadInput: there is no such figure, or nothing to be shown in it.
-    """
-    if name not in figures:
-        raise BadInput(f"plot: there is no figure '{name}'{nearest(name, figures)}")
-    import matplotlib as mpl
-    from matplotlib import pyplot as plt
-    from matplotlib.axes import Axes
-
-    own = None
-    if not isinstance(ax, Axes | None):
-        raise TypeError(f"plot: ax must be matplotlib's Axes, not {ax!r:.80}")
-    if ax is None:
-        own, ax = plt.subplots(layout="constrained")
-    try:
-        with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a dollar
-            figures[name](of, ax, metric)
-    except BadInput:
-        if own is not None:
-            plt.close(own)
-        raise
-    return ax
+from fedsim.results.sweeps import Grid, Search
 
 
 def _no_metric(figure: str, metric: str | None) -> None:
-    """Reject a metric for a figure that shows none.
-
-    Raises:
-        BadInput: one is given.
-    """
+    """Reject a metric for a figure that shows none."""
     if metric is not None:
         raise BadInput(f"plot: '{figure}' shows no metric; leave out metric={metric}")
 
 
 def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rounds in which a column has a number.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """The rounds in which a column has a number."""
     if metric not in rounds:
         known = map(str, rounds.select_dtypes("number"))
         raise BadInput(f"plot: no column '{metric}' was recorded{nearest(metric, known)}")
@@ -85,17 +49,10 @@ def _label(run: Run, column: str) -> str:
     return column.replace("_", " ") if metric is None else metric.label
 
 
-def _by_round(ax: Axes, label: str) -> None:
-    ax.set_xlabel("round")
-    ax.set_ylabel(label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def _run_curves(run: Run, ax: Axes, metric: str | None) -> None:
     metric = metric or run.primary_metric.column
-    shown = _column(run.rounds, metric)
-    ax.plot(shown["round"], shown[metric])
-    _by_round(ax, _label(run, metric))
+    label = _label(run, metric)
+    draw_lines(ax, AXES, [Line.of(label, 0, _column(run.rounds, metric), metric)], ylabel=label)
 
 
 def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
@@ -138,15 +95,11 @@ def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:
             f"plot: {run.path}: no confusion matrix of the global model is on record; it takes "
             "evaluate.metrics=[confusion]"
         )
-    plot_confusion(ax, matrix.to_numpy(), matrix.columns.tolist(), colour="C0", size=9)
+    draw_confusion(ax, AXES, matrix.to_numpy(), matrix.columns.tolist())
 
 
 def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
-    """A column of the rounds, and what a person calls it.
-
-    Raises:
-        BadInput: no run has finished.
-    """
+    """A column of the rounds, and what a person calls it."""
     done = [run for run in grid.runs if run.status == "finished"]
     if not done:
         raise BadInput(f"plot: {grid.path}: no run has finished")
@@ -156,14 +109,19 @@ def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
 
 def _grid_curves(grid: Grid, ax: Axes, metric: str | None) -> None:
     metric, label = _grid_metric(grid, metric)
-    rounds = _column(grid.rounds, metric)
-    for cell, rows in rounds.groupby(grid.axes, sort=False):
-        by_round = rows.groupby("round")[metric]
-        mean, std = by_round.mean(), by_round.std(ddof=1).fillna(0)
-        line = ax.plot(mean.index, mean, label=cell_label(dict(zip(grid.axes, cell, strict=True))))
-        ax.fill_between(mean.index, mean - std, mean + std, alpha=0.15, color=line[0].get_color())
-    _by_round(ax, label)
-    ax.legend(frameon=False)
+    lines = cell_lines(grid, metric, _column(grid.rounds, metric))
+    draw_lines(ax, AXES, list(lines.values()), ylabel=label)
+
+
+def cell_lines(grid: Grid, metric: str, rounds: pd.DataFrame) -> dict[tuple[Any, ...], Line]:
+    """The line of each cell of a grid, by its values of the axes; its style is its number."""
+    numbers = {cell: k for k, cell in enumerate(grid.summary[grid.axes].itertuples(False, None))}
+    return {
+        cell: Line.of(
+            cell_label(dict(zip(grid.axes, cell, strict=True))), numbers[cell], rows, metric
+        )
+        for cell, rows in rounds.groupby(grid.axes, sort=False)
+    }
 
 
 def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
@@ -184,11 +142,7 @@ def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
 
 
 def _ended_trials(search: Search) -> pd.DataFrame:
-    """Those that have a value of each objective.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """Those that have a value of each objective."""
     trials, objectives = search.trials, list(search.objectives)
     known = trials.columns.isin(objectives).sum() == len(objectives)
     if not known or not len(ended := trials.dropna(subset=objectives)):
@@ -201,16 +155,19 @@ def _search_history(search: Search, ax: Axes, metric: str | None) -> None:
     if objective not in search.objectives:
         hint = nearest(objective, search.objectives)
         raise BadInput(f"plot: '{objective}' is not an objective of the search{hint}")
-    trials = _ended_trials(search)
-    finished = trials[trials["status"] == "finished"]
-    best = finished[objective]
-    best = best.cummax() if search.objectives[objective] == "max" else best.cummin()
-    ax.plot(trials["trial"], trials[objective], "o", markersize=4, label="trials")
-    ax.plot(finished["trial"], best, drawstyle="steps-post", label="best so far")
-    ax.set_xlabel("trial")
-    ax.set_ylabel(objective.replace("_", " "))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(frameon=False)
+    draw_history(ax, AXES, *history(_ended_trials(search), objective, search.objectives),
+                 ylabel=objective.replace("_", " "))  # fmt: skip
+
+
+def history(
+    trials: pd.DataFrame, objective: str, objectives: Mapping[str, str]
+) -> tuple[Array, Array, Array]:
+    """The numbers of trials, their values of an objective, and the best finished one so far."""
+    trials = trials.sort_values("trial")
+    values = trials[objective].to_numpy(dtype=float)
+    finished = np.where(trials["status"] == "finished", values, np.nan)
+    best = (np.fmax if objectives[objective] == "max" else np.fmin).accumulate(finished)
+    return trials["trial"].to_numpy(dtype=float), values, best
 
 
 def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
@@ -234,22 +191,24 @@ def _search_importance(search: Search, ax: Axes, metric: str | None) -> None:
     _ended_trials(search)
     if "hyper-parameter" not in search.importance:
         raise BadInput(f"plot: {search.path}: too few trials have finished")
-    shares = search.importance.set_index("hyper-parameter")[list(search.objectives)]
-    shares.plot.barh(ax=ax)
-    ax.invert_yaxis()
-    ax.set_ylabel("")
-    ax.set_xlabel("share of the variance (fANOVA)")
+    table = search.importance
+    shares = {name: (k, table[name].to_numpy(float)) for k, name in enumerate(search.objectives)}
+    names = table["hyper-parameter"].astype(str).tolist()
+    longest = max(table[list(shares)].max(), default=1)
+    draw_bars(ax, AXES, names, shares, xlabel="share of the variance (fANOVA)", longest=longest)
 
 
-RUN: dict[str, Figure] = {
-    "curves": _run_curves,
-    "clients": _run_clients,
-    "labels": _run_labels,
-    "confusion": _run_confusion,
-}
-GRID: dict[str, Figure] = {"curves": _grid_curves, "summary": _grid_summary}
-SEARCH: dict[str, Figure] = {
-    "history": _search_history,
-    "pareto": _search_pareto,
-    "importance": _search_importance,
+FIGURES: dict[str, dict[str, Draw]] = {
+    "run": {
+        "curves": _run_curves,
+        "clients": _run_clients,
+        "labels": _run_labels,
+        "confusion": _run_confusion,
+    },
+    "grid": {"curves": _grid_curves, "summary": _grid_summary},
+    "search": {
+        "history": _search_history,
+        "pareto": _search_pareto,
+        "importance": _search_importance,
+    },
 }

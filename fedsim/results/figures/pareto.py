@@ -1,4 +1,4 @@
-"""Which trials no other betters in every objective, and their picture."""
+"""Pareto fronts of trials, and their picture."""
 
 from __future__ import annotations
 

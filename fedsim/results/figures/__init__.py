@@ -1,0 +1,1 @@
+"""Figures of results: for reports, notebooks and papers."""
