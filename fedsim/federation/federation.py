@@ -547,6 +547,7 @@ class Federation:
             for (whose, k), own in self._explained.items()
             if whose == "cohort" and k is not None
         }
+        lost = frozenset[int]() if self._selection is None else self._selection.lost
         found = {}
         for number, explainer in enumerate(section.explainers):
             purpose = f"explain/share/{explainer.name}"
@@ -555,8 +556,8 @@ class Federation:
                 one = own[explainer.name]
                 rng = keyed_rng(self.seed, purpose, self.round, k)
                 maps = share.sent(one.relevance, one.present, k in poisoners, rng)
-                self._rows[k]["bytes_up"] += 4 * int(one.present.sum())
-                if np.isfinite(maps).all():  # not finite: its model cannot predict the class
+                # Not finite: its model cannot predict the class.
+                if k not in lost and np.isfinite(maps).all():
                     sent[k], quality[k] = maps, share.quality(one.scores, k in poisoners)
             together = share.aggregate(sent, quality)
             if together is not None:

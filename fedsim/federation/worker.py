@@ -18,7 +18,7 @@ from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.scores.measure import Explained
 from fedsim.federation.client import Client, DeadlineMissed, Trainer
 from fedsim.federation.context import TEST_SHARD, WorkerContext
-from fedsim.federation.explaining import explain_client, explain_global
+from fedsim.federation.explaining import ExplainerFailed, explain_client, explain_global
 from fedsim.federation.link import RESIDUALS
 from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
@@ -284,18 +284,15 @@ class Worker:
             for id in waiting:
                 try:
                     trainers[id].rewind()
-                    client = self._run_client(
-                        id, call, states.get(id, {}), trainers[id], partial, result
-                    )
+                    self._run_client(id, call, states.get(id, {}), trainers[id], partial, result)
                 except SuspendForStack as reached:
                     suspended[id] = reached
                 except DeadlineMissed as missed:
                     result.late[id] = missed.examples
+                except ExplainerFailed:
+                    raise
                 except Exception as error:
                     self._failed(id, call, error, result)
-                else:
-                    if id in call.explained and client.trained is not None:
-                        result.explained[id] = explain_client(self.context, client)
             if suspended:
                 obstacle = train_together(self.context, suspended, trainers)
                 if obstacle is not None:
@@ -312,7 +309,7 @@ class Worker:
         trainer: StackedTrainer,
         partial: Reduction,
         result: BlockResult,
-    ) -> Client:
+    ) -> None:
         """Run the client function and store what it returns, keeps and reports.
 
         Nothing is stored of a client that fails.
@@ -325,13 +322,12 @@ class Worker:
         if allowance is not None and allowance.partial:
             share = self._share_of(id, call, state, partial, allowance)
         client, answer = self._call(id, call, state, trainer, partial, allowance, share)
+        seconds = time.perf_counter() - started + trainer.seconds
+        explained = self._explain(client, call)
+        up = answer.size + self._shared_bytes(explained)
         # What a client neither trains on nor answers may reach it after the deadline.
-        awaited = client.examples > 0 or answer.size > 0
-        if (
-            allowance is not None
-            and awaited
-            and not allowance.covers(client.examples, answer.size)
-        ):
+        awaited = client.examples > 0 or up > 0
+        if allowance is not None and awaited and not allowance.covers(client.examples, up):
             raise DeadlineMissed(client.examples)
         self.on_client_done(client)
         changed = not same(answer.kept, state)
@@ -339,6 +335,8 @@ class Worker:
             client.row["lost"] = 1
         else:
             partial.fold(id, answer.message, self._lent)
+        if explained:
+            result.explained[id] = explained
         result.examples[id] = client.examples
         if answer.encoded:
             result.encoded.add(id)
@@ -351,10 +349,22 @@ class Worker:
         result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
-            "bytes_up": answer.size,
-            "seconds": time.perf_counter() - started + trainer.seconds,
+            "bytes_up": up,
+            "seconds": seconds,
         }
-        return client
+
+    def _explain(self, client: Client, call: Call) -> dict[str, Explained]:
+        """Explanations of the model that a client has trained, if it is to be explained."""
+        if client.id not in call.explained or client.trained is None:
+            return {}
+        return explain_client(self.context, client)
+
+    def _shared_bytes(self, explained: Mapping[str, Explained]) -> int:
+        """The bytes of explanations that a client sends to the server."""
+        section = self.context.spec.explain
+        if section is None or section.share is None:
+            return 0
+        return sum(section.share.size(one.present) for one in explained.values())
 
     def _share_of(
         self,
@@ -371,7 +381,8 @@ class Worker:
         """
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial)
-        left = allowance.examples(answer.size) - (client.examples - rehearsal.visited)
+        up = answer.size + self._shared_bytes(self._explain(client, call))
+        left = allowance.examples(up) - (client.examples - rehearsal.visited)
         if rehearsal.visited <= max(left, 0):
             return None
         if left < max(1, min(self.context.spec.train.batch_size, rehearsal.visited)):
