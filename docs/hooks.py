@@ -401,15 +401,14 @@ def catalogue_page() -> str:
                 if note["family"] == family
             ),
         ]
+    covered = [n for n, m in methods.items() if m.learns.averages and not m.learns.asks]
     lines += [
         "## What they can learn",
         "Where the target is a number, these minimise the squared error and report R²: "
         + ", ".join(f"[`{n}`]({n}.md)" for n, note in known.items() if note.get("regression"))
         + ".",
         "With a [`privacy`](../reference/experiment-file.md#privacy) section, these clip and add "
-        "noise to what clients send: "
-        + ", ".join(f"[`{n}`]({n}.md)" for n, m in methods.items() if m.learns.dp_compatible)
-        + ".",
+        "noise to what clients send: " + ", ".join(f"[`{n}`]({n}.md)" for n in covered) + ".",
         "FedDF and FedAUX take auxiliary inputs from `method.auxiliary`, another data set, or "
         "from the share of the data that the server keeps: `partition.server_fraction`. That "
         "share also holds SemiFL's labels, and the examples by which SSE-AGG compares models.",

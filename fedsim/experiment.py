@@ -19,7 +19,7 @@ from fedsim.conditions.adversaries import Adversaries
 from fedsim.conditions.aggregators import Aggregator, aggregators
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.conditions.devices import Devices
-from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.privacy import Asked, Privacy
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import Config, Registry, importable_name, nearest
@@ -208,9 +208,10 @@ class Experiment(Config):
             explain = self.explain.with_explainers(self.model.explainer)
             object.__setattr__(self, "explain", explain)
         secure = self.secure_aggregation is not None
-        problem = Problem(self.model, self.objective, private=self._private, secure=secure)
+        problem = Problem(self.model, self.objective, hidden=self.hidden)
         self.method.check_fit(problem)
         self.method.check(self.train)
+        self.method.check_hidden(problem.hidden)
         self._check_privacy()
         for section, given in (("privacy", self._private), ("secure_aggregation", secure)):
             if given and self.explain is not None and self.explain.share is not None:
@@ -231,13 +232,23 @@ class Experiment(Config):
         return self
 
     @property
+    def hidden(self) -> dict[Asked, str]:
+        """What of clients is hidden from the server, and by which section."""
+        sections = {"privacy": self.privacy, "secure_aggregation": self.secure_aggregation}
+        return {
+            asked: name
+            for name, section in sections.items()
+            if section is not None
+            for asked in sorted(section.hides)
+        }
+
+    @property
     def _private(self) -> bool:
         """Whether whole clients are protected by differential privacy."""
         return self.privacy is not None and self.privacy.level == "client"
 
     def _check_privacy(self) -> None:
         if self._private:
-            self.method.check_privacy()
             if self.devices is not None and self.devices.over_selection > 1:
                 raise ExperimentError(
                     "devices.over_selection: samples more clients than `privacy` accounts for; "
@@ -332,7 +343,7 @@ class Experiment(Config):
                 f"{what} needs the clients' updates, which secure_aggregation hides; leave out "
                 "one of them"
             )
-        if what is not None and not self.method.averages:
+        if what is not None and not self.method.learns.averages:
             raise ExperimentError(
                 f"{what} has no effect: method.name={self.method.name} does not average clients' "
                 "updates; leave it out, or take another method"

@@ -26,6 +26,10 @@ from fedsim.support.extras import require
 # (q, r): r sums over the same cohort with sampling rate q, in one round.
 Release = tuple[float, int]
 
+# What a method may ask for beside means of clients' updates, and means under which a client has
+# the same weight whatever its data are.
+Asked = Literal["messages", "sizes", "data", "weights"]
+
 
 class Privacy(Config):
     """Differential privacy by clipping and noise, of clients or of single examples.
@@ -63,6 +67,12 @@ class Privacy(Config):
     clip: float = Field(gt=0)
     noise_multiplier: float = Field(ge=0)
     delta: float = Field(1e-5, gt=0, lt=1)
+
+    @property
+    def hides(self) -> frozenset[Asked]:
+        """What of clients the guarantee does not let a method ask for."""
+        everything: frozenset[Asked] = frozenset({"messages", "sizes", "data", "weights"})
+        return everything if self.level == "client" else frozenset()
 
     def check(self) -> None:
         """Check that ε can be computed.

@@ -22,11 +22,11 @@ QUALITY = ("insertion", "deletion")  # scores whose difference is the quality of
 class Share(Config):
     """How clients send their explanations, and how the server aggregates them.
 
-    Each explained client sends its maps of the common inputs with its update, which takes as many
-    bytes, as much time and energy more; they are lost with the update. The server's aggregate serves as the explanation of the global model and is scored as one: rows of
-    explanations.parquet with the model `shared`, and columns `<explainer>/shared_<score>`; none if
-    no client counts. `privacy` does not cover shared explanations and cannot be combined with
-    them.
+    Each explained client sends its maps of the common inputs with its update: they take bytes,
+    time and energy, and are lost with it. The server's aggregate serves as the explanation of the
+    global model and is scored as one: rows of explanations.parquet with the model `shared`, and
+    columns `<explainer>/shared_<score>`; none if no client counts. `privacy` does not cover shared
+    explanations and cannot be combined with them.
 
     Args:
         aggregation: `mean` of the maps; `quality`, a mean in which each client is weighted by the

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedsim.conditions.privacy import Privacy, clipped, reference
+from fedsim.conditions.privacy import Asked, Privacy, clipped, reference
 from fedsim.errors import RunError
-from fedsim.federation.reduction import Mean, NothingToReduce, Update, WeightedMean
+from fedsim.federation.reduction import (
+    Mean,
+    NothingToReduce,
+    Update,
+    WeightedMean,
+    check_no_message,
+)
 from fedsim.federation.wire import to_arrays
 
 if TYPE_CHECKING:
@@ -22,10 +28,14 @@ class Aggregation:
     """Exact weighted means; methods may use any information about clients.
 
     Attributes:
+        hides: what of clients it hides from the server; see `Learns.asks`.
+        section: the experiment's section that says so.
         independent_draws: whether each client is drawn for a cohort independently.
         column_names: names of the columns that it adds to a round's record.
     """
 
+    hides: frozenset[Asked] = frozenset()
+    section: str = ""
     independent_draws: ClassVar[bool] = False
     column_names: ClassVar[tuple[str, ...]] = ()
 
@@ -39,15 +49,17 @@ class Aggregation:
         """
         return WeightedMean()
 
-    def allow(self, what: str) -> None:
-        """Refuse a method information about clients other than means.
+    def check(self, asked: Asked, what: str) -> None:
+        """Refuse a method what is hidden.
 
         Args:
             what: what the method does, as a verb phrase: "reads the data set".
 
         Raises:
-            RunError: the guarantee does not cover it.
+            RunError: it is hidden.
         """
+        if asked in self.hides:
+            raise RunError(f"the method {what}, which `{self.section}` hides from the server")
 
     def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
         """The columns that it adds to a round's record.
@@ -66,11 +78,13 @@ class PrivateAggregation(Aggregation):
         privacy: the experiment's `privacy` section.
     """
 
+    section: str = "privacy"
     independent_draws: ClassVar[bool] = True
     column_names: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     def __init__(self, privacy: Privacy) -> None:
         self.privacy = privacy
+        self.hides = privacy.hides
 
     def mean(
         self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
@@ -79,11 +93,6 @@ class PrivateAggregation(Aggregation):
         q = fed.settings.participation if drawn else 1.0
         count = q * fed.num_clients if drawn else float(len(cohort))
         return NoisyMean(self.privacy, q, count, fed.rng(f"privacy/{len(before) + 1}"))
-
-    def allow(self, what: str) -> None:
-        raise RunError(
-            f"the method {what}, which `privacy` does not cover: it protects only means of updates"
-        )
 
     def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
         """`epsilon`, spent so far."""
@@ -112,6 +121,10 @@ class NoisyMean(WeightedMean):
         super().__init__()
         self.privacy, self.participation, self.count = privacy, participation, count
         self._noise = noise
+
+    def check(self, message: Any) -> None:
+        super().check(message)
+        check_no_message(message, "privacy")
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
         if message.vectors:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
-from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.privacy import Asked, Privacy
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, Diverged, NobodyAnswers, RunError
 from fedsim.explain.compare import Key, recorded
@@ -165,7 +165,7 @@ class Federation:
     @property
     def data(self) -> Dataset:
         """The data set: its test set, the names of its classes and features, and all examples."""
-        self._aggregation.allow("reads the data set")
+        self._check_asked("data", "reads the data set")
         return self._data
 
     @property
@@ -181,7 +181,7 @@ class Federation:
     @property
     def splits(self) -> ClientSplits:
         """The examples that each client holds in this round; a real server would not know them."""
-        self._aggregation.allow("reads the clients' splits")
+        self._check_asked("data", "reads the clients' splits")
         return self._splits
 
     @property
@@ -203,7 +203,7 @@ class Federation:
     @property
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines beyond any real federation."""
-        self._aggregation.allow("reads the clients' examples")
+        self._check_asked("data", "reads the clients' examples")
         return self._context.examples(np.sort(self._context.splits.held(self.round).train.values))
 
     @property
@@ -244,13 +244,13 @@ class Federation:
     @property
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, the number of labelled training examples of each client."""
-        self._aggregation.allow("reads each client's number of examples")
+        self._check_asked("sizes", "reads each client's number of examples")
         return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
         """(K,) the number of examples of each client whose labels it does not know."""
-        self._aggregation.allow("reads each client's number of examples")
+        self._check_asked("sizes", "reads each client's number of examples")
         return self._splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
@@ -326,7 +326,7 @@ class Federation:
             RunError: the reduction needs messages (`NothingToReduce`), and every client was
                 skipped.
         """
-        self._aggregation.allow(f"receives what each client sends ({function.__name__})")
+        self._check_asked("messages", f"receives what each client sends ({function.__name__})")
         return self._reduce(function, cohort, reduction, arguments)
 
     def mean(
@@ -356,7 +356,7 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. Clients are in ascending order; skipped clients are missing.
         """
-        self._aggregation.allow(f"gathers each client's message ({function.__name__})")
+        self._check_asked("messages", f"gathers each client's message ({function.__name__})")
         messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
         return messages
 
@@ -374,7 +374,6 @@ class Federation:
             RunError: there are no models, because every client was skipped.
             Diverged: a model is out of range.
         """
-        self._aggregation.allow("averages models by each client's number of examples")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total = ExactSum.zeros(self.model.size)
@@ -448,7 +447,7 @@ class Federation:
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table recorded in this round so far."""
-        self._aggregation.allow("reads clients' records")
+        self._check_asked("messages", "reads clients' records")
         return list(self._tables.get(table, []))
 
     def explain(
@@ -578,18 +577,20 @@ class Federation:
             ledger: carried from round to round by what spends a budget.
 
         Raises:
-            RunError: there is an `uplink` section, and the method has no use for it.
+            RunError: the method has no use for a section of the experiment.
         """
-        for section, used, idle in (
-            ("uplink", self._receives_updates, "clients send no updates"),
-            ("downlink", self._encodes, "the server sends no vectors"),
+        spec, means = self._context.spec, self._aggregation.section
+        for section, there, used, idle in (
+            ("uplink", spec.uplink is not None, self._receives_updates, "clients send no updates"),
+            ("downlink", spec.downlink is not None, self._encodes, "the server sends no vectors"),
+            (means, bool(means), bool(self._means), "no updates are averaged"),
         ):
-            if getattr(self._context, section) is None:
+            if not there:
                 continue
             ledger[section] = ledger.get(section, False) or used
             if self._answered and not ledger[section]:
                 raise RunError(
-                    f"round {self.round}: {idle}, which are all that `{section}` compresses; "
+                    f"round {self.round}: {idle}, which are all that `{section}` is about; "
                     "leave it out, or take another method"
                 )
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
@@ -701,6 +702,11 @@ class Federation:
         self._states = {id: self._engine.keep(state) for id, state in states.items()}
 
     # -- within --------------------------------------------------------------------------------
+
+    def _check_asked(self, asked: Asked, what: str) -> None:
+        """Refuse a method what a condition hides; scoring models is no part of the protocol."""
+        if not self.round or self._in_round:
+            self._aggregation.check(asked, what)
 
     def _draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
         share, independent = self.settings.participation, self._aggregation.independent_draws

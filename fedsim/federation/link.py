@@ -109,9 +109,6 @@ class Link:
             The message as it arrives (itself if there was nothing to encode), by how many bytes it
             is shorter, and the new residuals.
         """
-        if isinstance(message, tuple) and message and isinstance(message[0], Update):
-            first, saved, kept = self.message(message[0], arguments, residuals, rng)
-            return message if first is message[0] else (first, *message[1:]), saved, kept
         if isinstance(message, Update):
             vectors = message.vectors
         elif isinstance(message, Mapping):
@@ -145,7 +142,8 @@ class Link:
         if not arrived:
             return message, 0, kept
         if isinstance(message, Update):
-            return Update(weight=message.weight, **{**vectors, **arrived}), saved, kept
+            weight, beside = message.weight, message.message
+            return Update(weight=weight, message=beside, **{**vectors, **arrived}), saved, kept
         return {**message, **arrived}, saved, kept
 
     def arguments(

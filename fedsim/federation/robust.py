@@ -44,6 +44,7 @@ class RobustAggregation(Aggregation):
     ) -> None:
         self.rule, self.attack = rule, attack
         self.adversaries = frozenset(adversaries)
+        self.section = "adversaries" if rule is None else "aggregation"
 
     def mean(
         self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
@@ -61,7 +62,8 @@ class GatheredMean(WeightedMean):
     It is computed on all that a client sends for it, in one vector: the change from what the
     server sent under each vector's name, or the vector itself if there is nothing of its size.
     Adversaries forge their changes first, all together and knowing those of the others. Clients
-    with weight 0 have no say in it.
+    with weight 0 have no say in it. Single numbers (vectors of one entry), whose unit is another,
+    are averaged as without a rule, and never forged.
 
     Args:
         rule, attack, adversaries: as for `RobustAggregation`.
@@ -117,10 +119,15 @@ class GatheredMean(WeightedMean):
         except ValueError as error:
             raise TooFewUpdates(f"aggregation.name={self.rule.name}: {error}") from None
         changes = np.stack([self.sent[k] - before for k in clients])
-        change = self.rule.aggregate(changes, np.array([self.weights[k] for k in clients]))
-        _check(f"aggregation.name={self.rule.name}", change, before.shape)
+        weights = np.array([self.weights[k] for k in clients])
+        numbers = np.concatenate([np.full(n, n == 1) for n in lengths.values()])
+        change = np.empty_like(before)
+        change[numbers] = np.average(changes[:, numbers], axis=0, weights=weights)
+        by_rule = self.rule.aggregate(changes[:, ~numbers], weights)
+        _check(f"aggregation.name={self.rule.name}", by_rule, change[~numbers].shape)
+        change[~numbers] = by_rule
         found = (before + change).astype(np.float32)
-        return Mean(self._named(found), len(self.weights), self.weights)
+        return Mean(self._named(found), len(self.weights), self.weights, self.messages)
 
     def _forge(self, clients: Sequence[int], before: NDArray[np.float64]) -> None:
         """Replace the updates of adversaries."""
@@ -143,9 +150,9 @@ class GatheredMean(WeightedMean):
                 raise InvalidUpdate(f"{what} forges {invalid}", k) from None
 
     def _trained(self) -> NDArray[np.bool_]:
-        """(P,) which entries are not statistics of batch norm."""
+        """(P,) which entries are not statistics of batch norm, nor single numbers."""
         lengths = next(iter(self.lengths.values())).values()
-        parts = [np.ones(length, np.bool_) for length in lengths]
+        parts = [np.full(length, length > 1) for length in lengths]
         for part in parts:
             part[self.trained.get(len(part), len(part)) :] = False
         return np.concatenate(parts)
@@ -157,6 +164,7 @@ class GatheredMean(WeightedMean):
         for k in self.weights:
             mean.add(k, self.weights[k], self._tensors(k))
             mean.end_block()
+        mean.messages = self.messages
         return mean.result(arguments, failures)
 
     def _tensors(self, k: int) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.conditions.privacy import Asked
 from fedsim.config.registry import Config
 from fedsim.errors import RunError
 from fedsim.federation.aggregation import Aggregation
@@ -25,6 +26,7 @@ from fedsim.federation.reduction import (
     NothingToReduce,
     Update,
     WeightedMean,
+    check_no_message,
 )
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
@@ -84,6 +86,11 @@ class SecureSettings(Config):
     threshold: float = Field(0.6, gt=0, le=1)
     dropout: float = Field(0.0, ge=0, lt=1)
 
+    @property
+    def hides(self) -> frozenset[Asked]:
+        """What of clients the server does not see."""
+        return frozenset({"messages", "sizes", "data"})
+
 
 class SecureAggregation(Aggregation):
     """Means of which the server learns the sums alone.
@@ -92,10 +99,12 @@ class SecureAggregation(Aggregation):
         settings: the experiment's `secure_aggregation` section.
     """
 
+    section: str = "secure_aggregation"
     column_names: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
 
     def __init__(self, settings: SecureSettings) -> None:
         self.settings = settings
+        self.hides = settings.hides
 
     def mean(
         self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
@@ -110,11 +119,6 @@ class SecureAggregation(Aggregation):
         masks = Masks(fed.seed, purpose, fed.round, [int(k) for k in cohort])
         dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
         return MaskedMean(masks, dropped, self.settings.threshold)
-
-    def allow(self, what: str) -> None:
-        raise RunError(
-            f"the method {what}, and with `secure_aggregation` the server learns sums alone"
-        )
 
     def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
         """The exchanges of the round's sums, and how many clients dropped out of them."""
@@ -192,6 +196,7 @@ class MaskedMean(WeightedMean):
 
     def check(self, message: Any) -> None:
         super().check(message)
+        check_no_message(message, "secure_aggregation")
         if message.weight >= CLIENT_LIMIT:
             raise InvalidUpdate(
                 f"the update's weight is {message.weight:.3g}; with secure_aggregation, which "

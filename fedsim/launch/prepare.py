@@ -43,7 +43,7 @@ from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+from fedsim.training import FlatModel, Hooks, TrainingJob, has_batch_norm, lacks_memory
 from fedsim.training.dp_sgd import check_examples_apart
 
 
@@ -101,8 +101,7 @@ def prepare(
             experiment.model,
             objective,
             splits.sequence is not None,
-            experiment.privacy is not None and experiment.privacy.level == "client",
-            experiment.secure_aggregation is not None,
+            experiment.hidden,
         )
     )
     _check_rounds(experiment, splits)
@@ -131,8 +130,8 @@ def prepare(
         _check_feedback(experiment.uplink, trained)
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
-    if of_clients is not None:
-        _check_no_running_stats(network, experiment.model.name)
+    if of_clients is not None and network is not None:
+        _check_no_running_stats(network, experiment)
     experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
@@ -521,12 +520,15 @@ def _unsaved(network: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name not in saved}
 
 
-def _check_no_running_stats(network: nn.Module, name: str) -> None:
+def _check_no_running_stats(network: nn.Module, experiment: Experiment) -> None:
     """Refuse noise on running statistics: a variance would end up below 0."""
+    model = FlatModel(network, torch.device("cpu"))
+    part = experiment.method.sent_part(model)
+    sent = model.named_arrays(np.ones(model.size, np.float32) if part is None else part * 1.0)
     for layer, buffer in network.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and layer in sent and np.any(sent[layer]):
             raise ExperimentError(
-                f"privacy: adds noise to all that clients send, and model.name={name} sends "
-                f"what does not bear it ('{layer}'); take a model without batch norm, or other "
-                "buffers"
+                f"privacy: model.name={experiment.model.name} has running statistics "
+                f"('{layer}'), which the noise on all that clients send would corrupt; take a "
+                "model without batch norm, or a method that keeps it (fedbn)"
             )

@@ -23,7 +23,6 @@ from experiments import (
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError, RunError
-from fedsim.federation import MeanAndMessages
 from fedsim.federation.link import RESIDUALS
 from fedsim.methods.fedavg import FedAvg
 
@@ -193,10 +192,8 @@ class Remembers(FedAvg):
     name: str = "test_link:Remembers"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        mean, counts = fed.reduce(
-            self.local_update, fed.sample(t), MeanAndMessages(), weights=state.weights
-        )
-        assert set(counts.values()) == {t}
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
+        assert set(mean.messages.values()) == {t}
         assert mean.one.tolist() == [t]
         return State(weights=state.weights + mean.delta.reshape(-1))
 
@@ -205,7 +202,7 @@ class Remembers(FedAvg):
         client.state = {"rounds": [*client.state.get("rounds", []), client.round]}
         delta = (client.train(weights) - weights).reshape(2, -1)
         one = weights.new_full((1,), client.round)
-        return Update(delta=delta, one=one), len(client.state["rounds"])
+        return Update(delta=delta, one=one, message=len(client.state["rounds"]))
 
 
 def test_the_method_does_not_see_what_is_kept(finish: Finish) -> None:
