@@ -34,6 +34,7 @@ from fedsim.conditions.aggregators import Aggregator, aggregators
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.conditions.devices import Devices
 from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.secure import SecureSettings
 from fedsim.config.registry import Config, Registry, key_docs, summary
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.experiment import Checkpoint, Evaluate, Experiment
@@ -41,7 +42,7 @@ from fedsim.explain import Explainer
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.section import Explain
-from fedsim.federation import EngineSettings, SecureSettings
+from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives

@@ -19,8 +19,8 @@ from snippets import HASH, ROOT, agree, rounds_alike, run_page, snippets
 
 from experiments import WRITTEN, small_experiment
 from fedsim import Experiment, Run, load, run
+from fedsim.conditions.secure import SecureSettings
 from fedsim.explain.section import SCORES
-from fedsim.federation import SecureSettings
 from fedsim.methods import methods
 from fedsim.support.hardware import Arithmetic
 

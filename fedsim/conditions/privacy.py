@@ -26,10 +26,6 @@ from fedsim.support.extras import require
 # (q, r): r sums over the same cohort with sampling rate q, in one round.
 Release = tuple[float, int]
 
-# What a method may ask for beside means of clients' updates, and means under which a client has
-# the same weight whatever its data are.
-Asked = Literal["messages", "sizes", "data", "weights"]
-
 
 class Privacy(Config):
     """Differential privacy by clipping and noise, of clients or of single examples.
@@ -69,9 +65,9 @@ class Privacy(Config):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     @property
-    def hides(self) -> frozenset[Asked]:
+    def hides(self) -> frozenset[str]:
         """What of clients the guarantee does not let a method ask for."""
-        everything: frozenset[Asked] = frozenset({"messages", "sizes", "data", "weights"})
+        everything = frozenset({"messages", "sizes", "data", "weights"})
         return everything if self.level == "client" else frozenset()
 
     def check(self) -> None:

@@ -62,6 +62,10 @@ class Update:
         self.message = message
         self.vectors = vectors
 
+    def with_vectors(self, vectors: Mapping[str, Tensor]) -> Update:
+        """The same with other vectors."""
+        return Update(weight=self.weight, message=self.message, **vectors)
+
 
 def since_sent(result: Any, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> Any:
     """A reduced vector plus what a codec lost of that which clients started from.

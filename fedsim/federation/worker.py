@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -17,9 +17,9 @@ from fedsim.conditions.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.scores.measure import Explained
 from fedsim.federation.client import Client, DeadlineMissed, Trainer
+from fedsim.federation.condition import Sent
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import ExplainerFailed, explain_client, explain_global
-from fedsim.federation.link import RESIDUALS
 from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
@@ -35,6 +35,7 @@ from fedsim.objectives import Batch, Objective, Totals, evaluate
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
+MEMORY = "memory of conditions"  # where a client's kept state has what conditions keep
 TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger
 
 
@@ -80,7 +81,7 @@ class BlockResult:
         notices: lines for the user.
         explained: explanations of clients' models, by explainer.
         examples: number of examples that clients trained on, each pass counted.
-        encoded: clients whose messages `uplink` has encoded.
+        acted: sections of conditions that have changed messages.
         releases: private steps of clients, by the sampling rate of their batches.
         partial: the folded messages; None if they stay with the worker.
     """
@@ -93,7 +94,7 @@ class BlockResult:
     notices: set[str] = field(default_factory=set)
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
-    encoded: set[int] = field(default_factory=set)
+    acted: set[str] = field(default_factory=set)
     releases: dict[int, dict[float, int]] = field(default_factory=dict)
     partial: Reduction | None = None
 
@@ -120,13 +121,13 @@ class SharedInputMutated(InvalidUpdate):
 class Answer:
     """What arrives of a client's message, its bytes, and the client's state afterwards.
 
-    `encoded` says whether `uplink` had anything to encode.
+    `acted` has the sections of the conditions that have changed the message.
     """
 
     message: Any
     size: int
     kept: dict[str, Any]
-    encoded: bool
+    acted: frozenset[str]
 
 
 class Rehearsal:
@@ -338,8 +339,7 @@ class Worker:
         if explained:
             result.explained[id] = explained
         result.examples[id] = client.examples
-        if answer.encoded:
-            result.encoded.add(id)
+        result.acted |= answer.acted
         if client.releases:
             result.releases[id] = dict(client.releases)
         if changed:
@@ -403,7 +403,7 @@ class Worker:
         context = self.context
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
-        own_state = {name: part for name, part in state.items() if name != RESIDUALS}
+        own_state = {name: part for name, part in state.items() if name != MEMORY}
         own_state = to_tensors(own_state, context.device)
         client = Client(context, id, call.round, rng, own_state, trainer, allowance, share)
         context.model.train()
@@ -424,17 +424,20 @@ class Worker:
             raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
         partial.check(message)
-        size, sent = partial.size(message), message
-        if context.uplink is not None:
-            lost = state.get(RESIDUALS, {})
-            message, saved, residuals = context.uplink.message(
-                sent, self._lent, lost.get(call.function, {}), client.rng("uplink")
-            )
-            partial.check(message)
-            size -= saved
-            if residuals or lost:
-                kept[RESIDUALS] = {**lost, call.function: residuals}
-        return client, Answer(message, size, kept, message is not sent)
+        memory, acted = {**state.get(MEMORY, {})}, set()
+        sent = Sent(message, partial.size(message), self._lent, {}, {})
+        for condition in reversed(context.spec.conditions):
+            key = f"{condition.name}/{call.function}"
+            given = replace(sent, layers=context.layers, memory=memory.get(key, {}))
+            sent = condition.sent(client, given)
+            if sent is not given:
+                partial.check(sent.message)
+                acted.add(condition.name)
+            if sent.memory or key in memory:
+                memory[key] = sent.memory
+        if memory:
+            kept[MEMORY] = memory
+        return client, Answer(sent.message, sent.size, kept, frozenset(acted))
 
     def _spoilt(self) -> bool:
         """Whether arguments were changed through their arrays, which tensors do not notice."""

@@ -11,8 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedsim.conditions.client_privacy import ClientPrivacy
 from fedsim.conditions.codecs import Codec
+from fedsim.conditions.compression import Downlink, Link, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
+from fedsim.conditions.robust import RobustAggregation
+from fedsim.conditions.secure import SecureAggregation
 from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
@@ -27,16 +31,12 @@ from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
 from fedsim.federation import (
-    Aggregation,
-    PrivateAggregation,
-    RobustAggregation,
+    Condition,
     RunSpec,
-    SecureAggregation,
     cohort_size,
 )
 from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.federation import RESERVED
-from fedsim.federation.link import Link
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
@@ -84,6 +84,7 @@ def prepare(
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
+    _check_columns(experiment, objective, dataset)
     primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
     if len(primary) != 1:
         raise ExperimentError(
@@ -115,11 +116,9 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        aggregation=_aggregation(experiment, splits),
+        conditions=_conditions(experiment, splits),
         privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
-        uplink=experiment.uplink,
-        downlink=experiment.downlink,
         attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
@@ -184,17 +183,26 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             yield from _sections(part, key)
 
 
-def _aggregation(experiment: Experiment, splits: ClientSplits) -> Aggregation:
-    """How the experiment's updates are averaged."""
+def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition, ...]:
+    """What happens between server and clients, in ascending order."""
+    found: list[Condition] = list(experiment.conditions)
     if experiment.privacy is not None and experiment.privacy.level == "client":
-        return PrivateAggregation(experiment.privacy)
+        found.append(ClientPrivacy(privacy=experiment.privacy))
     if experiment.secure_aggregation is not None:
-        return SecureAggregation(experiment.secure_aggregation)
-    adversaries = experiment.adversaries
-    attack = adversaries.attack if adversaries is not None and adversaries.attack.forges else None
-    if experiment.aggregation is None and attack is None:
-        return Aggregation()
-    return RobustAggregation(experiment.aggregation, attack, splits.adversaries)
+        found.append(SecureAggregation(settings=experiment.secure_aggregation))
+    attack = experiment.adversaries and experiment.adversaries.attack
+    attack = attack if attack and attack.forges else None
+    if experiment.aggregation is not None or attack is not None:
+        hostile = frozenset(splits.adversaries)
+        rule, name = experiment.aggregation, "aggregation"
+        if rule is None:
+            name = "adversaries"
+        found.append(RobustAggregation(name=name, rule=rule, attack=attack, adversaries=hostile))
+    if experiment.uplink is not None:
+        found.append(Uplink(codec=experiment.uplink))
+    if experiment.downlink is not None:
+        found.append(Downlink(codec=experiment.downlink))
+    return tuple(sorted(found, key=lambda condition: condition.order))
 
 
 def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
@@ -263,7 +271,7 @@ def _with_further(
     """
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
-    reserved = {*RESERVED, "train_loss", *PrivateAggregation.column_names}
+    reserved = {*RESERVED, "train_loss", *ClientPrivacy.columns}
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
         if metric.name in reserved or metric.name.startswith(prefixes):
@@ -312,6 +320,19 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
     with keyed_torch_rng(experiment.seed, "explain/check"):
         section.check(model, data)
     return section
+
+
+def _check_columns(experiment: Experiment, objective: Objective, dataset: Dataset) -> None:
+    """Refuse columns of the user's conditions that others have."""
+    taken = {*RESERVED, "train_loss", *(m.column for m in objective.metrics(dataset))}
+    for condition in experiment.conditions:
+        for column in condition.columns:
+            if column in taken:
+                raise ExperimentError(
+                    f"conditions: {condition.name}: there is a column '{column}' already; take "
+                    "another name"
+                )
+            taken.add(column)
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:

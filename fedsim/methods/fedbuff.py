@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.conditions.devices import RETRY
-from fedsim.conditions.privacy import Asked
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import (
@@ -78,7 +77,7 @@ class FedBuff(Method[FedBuffState]):
     staleness: float = Field(0.5, ge=0)
     asynchronous: ClassVar[bool] = True
 
-    def check_hidden(self, hidden: Mapping[Asked, str]) -> None:
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
         if "weights" in hidden:
             raise ExperimentError(
                 "privacy: with method.name=fedbuff the clients of a step are those that finish "

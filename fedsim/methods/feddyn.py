@@ -14,7 +14,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.conditions.privacy import Asked
 from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
@@ -58,7 +57,7 @@ class FedDyn(Method[FedDynState]):
         most = n.mean() / n[n > 0].min() if self.scale == "samples" else 1.0
         return "alpha", self.alpha * float(most)
 
-    def check_hidden(self, hidden: Mapping[Asked, str]) -> None:
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
         if "sizes" in hidden and self.scale == "samples":
             raise ExperimentError(
                 f"{hidden['sizes']}: hides clients' numbers of samples, with which "

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.conditions.privacy import Asked
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, client_function
 from fedsim.methods.method import Method, State, methods
@@ -43,7 +42,7 @@ class FedNova(Method[State]):
                 "have"
             )
 
-    def check_hidden(self, hidden: Mapping[Asked, str]) -> None:
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
         if "weights" in hidden:
             raise ExperimentError(
                 "privacy: with method.name=fednova clients send their number of local steps "

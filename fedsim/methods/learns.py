@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedsim.conditions.privacy import Asked
 from fedsim.errors import ExperimentError
+from fedsim.federation import Asked
 from fedsim.models import Model
 from fedsim.objectives import Objective
 
-ASKING: Mapping[Asked, str] = {
+ASKING: Mapping[str, str] = {
     "messages": "asks for what each client sends",
     "data": "reads clients' data on the server",
     "sizes": "asks for the number of examples of each client",
@@ -57,7 +57,7 @@ class Problem:
     model: Model
     objective: Objective | None = None
     task_sequence: bool | None = None
-    hidden: Mapping[Asked, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict)
 
 
 def obstacle(learns: Learns, problem: Problem) -> str | None:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.conditions.privacy import Asked
 from fedsim.config.registry import Component, Registry
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray
@@ -172,7 +171,7 @@ class Method(Component, ABC, Generic[S]):
             ExperimentError: they are not supported; the message says what is.
         """
 
-    def check_hidden(self, hidden: Mapping[Asked, str]) -> None:
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
         """Reject sections that hide from the server what the method needs with these settings.
 
         Args:

@@ -11,9 +11,9 @@ import torch
 
 from experiments import federation, server_states, small_experiment, with_method
 from fedsim import Client, Federation, Run, State, Update
+from fedsim.conditions.secure import MaskedMean, Masks
 from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, WeightedMean
-from fedsim.federation.secure import MaskedMean, Masks
 from fedsim.methods.fedavg import FedAvg
 from fedsim.testing import check_method
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.aggregators import Aggregator
 from fedsim.conditions.privacy import reference
 from fedsim.errors import RunError
-from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.condition import Condition, Exchange, Round
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -25,12 +26,8 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.wire import to_arrays
 
-if TYPE_CHECKING:
-    from fedsim.federation.cohort import Cohort
-    from fedsim.federation.federation import Federation
 
-
-class RobustAggregation(Aggregation):
+class RobustAggregation(Condition):
     """Means by a robust rule, of updates that adversaries may have forged.
 
     Args:
@@ -39,21 +36,22 @@ class RobustAggregation(Aggregation):
         adversaries: which clients.
     """
 
-    def __init__(
-        self, rule: Aggregator | None, attack: Attack | None, adversaries: Iterable[int]
-    ) -> None:
-        self.rule, self.attack = rule, attack
-        self.adversaries = frozenset(adversaries)
-        self.section = "adversaries" if rule is None else "aggregation"
+    name: str = "aggregation"
+    order: ClassVar[int] = 40
+    idle: ClassVar[str] = "no updates are averaged"
+    rule: Aggregator | None = None
+    attack: Attack | None = None
+    adversaries: frozenset[int] = frozenset()
 
-    def mean(
-        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
-    ) -> WeightedMean:
-        colluding = self.adversaries.intersection(map(int, cohort))
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if type(exchange.reduction) is not WeightedMean:
+            return exchange
+        colluding = self.adversaries.intersection(map(int, exchange.cohort))
         attack = self.attack if colluding else None
-        rng = fed.rng(f"attack/{len(before) + 1}")
-        trained = {n: sum(map(math.prod, shapes)) for n, shapes in fed.trained_layers.items()}
-        return GatheredMean(self.rule, attack, colluding, trained, rng)
+        rng = round.rng(f"attack/{round.note(self.name, None)}")
+        trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.layers().items()}
+        mean = GatheredMean(self.rule, attack, colluding, trained, rng)
+        return replace(exchange, reduction=mean)
 
 
 class GatheredMean(WeightedMean):

@@ -19,10 +19,10 @@ from experiments import (
 )
 from fedsim import Experiment, Federation, Run, Update
 from fedsim.conditions.aggregators import aggregators
+from fedsim.conditions.robust import GatheredMean, RobustAggregation
 from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
-from fedsim.federation import LocalEngine, Mean, NotCounted, RobustAggregation
+from fedsim.federation import LocalEngine, Mean, NotCounted
 from fedsim.federation.reduction import TooFewUpdates
-from fedsim.federation.robust import GatheredMean
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.testing import check_method
@@ -100,8 +100,8 @@ class TestMean:
     def test_without_adversaries_in_a_cohort_it_is_the_exact_mean(self) -> None:
         dataset, splits, spec = prepare(small_experiment())
         means = []
-        for aggregation in (spec.aggregation, RobustAggregation(None, None, ())):
-            own = replace(spec, aggregation=aggregation)
+        for conditions in ((), (RobustAggregation(),)):
+            own = replace(spec, conditions=conditions)
             engine = LocalEngine(small_experiment().engine, own, dataset, splits)
             fed = Federation(own, dataset, splits, engine)
             fed.begin_round(1)
