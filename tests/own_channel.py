@@ -38,4 +38,4 @@ class Lossy(Condition):
         return replace(sent, message=sent.message.with_vectors(arrived))
 
     def close(self, round: Round, ledger: dict[str, Any]) -> Mapping[str, float]:
-        return {"entries_lost": sum(row.get("entries_lost", 0) for row in round.clients())}
+        return {"entries_lost": sum(row.get("entries_lost", 0) for row in round.rows().values())}

@@ -133,7 +133,7 @@ def layer(module: str) -> int:
 # What of conditions the federation still names itself.
 NOT_YET = {
     (LAYERS.index("federation"), f"fedsim.conditions.{name}")
-    for name in ("adversaries", "devices", "privacy")
+    for name in ("adversaries", "devices")
 }
 
 

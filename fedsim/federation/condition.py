@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from fedsim.federation.cohort import Cohort
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.wire import NotCounted, PerClient
 from fedsim.support.rng import keyed_rng
-from fedsim.training import FlatModel
+from fedsim.training import FlatModel, Trained, TrainingJob
 
 Vector = NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -88,8 +88,9 @@ class Round:
         participation: share of the clients in a cohort.
         layers: see `trained_layers`.
         sample: the clients that take part.
-        clients: the rows of clients.parquet so far.
-        notes: what conditions note until the round ends, by their names.
+        rows: the rows of clients.parquet so far, by client; conditions may add to them.
+        notes: what conditions note until the round ends, by their names; those of clients
+            (`Client.notes`) as pairs of the client and the note.
     """
 
     t: int
@@ -98,7 +99,7 @@ class Round:
     participation: float
     layers: Callable[[], Layers]
     sample: Callable[[], Cohort]
-    clients: Callable[[], Iterable[Mapping[str, Any]]]
+    rows: Callable[[], dict[int, dict[str, Any]]]
     notes: dict[str, list[Any]] = field(default_factory=dict)
 
     def rng(self, purpose: str) -> np.random.Generator:
@@ -152,6 +153,13 @@ class Condition(Component):
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         """(server) The request as it goes out; the same object if nothing changes."""
         return exchange
+
+    def training(self, client: Any, job: TrainingJob) -> TrainingJob:
+        """(client) Local training as it is carried out."""
+        return job
+
+    def trained(self, client: Any, job: TrainingJob, done: Trained) -> None:
+        """(client) After local training; `client.notes` takes what the server's side counts."""
 
     def sent(self, client: Any, sent: Sent) -> Sent:
         """(client) The message as it arrives; the same object if nothing changes.

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.devices import Devices
-from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
 from fedsim.explain import ExplainedData
@@ -79,7 +78,6 @@ class RunSpec:
         size: number of a model's weights, including buffers; 0 if it has none.
         explain: which models are explained, and how; None for none.
         devices: the clients' devices; None if they are not simulated.
-        privacy: of each example in local training; None for none.
         attack: what adversaries do; None if there are none.
     """
 
@@ -94,7 +92,6 @@ class RunSpec:
     size: int = 0
     explain: Explain | None = None
     devices: Devices | None = None
-    privacy: Privacy | None = None
     attack: Attack | None = None
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
-from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, Diverged, NobodyAnswers, RunError
 from fedsim.explain.compare import Key, recorded
@@ -123,7 +121,6 @@ class Federation:
         self._tables: dict[str, list[dict[str, Any]]] = {}
         self._of_cohort: Explain | None = None  # explains models that clients train
         self._explained: dict[Key, dict[str, Explained]] = {}
-        self._releases: dict[int, Counter[float]] = {}  # private steps of the round, by client
         self._in_round = False  # evaluation takes no simulated time
         self._fleet = None
         if spec.devices is not None:
@@ -467,7 +464,6 @@ class Federation:
         """Start the records of round t."""
         self.round, self._record, self._rows = t, {}, {}
         self._tables, self._this_round = {}, self._new_round()
-        self._releases = {}
         self._explained = {}
         self._selection, self._elapsed, self._ended = None, None, {}
         self._late, self._worked = {}, {}
@@ -598,8 +594,6 @@ class Federation:
                 )
             record |= columns
         record |= self._record_explanations(ledger)
-        if self._context.spec.privacy is not None:
-            record |= self._record_budget(self._context.spec.privacy, ledger)
         if self._fleet is not None:
             record |= self._record_devices(self._fleet, ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
@@ -635,18 +629,6 @@ class Federation:
         ledger["maps"] = added.last
         of_all = [one.seconds for own in self._explained.values() for one in own.values()]
         return {**added.columns, "explain_seconds": math.fsum(of_all)}
-
-    def _record_budget(self, privacy: Privacy, ledger: dict[str, Any]) -> dict[str, float]:
-        """Add ε of each client's examples; returns the largest so far as a column of the round."""
-        spent = ledger.setdefault("steps", {})
-        for k, steps in sorted(self._releases.items()):
-            known = Counter(dict(spent.get(str(k), [])))
-            known.update(steps)
-            spent[str(k)] = [[q, n] for q, n in sorted(known.items())]
-            epsilon = privacy.epsilon({(q, 1): n for q, n in known.items()})
-            self._rows.setdefault(k, {})["epsilon"] = epsilon
-            ledger["epsilon"] = max(ledger.get("epsilon", 0.0), epsilon)
-        return {"epsilon": ledger.get("epsilon", 0.0)}
 
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; returns simulated time and energy of the round."""
@@ -721,7 +703,7 @@ class Federation:
             *(self.round, self.seed, K, share),
             layers=lambda: self.trained_layers,
             sample=lambda: self.sample(self.round),
-            clients=lambda: self._rows.values(),
+            rows=lambda: self._rows,
         )
 
     def _draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
@@ -873,8 +855,9 @@ class Federation:
         self._states.update(outcome.states)
         self._acted |= outcome.acted
         self._take_explained("cohort", outcome)
-        for id, steps in outcome.releases.items():
-            self._releases.setdefault(id, Counter()).update(steps)
+        for id, notes in outcome.notes.items():
+            for name, note in notes.items():
+                self._this_round.note(name, (id, note))
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)

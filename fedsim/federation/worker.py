@@ -82,7 +82,7 @@ class BlockResult:
         explained: explanations of clients' models, by explainer.
         examples: number of examples that clients trained on, each pass counted.
         acted: sections of conditions that have changed messages.
-        releases: private steps of clients, by the sampling rate of their batches.
+        notes: what conditions note of clients, by their names.
         partial: the folded messages; None if they stay with the worker.
     """
 
@@ -95,7 +95,7 @@ class BlockResult:
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
     acted: set[str] = field(default_factory=set)
-    releases: dict[int, dict[float, int]] = field(default_factory=dict)
+    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
@@ -340,8 +340,8 @@ class Worker:
             result.explained[id] = explained
         result.examples[id] = client.examples
         result.acted |= answer.acted
-        if client.releases:
-            result.releases[id] = dict(client.releases)
+        if client.notes:
+            result.notes[id] = client.notes
         if changed:
             result.states[id] = answer.kept
         if client.records:

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.conditions.client_privacy import ClientPrivacy
 from fedsim.conditions.codecs import Codec
 from fedsim.conditions.compression import Downlink, Link, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
+from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
 from fedsim.conditions.robust import RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
 from fedsim.config.registry import MAIN, Config
@@ -117,19 +117,18 @@ def prepare(
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
         conditions=_conditions(experiment, splits),
-        privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
         attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
     _check_saved(network, spec)
-    if spec.privacy is not None:
+    if privacy is not None and of_clients is None:
         check_examples_apart(network)
     if trained := sum(p.numel() for p in network.parameters() if p.requires_grad):
         _check_feedback(experiment.uplink, trained)
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
-    if of_clients is not None and network is not None:
+    if of_clients is not None:
         _check_no_running_stats(network, experiment)
     experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
@@ -186,8 +185,9 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition, ...]:
     """What happens between server and clients, in ascending order."""
     found: list[Condition] = list(experiment.conditions)
-    if experiment.privacy is not None and experiment.privacy.level == "client":
-        found.append(ClientPrivacy(privacy=experiment.privacy))
+    if experiment.privacy is not None:
+        kind = ClientPrivacy if experiment.privacy.level == "client" else ExamplePrivacy
+        found.append(kind(privacy=experiment.privacy))
     if experiment.secure_aggregation is not None:
         found.append(SecureAggregation(settings=experiment.secure_aggregation))
     attack = experiment.adversaries and experiment.adversaries.attack
@@ -448,19 +448,21 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
         ExperimentError: the network cannot be trained so.
     """
     rows = splits.train.values[: min(4, spec.train.batch_size)]
-    name = f"model.name={spec.model.name}"
+    name, private = f"model.name={spec.model.name}", False
     with keyed_torch_rng(spec.seed, "try training"):
         try:
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
             if len(rows) < 1 + context.model.has_batch_norm:
                 return
-            few, privacy = context.examples(rows), spec.privacy
+            few = context.examples(rows)
             job = TrainingJob(
                 *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
-                privacy=None if privacy is None else (privacy.clip, privacy.noise_multiplier),
             )
+            for condition in spec.conditions:
+                job = condition.training(None, job)
+                private |= job.privacy is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise
@@ -470,7 +472,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 if lacks_memory(error)
                 else (
                     "it has no gradient of a single example, which privacy.level=example needs"
-                    if spec.privacy is not None
+                    if private
                     else f"it cannot be trained by objective.name={spec.objective.name}"
                 )
             )

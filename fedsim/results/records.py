@@ -172,8 +172,6 @@ def known_columns(
     of_conditions = [name for condition in spec.conditions for name in condition.columns]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
     further = () if spec.devices is None else CLOCK
-    if spec.privacy is not None:
-        further = (*further, "epsilon")
     return [*columns, "train_loss", *of_conditions, *ways, *further]
 
 

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: clipped, noisy means over cohorts of independent draws."""
+"""Differential privacy: noisy means over cohorts of independent draws, or noisy local steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from fedsim.federation.reduction import (
     check_no_message,
 )
 from fedsim.federation.wire import to_arrays
+from fedsim.training import Trained, TrainingJob
+from fedsim.training.dp_sgd import sampling_rate
 
 
 class ClientPrivacy(Condition):
@@ -100,3 +102,38 @@ class NoisyMean(WeightedMean):
         """Keep the shapes of the sums and discard their values, because the cohort was empty."""
         for total in self.sums.values():
             total.clear()
+
+
+class ExamplePrivacy(Condition):
+    """Clients train by DP-SGD, and the budget of each is counted.
+
+    Args:
+        privacy: the experiment's `privacy` section.
+    """
+
+    name: str = "privacy"
+    order: ClassVar[int] = 40
+    columns: ClassVar[tuple[str, ...]] = ("epsilon",)
+    privacy: Privacy
+
+    def training(self, client: Any, job: TrainingJob) -> TrainingJob:
+        return replace(job, privacy=(self.privacy.clip, self.privacy.noise_multiplier))
+
+    def trained(self, client: Any, job: TrainingJob, done: Trained) -> None:
+        """Counts private steps, by the sampling rate of their batches."""
+        steps = client.notes.setdefault(self.name, Counter())
+        steps[sampling_rate(len(job.y), client.settings.batch_size)] += done.steps
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        """Adds ε of each client's examples to its row; `epsilon` is the largest so far."""
+        spent, made = ledger.setdefault("steps", {}), dict[int, Counter[float]]()
+        for k, steps in round.notes.get(self.name, ()):
+            made.setdefault(k, Counter()).update(steps)
+        for k, steps in sorted(made.items()):
+            known = Counter(dict(spent.get(str(k), [])))
+            known.update(steps)
+            spent[str(k)] = [[q, n] for q, n in sorted(known.items())]
+            epsilon = self.privacy.epsilon({(q, 1): n for q, n in known.items()})
+            round.rows().setdefault(k, {})["epsilon"] = epsilon
+            ledger["epsilon"] = max(ledger.get("epsilon", 0.0), epsilon)
+        return {"epsilon": ledger.get("epsilon", 0.0)}
