@@ -13,19 +13,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.dataset import (
-    UNSCALED,
-    Dataset,
-    Scaling,
-    Source,
-    as_dtype,
-    check_memory,
-    datasets,
-    feature_names,
-    held_as_loaded,
-    load_dataset,
-)
-from fedsim.data.partition import ClientSplits
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
+from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
+from fedsim.data.splits import ClientSplits
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.subset import Indices
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
