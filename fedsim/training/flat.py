@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch.func import functional_call
 from fedsim.models import Classifier
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
-from fedsim.training.layerwise import LayerwiseSgd
 
 LOWEST = -1e9  # a finite logit of probability 0
 
@@ -262,11 +260,6 @@ class FlatModel:
         """Put all modules into training mode."""
         if not all(module.training for module in self._modules):
             self.module.train()
-
-    @cached_property
-    def layerwise(self) -> LayerwiseSgd:
-        """SGD on the network, layer by layer."""
-        return LayerwiseSgd(self)
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:
         """Restrict the network's predictions to these classes; None for all.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,7 @@ from torch.nn.functional import linear
 
 from fedsim.models import Classifier
 from fedsim.objectives.objective import OutputGradient
-
-if TYPE_CHECKING:
-    from fedsim.training.flat import FlatModel
+from fedsim.training.flat import FlatModel
 
 # Views of the flat gradient, by parameter.
 Gradients = Mapping[nn.Parameter, Tensor]
@@ -189,7 +188,7 @@ class LayerwiseSgd:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        self._model = model
+        self._model = proxy(model)  # those who keep it by its model keep no model alive
         self._w = model.vector[: model.num_parameters]
         self._places = [
             (module._parameters, name, leaf)

@@ -23,19 +23,8 @@ from torch.func import functional_call, vmap
 from fedsim.support.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel, WithLoss, lacks_memory
-from fedsim.training.local import (
-    Context,
-    Hooks,
-    Loss,
-    Sgd,
-    Train,
-    Trained,
-    TrainingJob,
-    epoch_order,
-    in_precision,
-    train,
-    with_terms,
-)
+from fedsim.training.job import Context, Hooks, Loss, Sgd, Train, Trained, TrainingJob
+from fedsim.training.local import epoch_order, in_precision, train, with_terms
 
 TOLERANCE = 1e-3  # relative difference allowed between first steps in a stack and in the loop
 
