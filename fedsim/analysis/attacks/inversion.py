@@ -28,7 +28,6 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.pictures.canvas import new_figure, plain, save
 from fedsim.support.extras import require
 from fedsim.support.rng import keyed_torch_rng, torch_seed
-from fedsim.training.flat import named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -226,40 +225,6 @@ def reconstruct(network: UNet, shared: Tensor) -> Tensor:
 
 
 # -- gradients ---------------------------------------------------------------------------------
-
-
-def update_gradient(before: Tensor, after: Tensor, lr: float) -> Tensor:
-    """(P,) the gradient of one plain SGD step: (before − after)/lr.
-
-    Without momentum and weight decay. For several steps it is the sum of their gradients, each at
-    the weights of its step.
-
-    Args:
-        before, after: (P,) the parameters that a client was given, and those that it sent.
-        lr: of the step.
-
-    Raises:
-        ExperimentError: a rate that is not a positive number.
-    """
-    if not (math.isfinite(lr) and lr > 0):
-        raise ExperimentError(f"lr={lr:g}: must be a positive number, and finite")
-    return (before - after) / lr
-
-
-def by_parameter(vector: Tensor, network: nn.Module) -> list[Tensor]:
-    """Views of a vector (P,), one of the shape of each trainable parameter, in their order.
-
-    Raises:
-        ExperimentError: the network has not P trainable parameters.
-    """
-    shapes = {n: tuple(p.shape) for n, p in network.named_parameters() if p.requires_grad}
-    size = sum(math.prod(shape) for shape in shapes.values())
-    if vector.shape != (size,):
-        raise ExperimentError(
-            f"the network has {size} trainable parameters, so that a vector must have the shape "
-            f"({size},), not {tuple(vector.shape)}"
-        )
-    return list(named(shapes, vector).values())
 
 
 def invert_gradient(

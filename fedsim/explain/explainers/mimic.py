@@ -23,7 +23,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
-from fedsim.explain.explainers.tree import Tree, build_tree, confusion, fidelity
+from fedsim.explain.explainers.tree import Tree, build_tree, fidelity
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
@@ -252,6 +252,8 @@ class Mimicked(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the tree, its disagreements with the model, and the embeddings."""
+        from sklearn.metrics import confusion_matrix  # slow to import
+
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
         paths = [picture(folder, f"{n}{self.suffix}") for n in ("tree", "confusion", "embedding")]
         shape = None
@@ -260,7 +262,8 @@ class Mimicked(Explanation):
             shape = (C, H, W)
         draw_tree(mimic.tree, dataset.classes, paths[0], shape, title=title)
         by_tree = mimic.tree.predict(mimic.images)
-        counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
+        labels = range(len(dataset.classes))
+        counts = confusion_matrix(mimic.predicted, by_tree, labels=labels).astype(np.int64)
         draw_confusion(counts, dataset.classes, paths[1], title)
         if not self.embeddings:
             return paths[:2]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names, require_positive
+from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names
 from fedsim.explain.pictures.canvas import class_colours, new_figure, place, save
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ def draw_tree(
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
         title: of the picture.
-
-    Raises:
-        ExperimentError: a shape without a feature that the tree asks about, or no levels.
     """
-    require_positive(most_levels=most_levels)
     save(_drawn_tree(tree, class_names, shape, most_levels), path, title)
 
 
@@ -55,7 +51,7 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: 
     """Draw how often the model predicts the row's class and the tree the column's.
 
     Args:
-        matrix: (C, C) see `confusion`. The colour says which share of its row a cell has.
+        matrix: (C, C) counts. The colour says which share of its row a cell has.
         class_names: of the C classes.
         path: of the picture.
         title: of the picture.
@@ -69,10 +65,8 @@ def _drawn_tree(
     """The figure of `draw_tree`."""
     from matplotlib.patches import Patch
 
-    if shape is None:
-        names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
-    else:
-        tree.require_features(math.prod(shape))
+    names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
+    if shape is not None:
         names = pixel_names(shape)
     depths, below = tree.depths(), tree.below()
     shown = np.flatnonzero(depths < most_levels).tolist()
