@@ -308,7 +308,6 @@ def read_cifar(
     """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
 
     Args:
-        path: the file.
         labels: the number of classes of each label of a record, by the label's name in the Python
             version, in the order of the binary version.
 
@@ -408,7 +407,6 @@ def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """A picture as viewers show it, converted and resized to a shape; see `open_image`.
 
     Args:
-        path: the file.
         shape: (channels, height, width); 3 channels for colour, 1 for gray.
 
     Raises:
@@ -494,7 +492,6 @@ def read_leaf(
     """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
 
     Args:
-        path: the file.
         features: the number of values of an example, each in [0, 1].
         classes: the number of classes.
 
@@ -519,7 +516,6 @@ def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[
     """One LEAF json file of texts, and the character that follows each.
 
     Args:
-        path: the file.
         length: the number of characters of a text.
 
     Returns:

@@ -40,7 +40,6 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
         perplexity: effective number of neighbours, below n.
         iterations: iterations of gradient descent, at least 300: the first 250 use early
             exaggeration.
-        seed: random seed.
 
     Returns:
         The embedding; if all features are equal, zeros and a divergence of NaN.
@@ -120,9 +119,6 @@ def draw_embeddings(
     Args:
         embeddings: embeddings by name.
         labels: (n,) classes.
-        class_names: their names.
-        path: of the picture.
-        title: of the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

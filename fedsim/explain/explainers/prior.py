@@ -60,7 +60,6 @@ class ClassPrior(Explanation):
     """The importance of each group of parts for each class.
 
     Args:
-        title: of the run.
         dataset: of images or a table.
         groups: G, of its inputs.
         prior: (C, G) signed; unknown classes are zero, and left out.

@@ -96,10 +96,8 @@ class Rationales(Explanation):
     """Documents with the words that a model selects.
 
     Args:
-        title: of the model.
         suffix: for names of files.
         names: of the documents.
-        documents: with the words.
         scores: scores of the model on the central test set; for a sequence of tasks, only `loss`
             and `accuracy`.
     """

@@ -78,8 +78,6 @@ def global_explanation(
         found: their predictions for n examples.
         y: (n,) the targets.
         sources: (R,) from how many clients each rule comes.
-        names: of the features.
-        target: the name of what is predicted.
 
     Returns:
         By column: `rule` (counted from 1 in the order of the rule base), `text`, `conditions`
@@ -223,8 +221,6 @@ def local_explanation(
 
     Args:
         x: the input, in the units of the data set.
-        names: of the features.
-        scaling: scaling of the target.
     """
     found = model.predict(rules, x[None])
     j = int(found.deciding[0])
@@ -413,7 +409,6 @@ class RuleBase(Explanation):
 
         Raises:
             ExperimentError: OpenFL-XAI does not support these rules.
-            OSError: they cannot be written.
         """
         if not (isinstance(self.model, Tsk) and self.model.terms == 3):
             raise ExperimentError(

@@ -47,9 +47,6 @@ def draw_partitions(
     Args:
         rules: R of them.
         x: (n, F) examples.
-        names: of the F features.
-        path: of the picture.
-        title: of the picture.
     """
     save(_partitions(rules, x, names), path, title)
 
@@ -72,10 +69,7 @@ def draw_rules(
     Args:
         rules: R of them; they are numbered from 1 in this order.
         sources: (R,) from how many clients each rule comes.
-        names: of the F features.
-        path: of the picture.
         most: rules to draw; lighter ones are left out.
-        title: of the picture.
     """
     save(_rules(rules, sources, names, most), path, title)
 
@@ -85,8 +79,6 @@ def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
 
     Args:
         found: what R rules, numbered from 1, make of n examples.
-        path: of the picture.
-        title: of the picture.
     """
     save(_activations(found), path, title)
 
@@ -463,17 +455,11 @@ def draw_bars(
 
     Args:
         relevance: (n, F) signed.
-        names: of the features.
         titles: of the n predictions.
-        path: of the picture.
         most: features that are drawn.
-        title: of the picture.
         xlabel: what the relevance is of.
         compared: (m, F) all relevances that share the scale and the order, in this picture and
             others; by default those of this one.
-
-    Raises:
-        OSError: it cannot be written.
     """
     from matplotlib.patches import Patch
 

@@ -35,14 +35,10 @@ def draw_tree(
     leaf says its class and how many of its rows have it, and is tinted with its colour.
 
     Args:
-        tree: to be drawn.
-        class_names: of the C classes.
-        path: of the picture.
         shape: (C, H, W) of the images whose flattened pixels the features are; none: features are
             numbered.
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
-        title: of the picture.
     """
     save(_drawn_tree(tree, class_names, shape, most_levels), path, title)
 
@@ -52,9 +48,6 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: 
 
     Args:
         matrix: (C, C) counts. The colour says which share of its row a cell has.
-        class_names: of the C classes.
-        path: of the picture.
-        title: of the picture.
     """
     save(_drawn_confusion(matrix, class_names), path, title)
 
