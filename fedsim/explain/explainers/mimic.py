@@ -25,7 +25,7 @@ from fedsim.explain.explainer import (
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.explainers.tree import Tree, build_tree, fidelity
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
 from fedsim.models import Classifier
 from fedsim.support.rng import keyed_rng
@@ -260,11 +260,11 @@ class Mimicked(Explanation):
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape
             shape = (C, H, W)
-        draw_tree(mimic.tree, dataset.classes, paths[0], shape, title=title)
+        save(draw_tree(mimic.tree, dataset.classes, shape), paths[0], title)
         by_tree = mimic.tree.predict(mimic.images)
         labels = range(len(dataset.classes))
         counts = confusion_matrix(mimic.predicted, by_tree, labels=labels).astype(np.int64)
-        draw_confusion(counts, dataset.classes, paths[1], title)
+        save(draw_confusion(counts, dataset.classes), paths[1], title)
         if not self.embeddings:
             return paths[:2]
         title = f"{self.title}: features of the test set, t-SNE"

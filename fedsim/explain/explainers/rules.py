@@ -29,7 +29,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
 from fedsim.models.rules import (
     Array,
@@ -397,11 +397,13 @@ class RuleBase(Explanation):
         names = ("partitions", "rules", "activations")
         paths = [picture(folder, f"{name}{self.about.suffix}") for name in names]
         title = self.about.title
-        draw_partitions(
-            self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"
-        )
-        draw_rules(self.readable, self.sources, self.names, paths[1], title=f"{title}: its rules")
-        draw_activations(self.prediction, paths[2], f"{title}: rules that fire on the test set")
+        drawn = {
+            "what its conditions mean": draw_partitions(self.readable, self.test_x, self.names),
+            "its rules": draw_rules(self.readable, self.sources, self.names),
+            "rules that fire on the test set": draw_activations(self.prediction),
+        }
+        for path, (what, figure) in zip(paths, drawn.items(), strict=True):
+            save(figure, path, f"{title}: {what}")
         return paths
 
     def export(self, folder: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names
-from fedsim.explain.pictures.canvas import class_colours, new_figure, place, save
+from fedsim.explain.pictures.canvas import class_colours, new_figure, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +23,9 @@ _MAP, _APART, _UNDER = 2.2, 0.45, 0.6  # inches: the heat map, left of it, below
 def draw_tree(
     tree: Tree,
     class_names: Sequence[str],
-    path: Path,
     shape: tuple[int, int, int] | None = None,
     most_levels: int = 4,
-    title: str = "",
-) -> None:
+) -> Figure:
     """Draw the upper levels of a tree, and for images the pixels that the whole tree asks about.
 
     A node says its condition, and how many rows came by; below are their classes in colours. A
@@ -40,22 +37,6 @@ def draw_tree(
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
     """
-    save(_drawn_tree(tree, class_names, shape, most_levels), path, title)
-
-
-def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: str = "") -> None:
-    """Draw how often the model predicts the row's class and the tree the column's.
-
-    Args:
-        matrix: (C, C) counts. The colour says which share of its row a cell has.
-    """
-    save(_drawn_confusion(matrix, class_names), path, title)
-
-
-def _drawn_tree(
-    tree: Tree, class_names: Sequence[str], shape: tuple[int, int, int] | None, most_levels: int
-) -> Figure:
-    """The figure of `draw_tree`."""
     from matplotlib.patches import Patch
 
     names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
@@ -241,8 +222,12 @@ def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
     bar.tick_params(labelsize=_SMALL, length=2)
 
 
-def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
-    """The figure of `draw_confusion`."""
+def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
+    """Draw how often the model predicts the row's class and the tree the column's.
+
+    Args:
+        matrix: (C, C) counts. The colour says which share of its row a cell has.
+    """
     C = len(class_names)
     widest = len(f"{matrix.max():,}")
     with_numbers = C <= 40

@@ -23,6 +23,7 @@ from fedsim.explain.explainers.tree import (
     pixel_names,
 )
 from fedsim.explain.pictures import trees as tree_figures
+from fedsim.explain.pictures.canvas import save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
 
 NEIGHBOURS = [1.0, math.nextafter(1.0, 2), math.nextafter(math.nextafter(1.0, 2), 2)]
@@ -325,7 +326,7 @@ def said(figure: Any) -> list[str]:
 def test_the_drawn_tree_says_what_is_left_out() -> None:
     x, y = some()
     tree = build_tree(x, y, 4)
-    texts = said(tree_figures._drawn_tree(tree, NAMES, None, 3))
+    texts = said(draw_tree(tree, NAMES, None, 3))
     assert f"feature {tree.feature[0]} ≤ {tree.threshold[0]:.4g}?" in texts
     assert "300 rows" in texts
     shown = sum(text.endswith(" rows") for text in texts)
@@ -333,7 +334,7 @@ def test_the_drawn_tree_says_what_is_left_out() -> None:
     assert shown + more == len(tree.feature)
     assert f"Nodes left out here: {more}" in texts[-1]
 
-    whole = said(tree_figures._drawn_tree(tree, NAMES, None, tree.depth + 1))
+    whole = said(draw_tree(tree, NAMES, None, tree.depth + 1))
     assert sum(text.endswith(" rows") for text in whole) == len(tree.feature)
     assert not any(text.startswith("…") for text in whole)
 
@@ -357,7 +358,7 @@ def test_pictures_of_trees(tmp_path: Path, shape: tuple[int, int, int] | None) -
     tree = build_tree(x, y, 4)
     sizes = []
     for levels in (1, 3):
-        draw_tree(tree, NAMES, tmp_path / "tree.png", shape, levels)
+        save(draw_tree(tree, NAMES, shape, levels), tmp_path / "tree.png")
         picture = imread(tmp_path / "tree.png")
         assert picture.std() > 0.05
         sizes.append(picture.size)
@@ -367,8 +368,8 @@ def test_pictures_of_trees(tmp_path: Path, shape: tuple[int, int, int] | None) -
 @pytest.mark.filterwarnings("error")
 def test_pictures_of_a_leaf_and_of_many_classes(tmp_path: Path) -> None:
     x, y = some()
-    draw_tree(build_tree(x, y * 0, 1), NAMES[:1], tmp_path / "leaf.png", (1, 2, 3))
-    draw_tree(build_tree(x, y, 60), [str(c) for c in range(60)], tmp_path / "many.png")
+    save(draw_tree(build_tree(x, y * 0, 1), NAMES[:1], (1, 2, 3)), tmp_path / "leaf.png")
+    save(draw_tree(build_tree(x, y, 60), [str(c) for c in range(60)]), tmp_path / "many.png")
     assert imread(tmp_path / "leaf.png").size < imread(tmp_path / "many.png").size
 
 
@@ -377,9 +378,9 @@ def test_pictures_of_a_leaf_and_of_many_classes(tmp_path: Path) -> None:
 def test_pictures_of_confusion(tmp_path: Path, classes: int) -> None:
     names = [NAMES[c % 4] for c in range(classes)]
     matrix = np.arange(classes**2).reshape(classes, classes) + 1
-    draw_confusion(matrix, names, tmp_path / "confusion.png")
+    save(draw_confusion(matrix, names), tmp_path / "confusion.png")
     assert imread(tmp_path / "confusion.png").std() > 0.05
-    figure = tree_figures._drawn_confusion(matrix, names)
+    figure = draw_confusion(matrix, names)
     cells = [f"{count:,}" for count in matrix.ravel()]
     assert said(figure) == (cells if classes <= 40 else [])
     same, total = int(np.trace(matrix)), int(matrix.sum())
