@@ -50,13 +50,11 @@ class Scaling:
         if self is UNSCALED:  # inputs that stay in their files are never scaled
             return values
         span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
-        scaled: NDArray[Any] = (values - self.low) / span
-        return scaled
+        return (values - self.low) / span
 
     def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
         """Convert floats from the units of the data set back to those of the files."""
-        values: NDArray[Any] = scaled * self.span + self.low
-        return values
+        return scaled * self.span + self.low
 
 
 UNSCALED = Scaling()

@@ -252,8 +252,7 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
             + ", ".join(names)
         )
     if data.x.dtype != np.uint8:
-        found: NDArray[Any] = data.scaling(table_features(path, table, names, data.x.dtype))
-        return found
+        return data.scaling(table_features(path, table, names, data.x.dtype))
     rows = table_features(path, table, names, np.float64)
     if not np.isin(rows, np.arange(256)).all():
         raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")

@@ -177,8 +177,7 @@ class MaskedAutoencoder(nn.Module):
         shuffled = torch.cat([h[:, 1:], mask_tokens], dim=1)
         patches = shuffled.take_along_dim(restore[..., None], dim=1) + self.decoder_positions
         h = self.decoder(torch.cat([h[:, :1], patches], dim=1))
-        pixels: Tensor = self.pixels(self.decoder_norm(h[:, 1:]))
-        return pixels
+        return self.pixels(self.decoder_norm(h[:, 1:]))
 
     def loss(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> Tensor:
         """(B,) mean squared error of the masked patches' pixels; of all patches if none is masked.
@@ -240,8 +239,7 @@ class _Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, tokens, width/heads) each
         attended = scaled_dot_product_attention(q, k, v)
         x = x + self.projection(attended.transpose(1, 2).flatten(2))
-        added: Tensor = x + self.mlp(self.norm2(x))
-        return added
+        return x + self.mlp(self.norm2(x))
 
 
 def _positions(rows: int, columns: int, width: int) -> Tensor:

@@ -94,8 +94,7 @@ class _ReLU:
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
-        below: Tensor = threshold_backward(delta, kept, 0)
-        return below
+        return threshold_backward(delta, kept, 0)
 
 
 class _Flatten:
@@ -275,8 +274,7 @@ class LayerwiseSgd:
 
         def by_layers(x: Tensor) -> Tensor:
             if not torch.is_grad_enabled() or x.requires_grad or self._is_changed():
-                found: Tensor = forward(x)
-                return found
+                return forward(x)
             with torch.no_grad():
                 outputs, kept = self._forward(x)
             passes.append(_Pass(outputs.requires_grad_(), kept))

@@ -275,5 +275,4 @@ def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
     """(n, C) of inputs (n, ...), in evaluation mode; the network stays in it."""
     network.eval()
     parts = [network(batch) for batch in torch.split(x, EVALUATION_BATCH)]
-    found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
-    return found
+    return torch.cat(parts).cpu().numpy()

@@ -204,8 +204,7 @@ class Stack:
         def losses_of_one(
             leaves: dict[str, Tensor], x: Tensor, y: Tensor, context: Context
         ) -> Tensor:
-            found: Tensor = functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
-            return found
+            return functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
 
         with in_precision(settings, x.device):
             losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)

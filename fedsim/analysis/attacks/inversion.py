@@ -144,8 +144,7 @@ class UNet(nn.Module):
         top = self.top((shared - self.mean) / self.std)
         middle = self.middle(top)
         h = self.middle_back(_beside(self.bottom(middle), middle))
-        found: Tensor = self.pixels(self.top_back(_beside(h, top))).sigmoid()
-        return found
+        return self.pixels(self.top_back(_beside(h, top))).sigmoid()
 
 
 def _convolutions(inputs: int, outputs: int, stride: int = 1) -> nn.Module:

@@ -270,14 +270,12 @@ def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
         return _some_of(data.y, drawn) if name == "random" else data.y.min() + data.y.max() - y
     if name == "random":
         return _some_of(np.arange(C), drawn)
-    others: NDArray[Any] = (y + 1 + _some_of(np.arange(C - 1), drawn)) % C
-    return others
+    return (y + 1 + _some_of(np.arange(C - 1), drawn)) % C
 
 
 def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
     """Values chosen uniformly by numbers drawn from [0, 1)."""
-    some: NDArray[Any] = values[(drawn * len(values)).astype(np.int64)]
-    return some
+    return values[(drawn * len(values)).astype(np.int64)]
 
 
 def _with_room(data: Dataset, kind: Kind) -> Dataset:

@@ -81,8 +81,7 @@ class RationaleExplainer(FeatureExplainer):
     ) -> NDArray[np.float32]:
         assert isinstance(model.network, RationaleClassifier)
         chosen = _selected(model.network.eval(), x, rng) * (x != 0)
-        relevance: NDArray[np.float32] = chosen.float().cpu().numpy()
-        return relevance
+        return chosen.float().cpu().numpy()
 
 
 def _selected(network: RationaleClassifier, x: Tensor, rng: np.random.Generator) -> Tensor:

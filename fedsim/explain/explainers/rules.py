@@ -59,8 +59,7 @@ def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
 def _rounded(rule: Rule) -> Array:
     """The consequent without coefficients that are negligible for inputs in [0, 1]."""
     size = np.abs(rule.consequent)
-    kept: Array = np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
-    return kept
+    return np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
 
 
 def global_explanation(

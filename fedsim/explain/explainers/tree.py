@@ -57,8 +57,7 @@ class Tree:
 
     def predict(self, x: NDArray[Any]) -> Ints:
         """(n,) classes of (n, F) rows: the most frequent of their leaf, the lowest if tied."""
-        found: Ints = self.counts.argmax(axis=1)[self._leaf_of(x)]
-        return found
+        return self.counts.argmax(axis=1)[self._leaf_of(x)]
 
     def contributions(self, x: NDArray[Any], y: Ints) -> Array:
         """Contributions of features to the share of a class, along each row's path to its leaf.
@@ -250,8 +249,7 @@ def _split(
 
 def _first_greatest(values: Array) -> Ints:
     """Index of the maximum along the last axis, up to rounding; the first in case of ties."""
-    found: Ints = np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
-    return found
+    return np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
 
 
 def _between(low: float, high: float) -> float:

@@ -196,8 +196,7 @@ def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
     rows = np.bincount(
         tree.feature[inner], tree.counts[inner].sum(axis=1), minlength=math.prod(shape)
     )
-    asked: Ints = rows.reshape(shape).sum(axis=0).astype(np.int64)
-    return asked
+    return rows.reshape(shape).sum(axis=0).astype(np.int64)
 
 
 def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:

@@ -139,8 +139,7 @@ def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
     if not 1 <= k <= P:
         raise ValueError(f"k={k}: must be from 1 to {P}, the number of parts")
     both = (places(a) < k) & (places(b) < k)
-    share: Scores = both.sum(axis=1) / k
-    return share
+    return both.sum(axis=1) / k
 
 
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> Scores:
