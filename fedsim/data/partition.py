@@ -169,11 +169,16 @@ def _by_column(data: Dataset, column: str) -> list[Indices]:
     return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
 
 
-def _enough(data: Dataset, clients: int) -> None:
+def _enough(data: Dataset, clients: int, each: int = 1) -> None:
     if clients > len(data.y):
         raise DataError(
             f"partition.clients={clients}: the data set has {len(data.y)} training examples, too "
             "few for the clients"
+        )
+    if clients * each > len(data.y):
+        raise DataError(
+            f"partition.clients={clients} with partition.min_samples={each} asks for "
+            f"{clients * each} training examples; the data set has {len(data.y)}"
         )
 
 
@@ -214,13 +219,7 @@ class Dirichlet(Partition):
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         _by_class(data, self.kind)
-        _enough(data, self.clients)
-        if self.min_samples * self.clients > len(data.y):
-            raise DataError(
-                f"partition.clients={self.clients} with partition.min_samples={self.min_samples} "
-                f"asks for {self.clients * self.min_samples} training examples; "
-                f"the data set has {len(data.y)}"
-            )
+        _enough(data, self.clients, self.min_samples)
         per_class = np.bincount(data.y, minlength=len(data.classes))
         draws = min(50_000, MAX_DRAWN // (self.clients * len(per_class)))
         for _ in range(draws):
@@ -336,14 +335,8 @@ class Quantity(Partition):
     min_samples: int = Field(1, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        _enough(data, self.clients)
+        _enough(data, self.clients, self.min_samples)
         spare = len(data.y) - self.clients * self.min_samples
-        if spare < 0:
-            raise DataError(
-                f"partition.clients={self.clients} with partition.min_samples={self.min_samples} "
-                f"asks for {self.clients * self.min_samples} training examples; "
-                f"the data set has {len(data.y)}"
-            )
         logs = self.sigma * rng.standard_normal(self.clients)
         raw = np.exp(logs - logs.max())  # the largest is 1, which avoids overflow
         ends = np.cumsum(raw / raw.sum())

@@ -227,11 +227,7 @@ class Explainer(Config, ABC):
 
     @abstractmethod
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         """Explain a model.
 

@@ -157,7 +157,6 @@ class Tsk(RuleModel):
             np.concatenate([base[name] for base in bases]) for name in FILES
         )
         unique, rule = np.unique(antecedents, axis=0, return_inverse=True)
-        rule = rule.ravel()  # a column in NumPy 2.0
         count = np.bincount(rule, minlength=len(unique))
         total, weighted, plain = (
             np.zeros((len(unique), *rest), weights.dtype)

@@ -66,11 +66,7 @@ class OfDecision(FeatureExplainer, ABC):
     zero_baseline: ClassVar[bool] = False
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         """The relevance of each part of the inputs for the predicted class."""
         x, classes = data.prepare(inputs.x), data.dataset.classes

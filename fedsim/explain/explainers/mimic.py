@@ -151,11 +151,7 @@ class TreeExplainer(FeatureExplainer):
         raise ExperimentError(f"a tree mimics classifiers of images and tables, and {reason}")
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert model.network is not None
         dataset = data.dataset

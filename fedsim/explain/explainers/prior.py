@@ -35,11 +35,7 @@ class PriorExplainer(Explainer):
     size: int | None = None
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         table, dataset = data.tables["explanations"], data.dataset
         rows = table[:0]

@@ -44,11 +44,7 @@ class RationaleExplainer(FeatureExplainer):
 
     @torch.no_grad()
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert isinstance(model.network, RationaleClassifier)
         features, x = model.network.features, data.prepare(inputs.x)

@@ -31,15 +31,7 @@ from fedsim.explain.explainer import (
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
-from fedsim.models.rules import (
-    Array,
-    Prediction,
-    Rule,
-    RuleModel,
-    Rules,
-    count,
-    quality,
-)
+from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, count, quality
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.support.words import short
 
@@ -210,11 +202,7 @@ class LocalExplanation:
 
 
 def local_explanation(
-    model: RuleModel,
-    rules: Rules,
-    x: Array,
-    names: Sequence[str],
-    scaling: Scaling = UNSCALED,
+    model: RuleModel, rules: Rules, x: Array, names: Sequence[str], scaling: Scaling = UNSCALED
 ) -> LocalExplanation:
     """The explanation of the rules' prediction for one (F,) input.
 
@@ -265,11 +253,7 @@ class RulesExplainer(FeatureExplainer):
             )
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert isinstance(model.section, RuleModel)
         assert model.rules is not None

@@ -141,11 +141,7 @@ class TasksExplainer(Explainer):
             raise ExperimentError(f"{model.title}: its clients do not learn a sequence of tasks")
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         given = data.tables["explanations"]
         if not given.empty:

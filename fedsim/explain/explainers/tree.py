@@ -118,12 +118,7 @@ class Tree:
         return below
 
 
-def build_tree(
-    x: NDArray[Any],
-    y: NDArray[Any],
-    classes: int,
-    min_samples_leaf: int = 2,
-) -> Tree:
+def build_tree(x: NDArray[Any], y: NDArray[Any], classes: int, min_samples_leaf: int = 2) -> Tree:
     """Grow a tree, from the root down until nodes are pure or no split gains anything.
 
     The same bits for the same rows, in whatever order they come. Gains below 1e-9 bits are 0, and

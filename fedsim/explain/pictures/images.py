@@ -148,12 +148,7 @@ def draw_relevances(
                     fontsize=_FONT - 1,
                     color="0.35",
                 )
-    _add_scale(
-        figure,
-        0,
-        lines * down + 0.05,
-        "relevance; each map has its own scale (±)",
-    )
+    _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
     save(figure, path, title)
 
 

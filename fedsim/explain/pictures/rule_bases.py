@@ -330,14 +330,7 @@ def draw_activations(found: Prediction) -> Figure:
     above.bar(numbers, fires, 0.86, color=_PALE, label="fires")
     above.bar(numbers, decides, 0.45, color=_SOLID, label="decides")
     if by_default.any():
-        above.bar(
-            numbers,
-            by_default,
-            0.45,
-            decides,
-            color=_NONE,
-            label="decides without firing",
-        )
+        above.bar(numbers, by_default, 0.45, decides, color=_NONE, label="decides without firing")
     above.set_xlim(0.4, R + 0.6)
     step = next((s for s in (1, 2, 5, 10, 20, 50) if s * wide / R > 0.19 + 0.15 * (s > 1)), 100)
     above.set_xticks(sorted({1, *range(step, R + 1, step)}))
