@@ -21,13 +21,13 @@ LOWEST = -1e9  # a finite logit of probability 0
 
 
 def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Tensor]:
-    """Views of a vector by layer name; layers beyond its end are left out."""
+    """Views of vectors (..., size) by layer name; layers beyond their end are left out."""
     views, start = {}, 0
     for name, shape in shapes.items():
-        if start >= len(vector):
+        if start >= vector.shape[-1]:
             break
         end = start + math.prod(shape)
-        views[name] = vector[start:end].view(shape)
+        views[name] = vector[..., start:end].view(*vector.shape[:-1], *shape)
         start = end
     return views
 

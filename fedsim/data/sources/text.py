@@ -44,7 +44,7 @@ class TextSource(Source):
     def _with_test_set(
         self, train: Documents, test: Documents, path: Path, test_path: Path
     ) -> Dataset:
-        classes = _classes(train)
+        classes = tuple(sorted(set(train.labels)))
         for number, label in enumerate(test.labels, 1):
             if label not in classes:
                 raise DataError(
@@ -52,15 +52,15 @@ class TextSource(Source):
                     f"occur in {path}{nearest(label, classes)}"
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
-        train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
-        y, tokens = _class_indices(both, classes), _tokens(both)
-        return self._dataset(y, tokens, classes, train_rows, test_rows, path)
+        rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
+        y = _class_indices(both, classes)
+        return self._dataset(y, _tokens(both), classes, *rows, path)
 
     def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
-        classes = _classes(documents)
+        classes = tuple(sorted(set(documents.labels)))
         y = _class_indices(documents, classes)
-        train_rows, test_rows = split_rows(y, classes, test_fraction, str(path))
-        return self._dataset(y, _tokens(documents), classes, train_rows, test_rows, path)
+        rows = split_rows(y, classes, test_fraction, str(path))
+        return self._dataset(y, _tokens(documents), classes, *rows, path)
 
     def _dataset(
         self,
@@ -97,10 +97,6 @@ class TextSource(Source):
             stacklevel=2,
         )
         return text.random_vectors(words, self.dimension)
-
-
-def _classes(documents: Documents) -> tuple[str, ...]:
-    return tuple(sorted(set(documents.labels)))
 
 
 def _tokens(documents: Documents) -> list[list[str]]:
