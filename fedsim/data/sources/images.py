@@ -94,7 +94,11 @@ MEDMNIST = {
 
 
 class _Fetched(OfficialFiles):
-    """A data set whose official files torchvision can download."""
+    """A data set whose official files torchvision can download.
+
+    Args:
+        download: download missing files.
+    """
 
     download: bool = False
 
@@ -150,7 +154,6 @@ class Mnist(_Idx):
     Args:
         root: folder that contains the files, or the sub-folder `mnist` or `MNIST/raw`; by default
             $FEDSIM_DATA.
-        download: download missing files.
     """
 
     name: str = "mnist"
@@ -166,7 +169,6 @@ class FashionMnist(_Idx):
     Args:
         root: folder that contains the files, or the sub-folder `fashion_mnist` or
             `FashionMNIST/raw`; by default $FEDSIM_DATA.
-        download: download missing files.
     """
 
     name: str = "fashion_mnist"
@@ -182,7 +184,6 @@ class Emnist(_Idx):
     Args:
         root: folder that contains the files, or the sub-folder `emnist`, `gzip` or `EMNIST/raw`;
             by default $FEDSIM_DATA.
-        download: download missing files.
         split: `byclass` (62 classes), `bymerge` and `balanced` (47: capitals that look like their
             lower-case letter are merged with it), `letters` (26), `digits` or `mnist` (10).
     """
@@ -227,7 +228,6 @@ class Cifar10(_Fetched):
     Args:
         root: folder that contains the files, or the sub-folder `cifar10`, `cifar-10-batches-py` or
             `cifar-10-batches-bin`; by default $FEDSIM_DATA.
-        download: download missing files.
     """
 
     name: str = "cifar10"
@@ -266,7 +266,6 @@ class Cifar100(_Fetched):
     Args:
         root: folder that contains the files, or the sub-folder `cifar100`, `cifar-100-python` or
             `cifar-100-binary`; by default $FEDSIM_DATA.
-        download: download missing files.
         labels: `fine` (100 classes) or `coarse` (20 superclasses).
     """
 
