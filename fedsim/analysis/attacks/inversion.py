@@ -312,6 +312,43 @@ def _variation(x: Tensor) -> Tensor:
     return x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
 
 
+@dataclass(frozen=True)
+class Inversion:
+    """Images reconstructed from shared images or explanations: (n, C, H, W) in [0, 1].
+
+    Args:
+        originals: the victims' images.
+        items: the shared images in pixels, which noise can take beyond [0, 1]; or the
+            explanations, scaled for drawing: 0.5 is no relevance, and 0 or 1 is the strongest in a
+            map.
+        found: the attacker's reconstructions.
+        labels: (n,) names of the classes.
+        reconstructed: how close `found` is to `originals`.
+        mean_image: how close the mean of the attacker's own images is to `originals`: the best
+            guess without items.
+        class_mean: the same for the mean of the attacker's images of the victim's class: the best
+            guess from the label alone.
+    """
+
+    originals: Tensor
+    items: Tensor
+    found: Tensor
+    labels: tuple[str, ...]
+    reconstructed: Fidelity
+    mean_image: Fidelity
+    class_mean: Fidelity
+
+    @property
+    def shared(self) -> Fidelity:
+        """How close the shared images themselves are to `originals`."""
+        return fidelity(self.originals, self.items)
+
+    def draw(self, name: str, path: Path, title: str = "") -> None:
+        """Draw originals, items and reconstructions as a PNG file."""
+        rows = {name: (self.items, self.found)}
+        draw_reconstructions(rows, self.originals, self.labels, path, title)
+
+
 # -- pictures ----------------------------------------------------------------------------------
 
 
