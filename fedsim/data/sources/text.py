@@ -52,9 +52,9 @@ class TextSource(Source):
                     f"occur in {path}{nearest(label, classes)}"
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
-        rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
+        train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
         y = _class_indices(both, classes)
-        return self._dataset(y, _tokens(both), classes, *rows, path)
+        return self._dataset(y, _tokens(both), classes, train_rows, test_rows, path)
 
     def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
         classes = tuple(sorted(set(documents.labels)))
