@@ -63,7 +63,7 @@ GENERATED_FROM: Mapping[str, str] = {
     "fedsim/cli": "reference/commands.md",
     "fedsim/conditions/codecs": "reference/codecs.md",
     "fedsim/data/partition.py": "reference/partitions.md",
-    "fedsim/data/sources/standard.py": "reference/data-sets.md",
+    "fedsim/data/sources": "reference/data-sets.md",
     "fedsim/experiment.py": "reference/experiment-file.md",
     "fedsim/explain": "reference/explainers.md",
     "fedsim/methods": "methods/index.md",
