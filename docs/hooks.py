@@ -34,6 +34,7 @@ from fedsim.conditions.aggregators import Aggregator, aggregators
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.conditions.devices import Devices
 from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.secure import SecureSettings
 from fedsim.config.registry import Config, Registry, key_docs, summary
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.experiment import Checkpoint, Evaluate, Experiment
@@ -41,7 +42,7 @@ from fedsim.explain import Explainer
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.section import Explain
-from fedsim.federation import EngineSettings, SecureSettings
+from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
@@ -62,7 +63,7 @@ GENERATED_FROM: Mapping[str, str] = {
     "fedsim/cli": "reference/commands.md",
     "fedsim/conditions/codecs": "reference/codecs.md",
     "fedsim/data/partition.py": "reference/partitions.md",
-    "fedsim/data/sources/standard.py": "reference/data-sets.md",
+    "fedsim/data/sources": "reference/data-sets.md",
     "fedsim/experiment.py": "reference/experiment-file.md",
     "fedsim/explain": "reference/explainers.md",
     "fedsim/methods": "methods/index.md",
@@ -401,15 +402,14 @@ def catalogue_page() -> str:
                 if note["family"] == family
             ),
         ]
+    covered = [n for n, m in methods.items() if m.learns.averages and not m.learns.asks]
     lines += [
         "## What they can learn",
         "Where the target is a number, these minimise the squared error and report R²: "
         + ", ".join(f"[`{n}`]({n}.md)" for n, note in known.items() if note.get("regression"))
         + ".",
         "With a [`privacy`](../reference/experiment-file.md#privacy) section, these clip and add "
-        "noise to what clients send: "
-        + ", ".join(f"[`{n}`]({n}.md)" for n, m in methods.items() if m.learns.dp_compatible)
-        + ".",
+        "noise to what clients send: " + ", ".join(f"[`{n}`]({n}.md)" for n in covered) + ".",
         "FedDF and FedAUX take auxiliary inputs from `method.auxiliary`, another data set, or "
         "from the share of the data that the server keeps: `partition.server_fraction`. That "
         "share also holds SemiFL's labels, and the examples by which SSE-AGG compares models.",

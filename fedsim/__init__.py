@@ -9,7 +9,8 @@ from fedsim.config.modules import search_here_last
 from fedsim.support.torchvision import import_beside_any_torch
 
 if TYPE_CHECKING:
-    from fedsim.analysis.attacks.audit import Audit, audit
+    from fedsim.analysis.attacks.audit import audit
+    from fedsim.analysis.attacks.report import Audit
     from fedsim.analysis.comparison import Comparison, compare
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
@@ -58,7 +59,8 @@ __version__ = "0.1.0"
 
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {
-    "fedsim.analysis.attacks.audit": ("Audit", "audit"),
+    "fedsim.analysis.attacks.audit": ("audit",),
+    "fedsim.analysis.attacks.report": ("Audit",),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),

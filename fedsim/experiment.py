@@ -20,13 +20,15 @@ from fedsim.conditions.aggregators import Aggregator, aggregators
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.conditions.devices import Devices
 from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.secure import SecureSettings
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import Config, Registry, importable_name, nearest
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
-from fedsim.federation import EngineSettings, SecureSettings
+from fedsim.federation import Condition, EngineSettings
+from fedsim.federation import conditions as own_conditions  # the field has this name
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
@@ -43,6 +45,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "uplink": codecs,
     "downlink": codecs,
     "aggregation": aggregators,
+    "conditions": own_conditions,
 }  # by section
 LOGGERS = ("mlflow", "tensorboard", "wandb")
 
@@ -161,6 +164,8 @@ class Experiment(Config):
         secure_aggregation: simulated secure aggregation; by default none.
         uplink: compression of the updates that clients send; by default none.
         downlink: compression of what the server sends to clients; by default none.
+        conditions: your own conditions between server and clients, each with its name
+            `package.module:Class`; see `fedsim.federation.Condition`.
         checkpoint: when checkpoints are written.
         loggers: where to log each round in addition to the run's own tables: `tensorboard` (in the
             run's folder), `mlflow`, or `wandb` (Weights & Biases).
@@ -188,6 +193,9 @@ class Experiment(Config):
     secure_aggregation: SecureSettings | None = None
     uplink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
     downlink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
+    conditions: tuple[
+        Annotated[SerializeAsAny[Condition], BeforeValidator(own_conditions.parse)], ...
+    ] = ()
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[Annotated[str, Field(json_schema_extra={"enum": [*LOGGERS]})], ...] = ()
 
@@ -202,15 +210,23 @@ class Experiment(Config):
             _refuse_twice(name, names)
         return names
 
+    @field_validator("conditions")
+    @classmethod
+    def _each_condition_once(cls, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
+        for condition in found:
+            _refuse_twice(condition.name, [one.name for one in found])
+        return found
+
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
         if self.explain is not None:
             explain = self.explain.with_explainers(self.model.explainer)
             object.__setattr__(self, "explain", explain)
         secure = self.secure_aggregation is not None
-        problem = Problem(self.model, self.objective, private=self._private, secure=secure)
+        problem = Problem(self.model, self.objective, hidden=self.hidden)
         self.method.check_fit(problem)
         self.method.check(self.train)
+        self.method.check_hidden(problem.hidden)
         self._check_privacy()
         for section, given in (("privacy", self._private), ("secure_aggregation", secure)):
             if given and self.explain is not None and self.explain.share is not None:
@@ -231,13 +247,22 @@ class Experiment(Config):
         return self
 
     @property
+    def hidden(self) -> dict[str, str]:
+        """What of clients is hidden from the server, and by which section."""
+        found = {condition.name: condition.hides for condition in self.conditions}
+        if self.privacy is not None:
+            found["privacy"] = self.privacy.hides
+        if self.secure_aggregation is not None:
+            found["secure_aggregation"] = self.secure_aggregation.hides
+        return {asked: name for name, hides in found.items() for asked in sorted(hides)}
+
+    @property
     def _private(self) -> bool:
         """Whether whole clients are protected by differential privacy."""
         return self.privacy is not None and self.privacy.level == "client"
 
     def _check_privacy(self) -> None:
         if self._private:
-            self.method.check_privacy()
             if self.devices is not None and self.devices.over_selection > 1:
                 raise ExperimentError(
                     "devices.over_selection: samples more clients than `privacy` accounts for; "
@@ -332,7 +357,7 @@ class Experiment(Config):
                 f"{what} needs the clients' updates, which secure_aggregation hides; leave out "
                 "one of them"
             )
-        if what is not None and not self.method.averages:
+        if what is not None and not self.method.learns.averages:
             raise ExperimentError(
                 f"{what} has no effect: method.name={self.method.name} does not average clients' "
                 "updates; leave it out, or take another method"

@@ -96,7 +96,7 @@ class CoordinateMedian(Reduction):
 
 class FedMedian(Method[State]):
     name: str = "own_components:FedMedian"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,), dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,), asks=("messages",), averages=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

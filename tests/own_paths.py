@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fedsim.data import Dataset
-from fedsim.data.sources.standard import Synthetic
+from fedsim.data.sources.generated import Synthetic
 from fedsim.errors import DataError, ExperimentError
 from fedsim.methods.fedavg import FedAvg
 from fedsim.training import Train

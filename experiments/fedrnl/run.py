@@ -20,11 +20,11 @@ import torch
 from fedsim import Grid
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.config.file import RawConfig
-from fedsim.explain.explainers.rationales import encoder_similarity
 from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from real import write as write_real
+from similarity import encoder_similarity
 from tables import against, finished, grids, parser, spread, table, tested
 
 HERE = Path(__file__).parent

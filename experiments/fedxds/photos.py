@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from fedsim.data import Dataset
-from fedsim.data.dataset import datasets
+from fedsim.data import Dataset, datasets
 from fedsim.explain.explainers.attribution import Attribution
 from fedsim.support.rng import keyed_rng
 

@@ -22,8 +22,13 @@ from matplotlib.figure import Figure
 
 import fedsim
 from fedsim import Grid
-from fedsim.analysis.attacks.audit import Inversion, PrivacyAudit
-from fedsim.analysis.attacks.inversion import draw_reconstructions, fidelity, invert_gradient
+from fedsim.analysis.attacks.audit import PrivacyAudit
+from fedsim.analysis.attacks.inversion import (
+    Inversion,
+    draw_reconstructions,
+    fidelity,
+    invert_gradient,
+)
 from fedsim.config.file import RawConfig
 from fedsim.launch.prepare import prepare
 from fedsim.results.significance import Difference, paired

@@ -32,7 +32,6 @@ from fedsim.explain.pictures.canvas import new_figure, place, save
 from fedsim.launch.prepare import prepare
 from fedsim.methods.xpfl import XPFL, Teacher
 from fedsim.models.masked_autoencoder import (
-    ConvolutionalAutoencoder,
     MaskedAutoencoder,
     patchify,
     unpatchify,
@@ -41,6 +40,7 @@ from fedsim.results.significance import paired
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
+from convolutional import ConvolutionalAutoencoder
 from tables import against, finished, grids, parser, spread, table, tested
 from tuning import SEED
 

@@ -17,6 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attribution import attributions
+from fedsim.federation import conditions
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
@@ -25,7 +26,7 @@ from fedsim.sweep.settings import SearchSettings, ranges
 
 REGISTRIES: tuple[Registry[Any], ...] = (
     *(datasets, partitions, models, methods, objectives, explainers, attributions, codecs, ranges),
-    *(aggregators, attacks),
+    *(aggregators, attacks, conditions),
 )
 # Classes that stand for any component that extends them.
 BASES: dict[type[Config], Registry[Any]] = {

@@ -3,6 +3,7 @@
 Adding N(0, σ²) to every entry of f(x) is (ε, δ)-differentially private if f(x) and f(x′) are at
 most Δ, the sensitivity, apart in Euclidean distance for all neighbours x, x′. There are two
 calibrations: the classical one, proven only for ε < 1, and the analytic one, exact for every ε.
+dp_accounting, an extra, has the latter too; its σ differs in the last bits, and so would results.
 
 Everything depends only on μ = Δ/σ: σ and Δ are in the units of the data, ε and δ are numbers.
 
@@ -22,29 +23,8 @@ from torch import Tensor
 from fedsim.errors import ExperimentError
 
 
-def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The σ of the classical calibration: Δ·√(2·ln(1.25/δ)) / ε.
-
-    Args:
-        epsilon: ε, below 1, as the theorem requires.
-        delta: δ, between 0 and 1.
-        sensitivity: Δ, largest Euclidean distance of two neighbours' values.
-
-    Raises:
-        ExperimentError: a value out of range.
-    """
-    _positive(epsilon=epsilon, sensitivity=sensitivity)
-    _probability(delta)
-    if epsilon >= 1:
-        raise ExperimentError(
-            f"epsilon={epsilon:g}: the classical calibration of Gaussian noise is proven for "
-            "epsilon < 1 only; the analytic one (analytic_sigma) holds for every epsilon"
-        )
-    return _classical(epsilon, delta, sensitivity)
-
-
 def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The classical formula solved for ε: Δ·√(2·ln(1.25/δ)) / σ. A guarantee only below 1.
+    """The ε of the classical calibration: Δ·√(2·ln(1.25/δ)) / σ. A guarantee only below 1.
 
     Papers quote values of 1 or more, which the theorem does not support: from some value on (8.42
     for δ = 1e-5) the true ε, which `analytic_epsilon` returns, is greater.
@@ -54,7 +34,7 @@ def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> f
     """
     _positive(sigma=sigma, sensitivity=sensitivity)
     _probability(delta)
-    return _classical(sigma, delta, sensitivity)
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / sigma
 
 
 def delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> float:
@@ -235,11 +215,6 @@ def _at(distance: float, sigma: float, delta: float) -> AtDistance:
 def _quoted(epsilon: float) -> str:
     """A classical ε, with a note if it is not proven."""
     return f"{epsilon:.4g}" + (", which is proven for ε < 1 only" if epsilon >= 1 else "")
-
-
-def _classical(value: float, delta: float, sensitivity: float) -> float:
-    """ε of σ, or σ of ε: their product is Δ·√(2·ln(1.25/δ))."""
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / value
 
 
 def _delta(s: float, mu: float) -> float:

@@ -64,6 +64,12 @@ class Privacy(Config):
     noise_multiplier: float = Field(ge=0)
     delta: float = Field(1e-5, gt=0, lt=1)
 
+    @property
+    def hides(self) -> frozenset[str]:
+        """What of clients the guarantee does not let a method ask for."""
+        everything = frozenset({"messages", "sizes", "data", "weights"})
+        return everything if self.level == "client" else frozenset()
+
     def check(self) -> None:
         """Check that ε can be computed.
 

@@ -2,13 +2,18 @@
 
 from fedsim.data import drift as _drift  # they fill the registries
 from fedsim.data import task_sequence as _task_sequence
-from fedsim.data.dataset import Dataset, DataSpec, Source, datasets, load_dataset
-from fedsim.data.partition import ClientSplits, Partition, Ragged, TaskSequence, partitions
-from fedsim.data.sources import from_python as _from_python
+from fedsim.data.dataset import Dataset, DataSpec
+from fedsim.data.partition import Partition, partitions
+from fedsim.data.source import Source, datasets, load_dataset
+from fedsim.data.sources import arrays as _arrays
+from fedsim.data.sources import generated as _generated
+from fedsim.data.sources import images as _images
+from fedsim.data.sources import keel as _keel
 from fedsim.data.sources import reviews as _reviews
 from fedsim.data.sources import shortcut as _shortcut
-from fedsim.data.sources import standard as _sources
-from fedsim.data.sources import text as _text_sources
+from fedsim.data.sources import tables as _tables
+from fedsim.data.sources import text as _text
+from fedsim.data.splits import ClientSplits, Ragged, TaskSequence
 
 __all__ = [
     "ClientSplits",
@@ -22,4 +27,15 @@ __all__ = [
     "load_dataset",
     "partitions",
 ]
-del _drift, _from_python, _reviews, _shortcut, _sources, _task_sequence, _text_sources
+del (
+    _arrays,
+    _drift,
+    _generated,
+    _images,
+    _keel,
+    _reviews,
+    _shortcut,
+    _tables,
+    _task_sequence,
+    _text,
+)

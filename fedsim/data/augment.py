@@ -71,8 +71,7 @@ def _shifted(side: int, count: int, rng: np.random.Generator) -> NDArray[np.int6
     """(count, side) the source pixel of each position along a side."""
     most, last = side // 8, side - 1
     by = rng.integers(-most, most, size=(count, 1), endpoint=True)
-    shifted: NDArray[np.int64] = last - np.abs(last - np.abs(np.arange(side) + by))
-    return shifted
+    return last - np.abs(last - np.abs(np.arange(side) + by))
 
 
 def _each(factor: Tensor) -> Tensor:

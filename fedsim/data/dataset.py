@@ -1,34 +1,21 @@
-"""Data sets, and the base class of their sources."""
+"""Data sets, made of arrays or by a source."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
-from fedsim.data import doubts
-from fedsim.data.stored import AnyArray, StoredArray, select
-from fedsim.data.subset import Indices, take_stratified
-from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
-from fedsim.support.rng import keyed_rng
+from fedsim.config.registry import nearest
+from fedsim.data.stored import AnyArray, StoredArray, as_float32, select
+from fedsim.errors import DataError
 
-if TYPE_CHECKING:
-    from fedsim.data.partition import ClientSplits
-    from fedsim.data.sources.adapters import Reading
-
-
-INSPECTED = 10_000  # training inputs in memory, for what is doubtful about them
-INSPECTED_STORED = 100  # likewise, of those in files
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +50,11 @@ class Scaling:
         if self is UNSCALED:  # inputs that stay in their files are never scaled
             return values
         span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
-        scaled: NDArray[Any] = (values - self.low) / span
-        return scaled
+        return (values - self.low) / span
 
     def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
         """Convert floats from the units of the data set back to those of the files."""
-        values: NDArray[Any] = scaled * self.span + self.low
-        return values
+        return scaled * self.span + self.low
 
 
 UNSCALED = Scaling()
@@ -173,8 +158,6 @@ class Dataset:
             >>> len(data.y), len(data.test_y), data.classes
             (80, 20, ('0', '1'))
         """
-        from fedsim.data.sources.standard import of_arrays
-
         if not (isinstance(test_fraction, float) and 0 < test_fraction < 1):
             raise DataError(f"data: test_fraction={test_fraction} must be between 0 and 1")
         given = {"x": x, "y": y}
@@ -351,6 +334,45 @@ def check_parts(dataset: Dataset, where: str) -> None:
         raise DataError(f"{where}: copies={dataset.copies} of {n} training examples")
 
 
+def check_trainable(dataset: Dataset, where: str) -> None:
+    """Refuse what nothing could be trained on.
+
+    Args:
+        dataset: the data set.
+        where: it is from, for messages.
+
+    Raises:
+        DataError: with the reason.
+    """
+    check_parts(dataset, where)
+    for x, y in (("x", "y"), ("test_x", "test_y")):
+        inputs, labels = getattr(dataset, x), getattr(dataset, y)
+        if isinstance(inputs, StoredArray):
+            raise DataError(
+                f"{where}: {x} stays in a file of its own; name a source that reads it"
+            )
+        if inputs.shape[1:] != dataset.shape:
+            raise DataError(
+                f"{where}: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
+            )
+        if not len(labels):
+            raise DataError(f"{where}: {x} and {y} are empty")
+        for name, array in ((x, inputs), (y, labels)):
+            if array.dtype.kind not in "uif":
+                raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DataError(f"{where}: {name} has NaN or infinite values")
+        known = len(dataset.classes)
+        if known and labels.ndim != 1:
+            raise DataError(
+                f"{where}: {y} must be (N,) class indices, not of shape {labels.shape}"
+            )
+        if known and (
+            labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < known
+        ):
+            raise DataError(f"{where}: {y} must be class indices from 0 to {known - 1}")
+
+
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     """The array with the strides of one that was just allocated.
 
@@ -360,238 +382,134 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
-def _count_or_share(asked: int | float | None) -> int | float | None:
-    if asked is not None and (asked <= 0 or (isinstance(asked, float) and asked >= 1)):
-        raise PydanticCustomError(
-            "count_or_share",
-            "must be a number of examples, 1 or more, or a share of them between 0 and 1",
-        )
-    return asked
-
-
-CountOrShare = Annotated[int | float | None, AfterValidator(_count_or_share)]
-
-
-class Source(Component):
-    """The source of a data set: a component of the `data` section.
+def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) -> Dataset:
+    """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them.
 
     Args:
-        subset: number of training examples to use, or their share; by default all. Drawn at
-            random, stratified by class and independent of the experiment's seed, so that all runs
-            learn from the same data.
-        test_subset: the same for the central test set.
-    """
-
-    name: str
-    subset: CountOrShare = None
-    test_subset: CountOrShare = None
-
-    def load(self) -> Dataset:
-        """Load the whole data set.
-
-        Raises:
-            DataError: a file is missing, unreadable, truncated or mislabelled; the message says
-                which, where fedsim looked for it, and how to get it.
-        """
-        raise NotImplementedError
-
-    def for_clients(
-        self, dataset: Dataset, splits: ClientSplits, seed: int
-    ) -> tuple[Dataset, ClientSplits]:
-        """Adapt the training examples once they are distributed to clients.
-
-        Args:
-            dataset: the data set as loaded, or as returned by an earlier call, which is not
-                changed again.
-            splits: the examples that each client holds.
-            seed: the experiment's seed.
-
-        Returns:
-            The data, and the examples that each client holds.
-
-        Raises:
-            DataError: the source cannot adapt to this distribution.
-        """
-        return dataset, splits
-
-
-def held_as_loaded(problem: str) -> AfterValidator:
-    """A check of a data set in another's section: clients hold its examples as it loads them.
-
-    Args:
-        problem: what to say if it changes them, with '{name}' for its name.
-    """
-
-    def check(of: Source) -> Source:
-        if type(of).for_clients is not Source.for_clients:
-            raise PydanticCustomError("nested", problem, {"name": of.name})
-        return of
-
-    return AfterValidator(check)
-
-
-class CalledSource(Source):
-    """Your own function that returns a data set: `f(**keywords)`.
-
-    Named `package.module:function`; the other keys of the section are its keyword arguments. It
-    returns a `Dataset`; or a map-style `torch.utils.data.Dataset` of pairs (x, y), a Hugging Face
-    `Dataset`, or a pair (train, test) or `DatasetDict` of them. For those the section also takes
-    the keys of `fedsim.data.sources.adapters.Reading`, unless the function has arguments of
-    these names.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-    @model_validator(mode="after")
-    def _keywords_fit(self) -> CalledSource:
-        function, keywords, _ = self._call()
-        check_keywords(function, self.name, (), keywords)
-        return self
-
-    def _call(self) -> tuple[Callable[..., Any], dict[str, Any], Reading]:
-        """The function, its keywords, and how to read what it returns."""
-        from fedsim.data.sources.adapters import Reading
-
-        function = import_object(self.name, "data set")
-        parameters = inspect.signature(function).parameters.values()
-        takes = {parameter.name for parameter in parameters}
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            takes |= {*Reading.model_fields}
-        given = self.model_extra or {}
-        reading = {key: given[key] for key in given if key in {*Reading.model_fields} - takes}
-        keywords = {key: given[key] for key in given if key not in reading}
-        return function, keywords, Reading.model_validate(reading)
-
-    def load(self) -> Dataset:
-        from fedsim.data.sources.adapters import read
-
-        function, keywords, reading = self._call()
-        found = function(**keywords)
-        if isinstance(found, Dataset):
-            for key in reading.model_fields_set:
-                raise DataError(f"data.{key}: {self.name} takes no '{key}', and returns a Dataset")
-            return found
-        return read(found, self.name, reading) or found  # load_dataset refuses anything else
-
-
-def _is_section(given: Any) -> bool:
-    return given is None or (isinstance(given, Mapping) and "name" in given)
-
-
-class _Datasets(Registry[Source]):
-    def _import(self, name: str) -> type[Source]:
-        found = import_object(name, self.what)
-        return CalledSource if inspect.isfunction(found) else super()._import(name)
-
-    def _name_of(self, component: type[Source], name: str | None = None) -> str:
-        return name if component is CalledSource and name else super()._name_of(component, name)
-
-    def section(self, given: Any) -> Any:
-        """As of any registry; also of a data set, and of a function that returns one.
-
-        Data sets are those that a function may return, too: see `CalledSource`.
-        """
-        found = called(given, self.what, self.key)
-        if found or isinstance(given, str | Source) or _is_section(given):
-            return found or super().section(given)
-        from fedsim.data.sources.adapters import Reading, read
-        from fedsim.data.sources.from_python import keep
-
-        if not isinstance(given, Dataset):
-            given = read(given, "data", Reading()) or given
-        return keep(given) if isinstance(given, Dataset) else super().section(given)
-
-
-datasets = _Datasets("data set", Source)
-
-
-def load_dataset(source: Source) -> Dataset:
-    """What a source loads, or the subset of it that its section asks for.
+        where: their source, for messages.
 
     Raises:
-        DataError: it cannot be loaded, for want of memory or whatever else the source raises; or
-            a subset of more examples than there are is asked for.
+        DataError: they do not fit together.
     """
-    where = f"data.name={source.name}"
-    try:
-        found = source.load()
-    except FedsimError:
-        raise
-    except MemoryError as error:
-        raise DataError(f"{where}: there is not enough memory: {error}") from error
-    except Exception as error:  # of a source of the user's own, say
-        raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
-    if not isinstance(found, Dataset):
-        raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
-    check_parts(found, where)
-    _warn_of_doubts(found, "scale" in type(source).model_fields)
-    if source.subset is not None:
-        found = _subset(found, source.subset)
-    if source.test_subset is not None:
-        found = _test_subset(found, source.test_subset)
-    return found
-
-
-def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
-    count = INSPECTED_STORED if isinstance(data.x, StoredArray) else INSPECTED
-    x = data.x[:count]
-    found = [*doubts.of_inputs(x)]
-    if data.classes:
-        found += doubts.of_classes(data.classes, data.y, data.test_y)
-    if x.ndim == 2 and x.dtype.kind == "f":
-        names = feature_names(x.shape[1], data.features)
-        found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
-        columns = dict(zip(names, x.T, strict=True))
-        if not data.classes and data.y.ndim == 1:
-            columns |= {data.target or "the target": data.y}
-        found += doubts.of_scales(columns, has_scale)
-    for doubt in found:
-        warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
-
-
-def _subset(data: Dataset, asked: int | float) -> Dataset:
-    """With so many of the training examples."""
-    rows = _drawn("subset", asked, data.strata, "training examples")
-    columns = {name: column[rows] for name, column in data.columns.items()}
-    return replace(data, x=select(data.x, rows), y=data.y[rows], columns=columns)
-
-
-def _test_subset(data: Dataset, asked: int | float) -> Dataset:
-    """With so many of the test examples."""
-    y = data.test_y
-    strata = y if data.classes else np.zeros(len(y), dtype=np.int64)
-    rows = _drawn("test_subset", asked, strata, "test examples")
-    return replace(
-        data,
-        test_x=select(data.test_x, rows),
-        test_y=y[rows],
-        test_columns={name: column[rows] for name, column in data.test_columns.items()},
-        truth={kind: where[rows] for kind, where in data.truth.items()},
-    )
-
-
-def _drawn(key: str, asked: int | float, strata: NDArray[np.int64], what: str) -> Indices:
-    n = len(strata)
-    if asked > n:
-        raise DataError(f"data.{key}={asked}: there are {n:,} {what}")
-    share = asked / n if isinstance(asked, int) else max(asked, 1 / n)  # one at least
-    return take_stratified(np.arange(n), strata, share, keyed_rng(0, f"data/{key}"))[0]
-
-
-def check_memory(source: Source, nbytes: float) -> None:
-    """Refuse to make data that would not fit.
-
-    Args:
-        nbytes: that it takes, about.
-
-    Raises:
-        DataError: less is free.
-    """
-    free = psutil.virtual_memory().available
-    if nbytes > free:
+    split = "x" in arrays or "y" in arrays
+    keys = ("x", "y") if split else ("x_train", "y_train", "x_test", "y_test")
+    x, y = _inputs(where, arrays, keys[0]), _labels(where, arrays, *keys[:2])
+    columns = {key: np.asarray(array) for key, array in arrays.items() if key not in keys}
+    for key, column in columns.items():
+        if column.shape != (len(x),):
+            raise DataError(
+                f"{where}: '{key}' has shape {column.shape}; a column has shape ({len(x)},), "
+                f"as '{keys[0]}' has {len(x)} examples"
+            )
+    if split:
+        classes, y = named_by_label(y)
+        return split_dataset(x, y, classes, test_fraction, where, columns)
+    test_x, test_y = _inputs(where, arrays, "x_test"), _labels(where, arrays, *keys[2:])
+    if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
         raise DataError(
-            f"data.name={source.name}: takes about {nbytes / 1e9:,.0f} GB of memory as asked for, "
-            f"and {free / 1e9:.0f} GB are free"
+            f"{where}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
+            f"'x_train' {x.dtype} of {x.shape[1:]}"
         )
+    classes, both = named_by_label(np.concatenate([y, test_y]))
+    return Dataset(x, both[: len(y)], test_x, both[len(y) :], classes, columns=columns)
+
+
+def _array(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
+    if key not in arrays:
+        raise DataError(f"{where}: has no array '{key}'{nearest(key, arrays)}")
+    return arrays[key]
+
+
+def _inputs(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
+    x = _array(where, arrays, key)
+    if isinstance(x, StoredArray):
+        return x
+    if x.size == 0:
+        raise DataError(f"{where}: '{key}', of shape {x.shape}, is empty")
+    if x.ndim < 2 or x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{where}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
+        )
+    return x if x.dtype == np.uint8 else as_float32(x, f"{where}: '{key}'", np.arange(len(x)))
+
+
+def _labels(where: str, arrays: Mapping[str, AnyArray], x_key: str, key: str) -> NDArray[np.int64]:
+    y, count = np.asarray(_array(where, arrays, key)), len(arrays[x_key])
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(
+            f"{where}: '{key}' is {y.dtype} of shape {y.shape}, expected integers of shape (N,)"
+        )
+    if len(y) != count:
+        raise DataError(f"{where}: '{key}' has {len(y)} labels for {count} inputs in '{x_key}'")
+    labels = y.astype(np.int64)
+    wrong = np.flatnonzero(labels < 0)
+    if len(wrong):
+        raise DataError(
+            f"{where}: '{key}' has the negative label {labels[wrong[0]]} at {wrong[0]}"
+        )
+    return labels
+
+
+def named_by_label(labels: NDArray[np.generic]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The labels that occur, in order, as names of classes; and the class index of each."""
+    values, y = np.unique(labels, return_inverse=True)
+    return tuple(str(value) for value in values), y.astype(np.int64)
+
+
+def split_dataset(
+    x: AnyArray,
+    y: NDArray[Any],
+    classes: tuple[str, ...],
+    test_fraction: float,
+    what: str,
+    columns: Mapping[str, NDArray[np.generic]] | None = None,
+) -> Dataset:
+    """A data set whose test set is split off; see `split_rows`."""
+    train, test = split_rows(y, classes, test_fraction, what)
+    kept = {name: values[train] for name, values in (columns or {}).items()}
+    return Dataset(select(x, train), y[train], select(x, test), y[test], classes, columns=kept)
+
+
+def split_rows(
+    y: NDArray[Any], classes: Sequence[str], test_fraction: float, what: str
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """A split into training rows and test rows, stratified by class if there are classes.
+
+    The split does not depend on the experiment's seed, so all runs have the same test set.
+
+    Args:
+        y: (N,) class indices or targets.
+        classes: the names of the classes; empty for a regression.
+        test_fraction: share of the rows for testing, between 0 and 1.
+        what: the name of the data, for messages.
+
+    Returns:
+        The two sets of row indices, each in ascending order.
+
+    Raises:
+        DataError: a class has fewer than 2 examples, or a part has fewer examples than classes, or
+            none.
+    """
+    from sklearn.model_selection import train_test_split  # slow to import
+
+    examples = f"{len(y)} examples"
+    if classes:
+        present, counts = np.unique(y, return_counts=True)
+        if counts.min() < 2:
+            raise DataError(
+                f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; splitting "
+                "off a test set needs at least 2 per class"
+            )
+        examples += f" of {len(present)} classes"
+    try:
+        train, test = train_test_split(
+            np.arange(len(y)),
+            test_size=test_fraction,
+            stratify=y if classes else None,
+            random_state=0,
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{what}: {examples} cannot be split with test_fraction={test_fraction}: {error}"
+        ) from error
+    return np.sort(train), np.sort(test)

@@ -52,7 +52,6 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
 
     Args:
         x: (n, F) of the training inputs, in the units of their file.
-        names: of the features.
         count: the number of training examples.
     """
     found = []

@@ -13,17 +13,9 @@ from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    Source,
-    as_dtype,
-    check_memory,
-    datasets,
-    feature_names,
-    held_as_loaded,
-    load_dataset,
-)
-from fedsim.data.partition import Change, ClientSplits, Ragged
+from fedsim.data.dataset import Dataset, as_dtype, feature_names
+from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
+from fedsim.data.splits import Change, ClientSplits, Ragged
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.subset import Indices
 from fedsim.errors import DataError

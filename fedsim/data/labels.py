@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Dataset
-from fedsim.data.partition import ClientSplits
+from fedsim.data.splits import ClientSplits
 from fedsim.errors import BadInput
 from fedsim.support import atomic
 

@@ -99,6 +99,24 @@ def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
     return x.select(rows) if isinstance(x, StoredArray) else x[rows]
 
 
+def as_float32(x: NDArray[Any], what: str, rows: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    """Numbers (n, ...) as float32.
+
+    Args:
+        what: their name, for messages.
+        rows: (n,) numbers of the examples, likewise.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    with np.errstate(over="ignore"):  # overflow is refused below
+        values = x.astype(np.float32)
+    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    if not finite.all():
+        raise DataError(f"{what} is not finite in float32 in example {rows[finite.argmin()]}")
+    return values
+
+
 def bounds(x: AnyArray) -> tuple[float, float]:
     """The minimum and the maximum of inputs."""
     parts = x.chunks() if isinstance(x, StoredArray) else [x]
@@ -164,16 +182,7 @@ class MappedArray(StoredArray):
         memory, array = self._map()
         self._ask_for(memory, rows)
         found = array[rows]
-        if self.dtype == np.uint8:
-            return found
-        with np.errstate(over="ignore"):  # overflow is refused below
-            values = found.astype(np.float32)
-        finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-        if not finite.all():
-            raise DataError(
-                f"{self.name} is not finite in float32 in example {rows[finite.argmin()]}"
-            )
-        return values
+        return found if self.dtype == np.uint8 else as_float32(found, self.name, rows)
 
     def _map(self) -> tuple[mmap.mmap, NDArray[Any]]:
         return _mapped(self.path, self._offset, self._stored, self.shape)

@@ -13,15 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset
-from fedsim.data.partition import (
-    MOST_CLIENTS,
-    NONE,
-    ClientSplits,
-    Partition,
-    Ragged,
-    TaskSequence,
-    partitions,
-)
+from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
+from fedsim.data.splits import NONE, ClientSplits, Ragged, TaskSequence
 from fedsim.data.subset import Indices
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng

@@ -1,41 +1,7 @@
 """The base class of explainers, which explain models and inputs in text, rows and pictures.
 
-An explainer of your own, to be used with `fedsim explain RUN --explainer my_module:Ablation`, and
-whose pictures `fedsim report` shows:
-
-    from dataclasses import dataclass
-
-    from fedsim.explain import Explainer, Explanation
-
-
-    class Ablation(Explainer):
-        '''What the outputs lose with each feature of a table.'''
-
-        name: str = "ablation"
-
-        def explain(self, model, data, inputs, rng):
-            x = data.prepare(inputs.x)
-            whole, lost = model.network(x).amax(dim=1), []
-            for f in range(x.shape[1]):
-                without = x.clone()
-                without[:, f] = 0
-                lost.append(float((whole - model.network(without).amax(dim=1)).detach().mean()))
-            return Lost(model.title, lost)
-
-
-    @dataclass(frozen=True)
-    class Lost(Explanation):
-        title: str
-        lost: list[float]
-
-        def text(self):
-            return f"{self.title}: {self.lost}"
-
-        def rows(self):
-            return [{"feature": f, "lost": lost} for f, lost in enumerate(self.lost)]
-
-        def save(self, folder):
-            return []
+`fedsim new explainer` writes one of your own, to be used with `fedsim explain RUN --explainer
+my_module:Name`, and whose pictures `fedsim report` shows.
 """
 
 from __future__ import annotations
@@ -227,11 +193,7 @@ class Explainer(Config, ABC):
 
     @abstractmethod
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         """Explain a model.
 

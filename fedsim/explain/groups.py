@@ -102,16 +102,14 @@ def fit(kept: NDArray[np.bool_], outputs: Matrix, prior: Matrix, lam: float) -> 
     z, f = _standardised(kept.astype(np.float64)), _standardised(outputs)
     n, G = z.shape
     system = z.T @ z / n + (lam + RIDGE) * np.eye(G)
-    found: Matrix = np.linalg.solve(system, z.T @ f / n + lam * prior.T).T
-    return found
+    return np.linalg.solve(system, z.T @ f / n + lam * prior.T).T
 
 
 def explained_variance(kept: NDArray[np.bool_], outputs: Matrix, surrogates: Matrix) -> Matrix:
     """(m,) R² of surrogates (m, G), up to 1; NaN for a constant output."""
     z, f = _standardised(kept.astype(np.float64)), _standardised(outputs)
     missed = np.square(f - z @ surrogates.T).mean(axis=0)
-    r2: Matrix = np.where(f.any(axis=0), 1 - missed, np.nan)
-    return r2
+    return np.where(f.any(axis=0), 1 - missed, np.nan)
 
 
 def largest(rows: Matrix, k: int) -> NDArray[np.int64]:
@@ -123,8 +121,7 @@ def largest(rows: Matrix, k: int) -> NDArray[np.int64]:
 def unit(rows: Matrix) -> Matrix:
     """Rows (m, G) scaled to Euclidean length 1, except zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: Matrix = rows / np.where(lengths > 0, lengths, 1)
-    return scaled
+    return rows / np.where(lengths > 0, lengths, 1)
 
 
 def _standardised(columns: Matrix) -> Matrix:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names, frozen
 from fedsim.data.sources import files
-from fedsim.data.sources.standard import read_table, table_features
+from fedsim.data.sources.tables import read_table, table_features
 from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
@@ -252,8 +252,7 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
             + ", ".join(names)
         )
     if data.x.dtype != np.uint8:
-        found: NDArray[Any] = data.scaling(table_features(path, table, names, data.x.dtype))
-        return found
+        return data.scaling(table_features(path, table, names, data.x.dtype))
     rows = table_features(path, table, names, np.float64)
     if not np.isin(rows, np.arange(256)).all():
         raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")

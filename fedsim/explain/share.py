@@ -22,11 +22,11 @@ QUALITY = ("insertion", "deletion")  # scores whose difference is the quality of
 class Share(Config):
     """How clients send their explanations, and how the server aggregates them.
 
-    Each explained client sends its maps of the common inputs, which count as its uplink. The
-    server's aggregate serves as the explanation of the global model and is scored as one: rows of
-    explanations.parquet with the model `shared`, and columns `<explainer>/shared_<score>`; none if
-    no client counts. `privacy` does not cover shared explanations and cannot be combined with
-    them.
+    Each explained client sends its maps of the common inputs with its update: they take bytes,
+    time and energy, and are lost with it. The server's aggregate serves as the explanation of the
+    global model and is scored as one: rows of explanations.parquet with the model `shared`, and
+    columns `<explainer>/shared_<score>`; none if no client counts. `privacy` does not cover shared
+    explanations and cannot be combined with them.
 
     Args:
         aggregation: `mean` of the maps; `quality`, a mean in which each client is weighted by the
@@ -60,6 +60,10 @@ class Share(Config):
         """(m, P) what a client sends for its maps (m, P), given which parts exist (m, P)."""
         maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
         return maps if self.noise is None else obscured(maps, present, self.noise, rng)
+
+    def size(self, present: NDArray[np.bool_]) -> int:
+        """The bytes of a client's maps, given which parts exist (m, P): 32-bit floats."""
+        return 4 * int(present.sum())
 
     def quality(self, scores: Mapping[str, Scores], poisoned: bool) -> float:
         """The quality that a client claims for its explanation; 0 if it is not used."""

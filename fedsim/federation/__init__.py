@@ -1,9 +1,9 @@
 """The federation: clients, engines, exact sums and checkpoints."""
 
 from fedsim.cluster.settings import EngineSettings
-from fedsim.federation.aggregation import Aggregation, PrivateAggregation
 from fedsim.federation.client import Client, client_function
 from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
+from fedsim.federation.condition import Asked, Condition, Exchange, Round, Sent, conditions
 from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
@@ -17,42 +17,39 @@ from fedsim.federation.reduction import (
     Gather,
     InvalidUpdate,
     Mean,
-    MeanAndMessages,
     NothingToReduce,
     Reduction,
     Update,
 )
-from fedsim.federation.robust import RobustAggregation
-from fedsim.federation.secure import SecureAggregation, SecureSettings
 from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
-    "Aggregation",
+    "Asked",
     "Client",
     "Cohort",
+    "Condition",
     "DivergedUpdate",
     "Engine",
     "EngineSettings",
     "Examples",
+    "Exchange",
     "Federation",
     "Gather",
     "InvalidUpdate",
     "LocalEngine",
     "Mean",
-    "MeanAndMessages",
     "NotCounted",
     "NothingToReduce",
     "PerClient",
-    "PrivateAggregation",
     "Reduction",
-    "RobustAggregation",
+    "Round",
     "RunSpec",
-    "SecureAggregation",
-    "SecureSettings",
+    "Sent",
     "Update",
     "Vector",
     "client_function",
     "cohort_size",
+    "conditions",
     "draw_cohort",
     "limit_threads",
     "pick_device",

@@ -31,7 +31,6 @@ from fedsim.training import (
     TrainingJob,
     work_of,
 )
-from fedsim.training.dp_sgd import sampling_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,8 +125,7 @@ class Client:
             trains without `train` sets it.
         examples: number of examples trained on in this call, each pass counted; it determines
             simulated time. A client function that trains without `train` calls `visit`.
-        releases: number of private steps (`privacy.level=example`) made in this call, by sampling
-            rate.
+        notes: what conditions note of this call for the server, by their names.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: the examples that each client holds in this round.
@@ -150,7 +148,7 @@ class Client:
         self.steps = 0
         self.trained: Any = None
         self.examples = 0
-        self.releases: Counter[float] = Counter()
+        self.notes: dict[str, Any] = {}
         self.row: dict[str, Any] = {}
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.splits: ClientSplits = context.splits_at(round)
@@ -307,18 +305,18 @@ class Client:
         start = self._apart(weights)
         linear = None if linear is None else self._apart(linear)
         x, y, eta = examples.x, examples.y, self.lr
-        privacy = self._context.spec.privacy
         job = TrainingJob(
-            *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps),
-            None if privacy is None else (privacy.clip, privacy.noise_multiplier),
+            *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps)
         )
+        for condition in self._context.spec.conditions:
+            job = condition.training(self, job)
         if self._allowance is not None or self._share is not None:
             job = self._in_time(job)
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         self.visit(trained.visited)
-        if privacy is not None:
-            self.releases[sampling_rate(len(y), self.settings.batch_size)] += trained.steps
+        for condition in self._context.spec.conditions:
+            condition.trained(self, job, trained)
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,16 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.conditions.adversaries import Attack
-from fedsim.conditions.codecs import Codec
 from fedsim.conditions.devices import Devices
-from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
 from fedsim.explain import ExplainedData
 from fedsim.explain.scores.measure import ExplainedInputs
 from fedsim.explain.section import Explain
-from fedsim.federation.aggregation import Aggregation
-from fedsim.federation.link import Link, Shape, trained_layers
+from fedsim.federation.condition import Condition, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective
@@ -77,13 +74,10 @@ class RunSpec:
             package never imports.
         data: shape and kind of inputs.
         outputs: number of outputs of a network for one input.
-        aggregation: how updates are averaged.
+        conditions: what happens between server and clients, in ascending order.
         size: number of a model's weights, including buffers; 0 if it has none.
         explain: which models are explained, and how; None for none.
         devices: the clients' devices; None if they are not simulated.
-        privacy: of each example in local training; None for none.
-        uplink, downlink: what compresses clients' updates, and what the server sends to all; None
-            if nothing does.
         attack: what adversaries do; None if there are none.
     """
 
@@ -94,13 +88,10 @@ class RunSpec:
     functions: Any
     data: DataSpec
     outputs: int
-    aggregation: Aggregation = field(default_factory=Aggregation)
+    conditions: tuple[Condition, ...] = ()
     size: int = 0
     explain: Explain | None = None
     devices: Devices | None = None
-    privacy: Privacy | None = None
-    uplink: Codec | None = None
-    downlink: Codec | None = None
     attack: Attack | None = None
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
@@ -142,7 +133,6 @@ class WorkerContext:
 
     Attributes:
         notice: what the user should know of where the data are, if anything.
-        uplink, downlink: the network to and from the server; None if nothing is compressed.
     """
 
     def __init__(
@@ -159,8 +149,6 @@ class WorkerContext:
         self._dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
         self._networks: dict[str, FlatModel] = {}
-        self.uplink = None if spec.uplink is None else Link(spec.uplink, self.layers)
-        self.downlink = None if spec.downlink is None else Link(spec.downlink, self.layers)
 
     @cached_property
     def layers(self) -> dict[int, list[Shape]]:

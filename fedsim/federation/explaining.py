@@ -18,6 +18,10 @@ from fedsim.federation.wire import to_arrays
 from fedsim.support.rng import keyed_torch_rng
 
 
+class ExplainerFailed(RunError):
+    """An explainer or a network raised an exception: the run cannot continue."""
+
+
 def explain_global(
     context: WorkerContext, number: int, model: Any, round: int, given: Tensor | None = None
 ) -> Explained:
@@ -43,7 +47,7 @@ def explain_client(context: WorkerContext, client: Client) -> dict[str, Explaine
     By explainer; empty if the client has no inputs.
 
     Raises:
-        RunError: an explainer fails.
+        ExplainerFailed: an explainer fails.
     """
     section = context.spec.explain
     assert section is not None
@@ -83,7 +87,7 @@ def _explained(
             return measure(section, explainer, model, context.explained_data(own), inputs, given)
     except Exception as error:  # a user's explainer or network may raise anything
         whose = "the global model" if model.client is None else f"client {model.client}'s model"
-        raise RunError(
+        raise ExplainerFailed(
             f"round {model.round}: explainer {explainer.name}, {whose}: {in_own_code(error)}"
         ) from error
 

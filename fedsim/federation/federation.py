@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
-from fedsim.conditions.privacy import Privacy
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, Diverged, NobodyAnswers, RunError
 from fedsim.explain.compare import Key, recorded
@@ -25,9 +24,9 @@ from fedsim.explain.section import PREFIXES, Explain, Whose
 from fedsim.explain.share import Share
 from fedsim.federation.client import RECORDED, check_table, plain
 from fedsim.federation.cohort import Cohort, cohort_size, cut_blocks, draw_cohort
+from fedsim.federation.condition import Asked, Condition, Exchange, Layers, Round
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
-from fedsim.federation.link import Shape
 from fedsim.federation.reduction import (
     Discard,
     Gather,
@@ -39,7 +38,6 @@ from fedsim.federation.reduction import (
     TooFewUpdates,
     Update,
     WeightedMean,
-    since_sent,
 )
 from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerClient, nbytes
@@ -51,6 +49,7 @@ from fedsim.training import FlatModel
 
 Vector = NDArray[np.float32]
 CPU = torch.device("cpu")
+WAYS: tuple[Literal["down", "up"], ...] = ("down", "up")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
@@ -113,15 +112,15 @@ class Federation:
         self._states: dict[int, Handle] = {}
         self._serial = 0
         self._setup_traffic = False
-        self._aggregation = spec.aggregation
-        self._means: list[WeightedMean] = []
-        self._receives_updates = self._encodes = self._answered = False
+        self._conditions = spec.conditions
+        self._acted = set[str]()  # sections of conditions that have changed something
+        self._answered = False
+        self._this_round = self._new_round()
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
         self._of_cohort: Explain | None = None  # explains models that clients train
         self._explained: dict[Key, dict[str, Explained]] = {}
-        self._releases: dict[int, Counter[float]] = {}  # private steps of the round, by client
         self._in_round = False  # evaluation takes no simulated time
         self._fleet = None
         if spec.devices is not None:
@@ -165,7 +164,7 @@ class Federation:
     @property
     def data(self) -> Dataset:
         """The data set: its test set, the names of its classes and features, and all examples."""
-        self._aggregation.allow("reads the data set")
+        self._check_asked("data", "reads the data set")
         return self._data
 
     @property
@@ -181,7 +180,7 @@ class Federation:
     @property
     def splits(self) -> ClientSplits:
         """The examples that each client holds in this round; a real server would not know them."""
-        self._aggregation.allow("reads the clients' splits")
+        self._check_asked("data", "reads the clients' splits")
         return self._splits
 
     @property
@@ -203,7 +202,7 @@ class Federation:
     @property
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines beyond any real federation."""
-        self._aggregation.allow("reads the clients' examples")
+        self._check_asked("data", "reads the clients' examples")
         return self._context.examples(np.sort(self._context.splits.held(self.round).train.values))
 
     @property
@@ -244,13 +243,13 @@ class Federation:
     @property
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, the number of labelled training examples of each client."""
-        self._aggregation.allow("reads each client's number of examples")
+        self._check_asked("sizes", "reads each client's number of examples")
         return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
         """(K,) the number of examples of each client whose labels it does not know."""
-        self._aggregation.allow("reads each client's number of examples")
+        self._check_asked("sizes", "reads each client's number of examples")
         return self._splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
@@ -326,7 +325,7 @@ class Federation:
             RunError: the reduction needs messages (`NothingToReduce`), and every client was
                 skipped.
         """
-        self._aggregation.allow(f"receives what each client sends ({function.__name__})")
+        self._check_asked("messages", f"receives what each client sends ({function.__name__})")
         return self._reduce(function, cohort, reduction, arguments)
 
     def mean(
@@ -334,18 +333,15 @@ class Federation:
     ) -> Mean:
         """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
 
-        The result is the same to the bit in any order; see `WeightedMean`. With `privacy` it is
-        the noisy mean of `fedsim.federation.aggregation`, with `aggregation` what that rule makes
-        of the updates, and `adversaries` may have forged some; see `fedsim.federation.robust`.
+        The result is the same to the bit in any order; see `WeightedMean`. Conditions of the
+        experiment may make another mean of it: with noise, by a robust rule, of forged updates.
         For the arguments see `reduce`.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
             RunError: every client of the cohort was skipped, or their weights sum to 0.
         """
-        reduction = self._aggregation.mean(self, cohort, self._means)
-        self._means.append(reduction)
-        mean: Mean = self._reduce(function, cohort, reduction, arguments)
+        mean: Mean = self._reduce(function, cohort, WeightedMean(), arguments)
         return mean
 
     def gather(
@@ -356,7 +352,7 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. Clients are in ascending order; skipped clients are missing.
         """
-        self._aggregation.allow(f"gathers each client's message ({function.__name__})")
+        self._check_asked("messages", f"gathers each client's message ({function.__name__})")
         messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
         return messages
 
@@ -374,7 +370,6 @@ class Federation:
             RunError: there are no models, because every client was skipped.
             Diverged: a model is out of range.
         """
-        self._aggregation.allow("averages models by each client's number of examples")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total = ExactSum.zeros(self.model.size)
@@ -448,7 +443,7 @@ class Federation:
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table recorded in this round so far."""
-        self._aggregation.allow("reads clients' records")
+        self._check_asked("messages", "reads clients' records")
         return list(self._tables.get(table, []))
 
     def explain(
@@ -468,8 +463,7 @@ class Federation:
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
         self.round, self._record, self._rows = t, {}, {}
-        self._tables, self._means = {}, []
-        self._releases = {}
+        self._tables, self._this_round = {}, self._new_round()
         self._explained = {}
         self._selection, self._elapsed, self._ended = None, None, {}
         self._late, self._worked = {}, {}
@@ -547,6 +541,7 @@ class Federation:
             for (whose, k), own in self._explained.items()
             if whose == "cohort" and k is not None
         }
+        lost = frozenset[int]() if self._selection is None else self._selection.lost
         found = {}
         for number, explainer in enumerate(section.explainers):
             purpose = f"explain/share/{explainer.name}"
@@ -555,8 +550,8 @@ class Federation:
                 one = own[explainer.name]
                 rng = keyed_rng(self.seed, purpose, self.round, k)
                 maps = share.sent(one.relevance, one.present, k in poisoners, rng)
-                self._rows[k]["bytes_up"] += 4 * int(one.present.sum())
-                if np.isfinite(maps).all():  # not finite: its model cannot predict the class
+                # Not finite: its model cannot predict the class.
+                if k not in lost and np.isfinite(maps).all():
                     sent[k], quality[k] = maps, share.quality(one.scores, k in poisoners)
             together = share.aggregate(sent, quality)
             if together is not None:
@@ -577,24 +572,28 @@ class Federation:
             ledger: carried from round to round by what spends a budget.
 
         Raises:
-            RunError: there is an `uplink` section, and the method has no use for it.
+            RunError: the method has no use for a section of the experiment.
         """
-        for section, used, idle in (
-            ("uplink", self._receives_updates, "clients send no updates"),
-            ("downlink", self._encodes, "the server sends no vectors"),
-        ):
-            if getattr(self._context, section) is None:
+        for condition in self._conditions:
+            if not condition.idle:
                 continue
-            ledger[section] = ledger.get(section, False) or used
-            if self._answered and not ledger[section]:
+            name = condition.name
+            ledger[name] = ledger.get(name, False) or name in self._acted
+            if self._answered and not ledger[name]:
                 raise RunError(
-                    f"round {self.round}: {idle}, which are all that `{section}` compresses; "
-                    "leave it out, or take another method"
+                    f"round {self.round}: {condition.idle}, which are all that `{name}` is "
+                    "about; leave it out, or take another method"
                 )
-        record = {**self._record, **self._aggregation.columns(self._means, ledger)}
+        record = {**self._record}
+        for condition in self._conditions:
+            columns = condition.close(self._this_round, ledger)
+            if unknown := sorted(columns.keys() - set(condition.columns)):
+                raise RunError(
+                    f"round {self.round}: {condition.name}: the column '{unknown[0]}' is not "
+                    "among its `columns`"
+                )
+            record |= columns
         record |= self._record_explanations(ledger)
-        if self._context.spec.privacy is not None:
-            record |= self._record_budget(self._context.spec.privacy, ledger)
         if self._fleet is not None:
             record |= self._record_devices(self._fleet, ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
@@ -630,18 +629,6 @@ class Federation:
         ledger["maps"] = added.last
         of_all = [one.seconds for own in self._explained.values() for one in own.values()]
         return {**added.columns, "explain_seconds": math.fsum(of_all)}
-
-    def _record_budget(self, privacy: Privacy, ledger: dict[str, Any]) -> dict[str, float]:
-        """Add ε of each client's examples; returns the largest so far as a column of the round."""
-        spent = ledger.setdefault("steps", {})
-        for k, steps in sorted(self._releases.items()):
-            known = Counter(dict(spent.get(str(k), [])))
-            known.update(steps)
-            spent[str(k)] = [[q, n] for q, n in sorted(known.items())]
-            epsilon = privacy.epsilon({(q, 1): n for q, n in known.items()})
-            self._rows.setdefault(k, {})["epsilon"] = epsilon
-            ledger["epsilon"] = max(ledger.get("epsilon", 0.0), epsilon)
-        return {"epsilon": ledger.get("epsilon", 0.0)}
 
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; returns simulated time and energy of the round."""
@@ -701,17 +688,39 @@ class Federation:
 
     # -- within --------------------------------------------------------------------------------
 
+    def _check_asked(self, asked: Asked, what: str) -> None:
+        """Refuse a method what a condition hides; scoring models is no part of the protocol."""
+        if not self.round or self._in_round:
+            for condition in self._conditions:
+                if asked in condition.hides:
+                    raise RunError(
+                        f"the method {what}, which `{condition.name}` hides from the server"
+                    )
+
+    def _new_round(self) -> Round:
+        K, share = self.num_clients, self.settings.participation
+        return Round(
+            *(self.round, self.seed, K, share),
+            layers=lambda: self.trained_layers,
+            sample=lambda: self.sample(self.round),
+            rows=lambda: self._rows,
+        )
+
     def _draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
-        share, independent = self.settings.participation, self._aggregation.independent_draws
-        K = self.num_clients
+        share, K = self.settings.participation, self.num_clients
+        independent = self._draws_independently
         return draw_cohort(self.seed, share, K, t, independent, among, over_selection)
+
+    @property
+    def _draws_independently(self) -> bool:
+        return any(condition.independent_draws for condition in self._conditions)
 
     def _select(self, fleet: Fleet, t: int) -> Selection:
         """The clients of round t, selected by their devices."""
         online = np.flatnonzero(fleet.online(t, self.clock))
         sampled = self._draw(t, online, fleet.settings.over_selection)
         wanted = cohort_size(self.settings.participation, self.num_clients)
-        if self._aggregation.independent_draws:
+        if self._draws_independently:
             wanted = len(sampled)
         examples = self._planned_examples(sampled)
         if self._expected is not None:
@@ -724,22 +733,21 @@ class Federation:
         return planned_examples(self.settings, self._samples[clients])
 
     @property
-    def trained_layers(self) -> Mapping[int, Sequence[Shape]]:
+    def trained_layers(self) -> Layers:
         """The shapes of the trained layers in vectors of weights, by the length of the vector."""
         return self._context.layers
 
     @cached_property
     def _planned_bytes(self) -> tuple[int, int]:
         """Bytes of the model as the server sends it, and of a client's update."""
-        vector = keyed_rng(self.seed, "planned bytes").standard_normal(self.model.size)
-        found = []
-        for link in (self._context.downlink, self._context.uplink):
-            size = self._initial.nbytes
-            if link is not None:
-                rng = keyed_rng(self.seed, "planned bytes/codec")
-                _, size = link.code(vector.astype(np.float32), rng)
-            found.append(size)
-        return found[0], found[1]
+        drawn = keyed_rng(self.seed, "planned bytes").standard_normal(self.model.size)
+        vector = drawn.astype(np.float32)
+        found = {"down": vector.nbytes, "up": vector.nbytes}
+        for way, condition in itertools.product(WAYS, self._conditions):
+            rng = keyed_rng(self.seed, "planned bytes/codec")
+            size = condition.planned(way, vector, self.trained_layers, rng)
+            found[way] = found[way] if size is None else size
+        return found["down"], found["up"]
 
     @property
     def _samples(self) -> NDArray[np.int64]:
@@ -780,13 +788,19 @@ class Federation:
         explained: list[int] = []
         if self._of_cohort is not None:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
-        call = self._next_call(function.__name__, reduction, explained=frozenset(explained))
         _freeze(arguments)
-        sent = arguments
-        arguments, saved = self._through_downlink(call.function, sent)
+        exchange = Exchange(function.__name__, cohort, arguments, reduction)
+        passed = list[tuple[Condition, Exchange, Exchange]]()
+        for condition in self._conditions:
+            before, exchange = exchange, condition.outgoing(self._this_round, exchange)
+            passed.append((condition, before, exchange))
+            if self._in_round and exchange is not before:
+                self._acted.add(condition.name)
+        arguments, reduction = exchange.arguments, exchange.reduction
+        call = self._next_call(exchange.function, reduction, explained=frozenset(explained))
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
-            down = _bytes_down(arguments, saved)
+            down = _bytes_down(arguments, exchange.saved)
             fleet = self._fleet if self._in_round else None
             if fleet is not None and fleet.settings.deadline is not None:
                 moved = [down(k) for k in cohort.tolist()]
@@ -803,19 +817,16 @@ class Federation:
             outcome = self._engine.run(call, [[0]], arguments, self._states)
             outcome.partial.forget()
         try:
-            to_all = {
-                name: a.value if isinstance(a, NotCounted) else a
-                for name, a in arguments.items()
-                if not isinstance(a, PerClient)
-            }
-            result = outcome.partial.result(to_all, outcome.failures)
-            return since_sent(result, sent, to_all) if saved else result
+            result = outcome.partial.result(exchange.to_all, outcome.failures)
         except NothingToReduce as nothing:
             if self._fleet is not None and isinstance(nothing, TooFewUpdates):
                 raise NobodyAnswers(self.round, str(nothing)) from None
             raise RunError(f"round {self.round}: {nothing}{_first(outcome)}") from None
         except InvalidUpdate as invalid:
             raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None
+        for condition, before, after in reversed(passed):
+            result = condition.incoming(self._this_round, before, after, result)
+        return result
 
     def _lost_all(self, cohort: Cohort, call: Call, outcome: Outcome) -> bool:
         """Whether the uploads of all clients that take part in the round are lost."""
@@ -825,19 +836,6 @@ class Federation:
             return False
         kept = cohort if self._selection is None else self._selection.kept
         return bool(np.isin(kept, [*cohort.tolist(), *self._late]).all())
-
-    def _through_downlink(
-        self, function: str, arguments: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Counter[int | None]]:
-        """The arguments as they arrive, and how many bytes `downlink` saves; see `Link`."""
-        link = self._context.downlink
-        if link is None:
-            return arguments, Counter()
-        arrived, saved = link.arguments(
-            arguments, lambda name: self.rng(f"downlink/{function}/{name}")
-        )
-        self._encodes |= self._in_round and bool(saved)
-        return arrived, saved
 
     def _take_explained(self, whose: Whose, outcome: Outcome) -> None:
         """Take over explanations; a client's latest model of the round counts."""
@@ -855,10 +853,11 @@ class Federation:
             cohort: whom the server has called.
         """
         self._states.update(outcome.states)
-        self._receives_updates |= bool(outcome.encoded)
+        self._acted |= outcome.acted
         self._take_explained("cohort", outcome)
-        for id, steps in outcome.releases.items():
-            self._releases.setdefault(id, Counter()).update(steps)
+        for id, notes in outcome.notes.items():
+            for name, note in notes.items():
+                self._this_round.note(name, (id, note))
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
@@ -921,7 +920,7 @@ def _bytes_down(
     """The bytes of a call's arguments that a client receives.
 
     Args:
-        saved: by how many bytes fewer they are sent; see `Link.arguments`.
+        saved: by how many bytes fewer they are sent; see `Exchange`.
     """
     apart = NotCounted | PerClient
     to_all = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart))

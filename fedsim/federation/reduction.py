@@ -51,13 +51,20 @@ class Update:
 
     Args:
         weight: share in the mean, before normalisation; usually the number of samples.
+        message: what the client sends beside, for the server to see as its own: arrays, tensors
+            or numbers, or dicts and lists of them (`Mean.messages`).
         vectors: float tensors of any shape, the same names and shapes from every client. One
             named like an argument that the server sent to all, such as `weights`, is as long.
     """
 
-    def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
+    def __init__(self, *, weight: float = 1.0, message: Any = None, **vectors: Tensor) -> None:
         self.weight = float(weight)
+        self.message = message
         self.vectors = vectors
+
+    def with_vectors(self, vectors: Mapping[str, Tensor]) -> Update:
+        """The same with other vectors."""
+        return Update(weight=self.weight, message=self.message, **vectors)
 
 
 def since_sent(result: Any, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> Any:
@@ -67,15 +74,13 @@ def since_sent(result: Any, sent: Mapping[str, Any], arrived: Mapping[str, Any])
     an error of `downlink` is no step of the method.
 
     Args:
-        result: of a reduction: a `Mean`, or nested dicts and tuples, with a vector under the name
-            of an argument.
+        result: of a reduction: a `Mean`, or nested dicts, with a vector under the name of an
+            argument.
         sent, arrived: the arguments as the server has them, and as clients have received them.
     """
     if isinstance(result, Mean):
         vectors = since_sent(result.vectors, sent, arrived)
-        return Mean(vectors, result.count, result.clients)
-    if isinstance(result, tuple):
-        return tuple(since_sent(part, sent, arrived) for part in result)
+        return Mean(vectors, result.count, result.clients, result.messages)
     if not isinstance(result, Mapping):
         return result
     found = {}
@@ -238,14 +243,20 @@ class Mean:
         count: how many clients contributed: fewer than the cohort if some were skipped, or had
             nothing to send. With noise, which must not tell, the expected number.
         clients: who they are; empty with noise.
+        messages: what clients sent beside, by client in ascending order; tensors as arrays.
     """
 
     def __init__(
-        self, vectors: Mapping[str, Vector], count: float, clients: Iterable[int] = ()
+        self,
+        vectors: Mapping[str, Vector],
+        count: float,
+        clients: Iterable[int] = (),
+        messages: Mapping[int, Any] | None = None,
     ) -> None:
         self.vectors = vectors
         self.count = count
         self.clients = frozenset(clients)
+        self.messages = dict(sorted((messages or {}).items()))
 
     def __getattr__(self, name: str) -> Vector:
         try:
@@ -268,6 +279,7 @@ class WeightedMean(Reduction):
         self.sums: dict[tuple[str, int], ExactSum] = {}
         self.weights: dict[int, float] = {}
         self.lengths: dict[int, dict[str, int]] = {}
+        self.messages: dict[int, Any] = {}
         self.answered = False
         self._block: dict[str, Tensor] = {}
         self._added = 0
@@ -278,6 +290,7 @@ class WeightedMean(Reduction):
         weight, vectors, added = message.weight, message.vectors, self._block
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidUpdate(f"the update's weight is {weight}")
+        check_finite(message.message)
         if vectors and added and vectors.keys() != added.keys():
             raise InvalidUpdate(
                 f"sends {sorted(vectors)}, but earlier clients sent {sorted(added)}"
@@ -291,9 +304,11 @@ class WeightedMean(Reduction):
                 )
 
     def size(self, message: Update) -> int:
-        return nbytes(message.vectors)
+        return nbytes(message.vectors) + nbytes(message.message)
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
+        if message.message is not None:
+            self.messages[id] = to_arrays(message.message)
         for name, vector in message.vectors.items():
             sent = arguments.get(name)
             if isinstance(sent, Tensor) and sent.numel() != vector.numel():
@@ -332,19 +347,20 @@ class WeightedMean(Reduction):
                 self.sums[key] = part.copy()
         self.weights.update(other.weights)
         self.lengths.update(other.lengths)
+        self.messages.update(other.messages)
         self.answered |= other.answered
 
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
         self.check_alike()
         if not self.weights and (self.answered or not failures):
-            return Mean({}, 0)  # nobody had anything to send
+            return Mean({}, 0, (), self.messages)  # nobody had a vector to send
         weight = math.fsum(self.weights.values())  # exactly rounded, so independent of the order
         if weight <= 0:
             raise NothingToReduce("the weights of the cohort's updates sum to 0")
         vectors = {
             name: total.value(weight).astype(np.float32) for (name, _), total in self.sums.items()
         }
-        return Mean(vectors, len(self.weights), self.weights)
+        return Mean(vectors, len(self.weights), self.weights, self.messages)
 
     def check_alike(self) -> None:
         """Check that all clients sent vectors of the same names and lengths."""
@@ -356,50 +372,6 @@ class WeightedMean(Reduction):
                     f"sends vectors of these lengths: {lengths}, client {first}: {sent[first]}",
                     id,
                 )
-
-
-class MeanAndMessages(Reduction):
-    """The mean of clients' updates, as `WeightedMean`, and a message of each client.
-
-    Client functions return (update, message). The result is the `Mean`, and the messages by client
-    in ascending order; tensors as arrays.
-    """
-
-    stays: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self.mean, self.gathered = WeightedMean(), Gather()
-
-    def check(self, message: Any) -> None:
-        if not (isinstance(message, tuple) and len(message) == 2):
-            raise InvalidUpdate(
-                f"must return an Update and a message, not {type(message).__name__}"
-            )
-        update, beside = message
-        self.mean.check(update)
-        self.gathered.check(beside)
-
-    def size(self, message: tuple[Update, Any]) -> int:
-        update, beside = message
-        return self.mean.size(update) + self.gathered.size(beside)
-
-    def fold(self, id: int, message: tuple[Update, Any], arguments: Mapping[str, Any]) -> None:
-        update, beside = message
-        self.mean.fold(id, update, arguments)
-        self.gathered.fold(id, beside, arguments)
-
-    def end_block(self) -> None:
-        self.mean.end_block()
-
-    def merge(self, other: MeanAndMessages) -> None:
-        self.mean.merge(other.mean)
-        self.gathered.merge(other.gathered)
-
-    def result(
-        self, arguments: Mapping[str, Any], failures: Mapping[int, str]
-    ) -> tuple[Mean, dict[int, Any]]:
-        mean = self.mean.result(arguments, failures)
-        return mean, self.gathered.result(arguments, failures)
 
 
 def _check_range(name: str, vector: Tensor, weight: float) -> None:
@@ -419,6 +391,18 @@ def _check_range(name: str, vector: Tensor, weight: float) -> None:
         raise InvalidUpdate(
             f"'{name}' is out of range: |value| up to {largest:.3g} with weight {weight:.3g}; "
             "weight × value must stay under 2^30"
+        )
+
+
+def check_no_message(update: Update, section: str) -> None:
+    """Refuse what a client sends beside its vectors, where the server sees sums alone.
+
+    Raises:
+        InvalidUpdate: it sends a message.
+    """
+    if update.message is not None:
+        raise InvalidUpdate(
+            f"sends a message beside its update, which `{section}` hides from the server"
         )
 
 

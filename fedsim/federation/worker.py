@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -17,9 +17,9 @@ from fedsim.conditions.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.scores.measure import Explained
 from fedsim.federation.client import Client, DeadlineMissed, Trainer
+from fedsim.federation.condition import Sent
 from fedsim.federation.context import TEST_SHARD, WorkerContext
-from fedsim.federation.explaining import explain_client, explain_global
-from fedsim.federation.link import RESIDUALS
+from fedsim.federation.explaining import ExplainerFailed, explain_client, explain_global
 from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
@@ -35,6 +35,7 @@ from fedsim.objectives import Batch, Objective, Totals, evaluate
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
+MEMORY = "memory of conditions"  # where a client's kept state has what conditions keep
 TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger
 
 
@@ -80,8 +81,8 @@ class BlockResult:
         notices: lines for the user.
         explained: explanations of clients' models, by explainer.
         examples: number of examples that clients trained on, each pass counted.
-        encoded: clients whose messages `uplink` has encoded.
-        releases: private steps of clients, by the sampling rate of their batches.
+        acted: sections of conditions that have changed messages.
+        notes: what conditions note of clients, by their names.
         partial: the folded messages; None if they stay with the worker.
     """
 
@@ -93,8 +94,8 @@ class BlockResult:
     notices: set[str] = field(default_factory=set)
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
-    encoded: set[int] = field(default_factory=set)
-    releases: dict[int, dict[float, int]] = field(default_factory=dict)
+    acted: set[str] = field(default_factory=set)
+    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
@@ -120,13 +121,13 @@ class SharedInputMutated(InvalidUpdate):
 class Answer:
     """What arrives of a client's message, its bytes, and the client's state afterwards.
 
-    `encoded` says whether `uplink` had anything to encode.
+    `acted` has the sections of the conditions that have changed the message.
     """
 
     message: Any
     size: int
     kept: dict[str, Any]
-    encoded: bool
+    acted: frozenset[str]
 
 
 class Rehearsal:
@@ -284,18 +285,15 @@ class Worker:
             for id in waiting:
                 try:
                     trainers[id].rewind()
-                    client = self._run_client(
-                        id, call, states.get(id, {}), trainers[id], partial, result
-                    )
+                    self._run_client(id, call, states.get(id, {}), trainers[id], partial, result)
                 except SuspendForStack as reached:
                     suspended[id] = reached
                 except DeadlineMissed as missed:
                     result.late[id] = missed.examples
+                except ExplainerFailed:
+                    raise
                 except Exception as error:
                     self._failed(id, call, error, result)
-                else:
-                    if id in call.explained and client.trained is not None:
-                        result.explained[id] = explain_client(self.context, client)
             if suspended:
                 obstacle = train_together(self.context, suspended, trainers)
                 if obstacle is not None:
@@ -312,7 +310,7 @@ class Worker:
         trainer: StackedTrainer,
         partial: Reduction,
         result: BlockResult,
-    ) -> Client:
+    ) -> None:
         """Run the client function and store what it returns, keeps and reports.
 
         Nothing is stored of a client that fails.
@@ -325,13 +323,12 @@ class Worker:
         if allowance is not None and allowance.partial:
             share = self._share_of(id, call, state, partial, allowance)
         client, answer = self._call(id, call, state, trainer, partial, allowance, share)
+        seconds = time.perf_counter() - started + trainer.seconds
+        explained = self._explain(client, call)
+        up = answer.size + self._shared_bytes(explained)
         # What a client neither trains on nor answers may reach it after the deadline.
-        awaited = client.examples > 0 or answer.size > 0
-        if (
-            allowance is not None
-            and awaited
-            and not allowance.covers(client.examples, answer.size)
-        ):
+        awaited = client.examples > 0 or up > 0
+        if allowance is not None and awaited and not allowance.covers(client.examples, up):
             raise DeadlineMissed(client.examples)
         self.on_client_done(client)
         changed = not same(answer.kept, state)
@@ -339,11 +336,12 @@ class Worker:
             client.row["lost"] = 1
         else:
             partial.fold(id, answer.message, self._lent)
+        if explained:
+            result.explained[id] = explained
         result.examples[id] = client.examples
-        if answer.encoded:
-            result.encoded.add(id)
-        if client.releases:
-            result.releases[id] = dict(client.releases)
+        result.acted |= answer.acted
+        if client.notes:
+            result.notes[id] = client.notes
         if changed:
             result.states[id] = answer.kept
         if client.records:
@@ -351,10 +349,22 @@ class Worker:
         result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
-            "bytes_up": answer.size,
-            "seconds": time.perf_counter() - started + trainer.seconds,
+            "bytes_up": up,
+            "seconds": seconds,
         }
-        return client
+
+    def _explain(self, client: Client, call: Call) -> dict[str, Explained]:
+        """Explanations of the model that a client has trained, if it is to be explained."""
+        if client.id not in call.explained or client.trained is None:
+            return {}
+        return explain_client(self.context, client)
+
+    def _shared_bytes(self, explained: Mapping[str, Explained]) -> int:
+        """The bytes of explanations that a client sends to the server."""
+        section = self.context.spec.explain
+        if section is None or section.share is None:
+            return 0
+        return sum(section.share.size(one.present) for one in explained.values())
 
     def _share_of(
         self,
@@ -371,7 +381,8 @@ class Worker:
         """
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial)
-        left = allowance.examples(answer.size) - (client.examples - rehearsal.visited)
+        up = answer.size + self._shared_bytes(self._explain(client, call))
+        left = allowance.examples(up) - (client.examples - rehearsal.visited)
         if rehearsal.visited <= max(left, 0):
             return None
         if left < max(1, min(self.context.spec.train.batch_size, rehearsal.visited)):
@@ -392,7 +403,7 @@ class Worker:
         context = self.context
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
-        own_state = {name: part for name, part in state.items() if name != RESIDUALS}
+        own_state = {name: part for name, part in state.items() if name != MEMORY}
         own_state = to_tensors(own_state, context.device)
         client = Client(context, id, call.round, rng, own_state, trainer, allowance, share)
         context.model.train()
@@ -413,17 +424,20 @@ class Worker:
             raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
         partial.check(message)
-        size, sent = partial.size(message), message
-        if context.uplink is not None:
-            lost = state.get(RESIDUALS, {})
-            message, saved, residuals = context.uplink.message(
-                sent, self._lent, lost.get(call.function, {}), client.rng("uplink")
-            )
-            partial.check(message)
-            size -= saved
-            if residuals or lost:
-                kept[RESIDUALS] = {**lost, call.function: residuals}
-        return client, Answer(message, size, kept, message is not sent)
+        memory, acted = {**state.get(MEMORY, {})}, set()
+        sent = Sent(message, partial.size(message), self._lent, {}, {})
+        for condition in reversed(context.spec.conditions):
+            key = f"{condition.name}/{call.function}"
+            given = replace(sent, layers=context.layers, memory=memory.get(key, {}))
+            sent = condition.sent(client, given)
+            if sent is not given:
+                partial.check(sent.message)
+                acted.add(condition.name)
+            if sent.memory or key in memory:
+                memory[key] = sent.memory
+        if memory:
+            kept[MEMORY] = memory
+        return client, Answer(sent.message, sent.size, kept, frozenset(acted))
 
     def _spoilt(self) -> bool:
         """Whether arguments were changed through their arrays, which tensors do not notice."""

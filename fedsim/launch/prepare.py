@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.codecs import Codec
+from fedsim.conditions.compression import Downlink, Link, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
+from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
+from fedsim.conditions.robust import RobustAggregation
+from fedsim.conditions.secure import SecureAggregation
 from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
@@ -27,23 +31,19 @@ from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
 from fedsim.federation import (
-    Aggregation,
-    PrivateAggregation,
-    RobustAggregation,
+    Condition,
     RunSpec,
-    SecureAggregation,
     cohort_size,
 )
 from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.federation import RESERVED
-from fedsim.federation.link import Link
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+from fedsim.training import FlatModel, Hooks, TrainingJob, has_batch_norm, lacks_memory
 from fedsim.training.dp_sgd import check_examples_apart
 
 
@@ -84,6 +84,7 @@ def prepare(
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
+    _check_columns(experiment, objective, dataset)
     primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
     if len(primary) != 1:
         raise ExperimentError(
@@ -101,8 +102,7 @@ def prepare(
             experiment.model,
             objective,
             splits.sequence is not None,
-            experiment.privacy is not None and experiment.privacy.level == "client",
-            experiment.secure_aggregation is not None,
+            experiment.hidden,
         )
     )
     _check_rounds(experiment, splits)
@@ -116,23 +116,20 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        aggregation=_aggregation(experiment, splits),
-        privacy=privacy if of_clients is None else None,
+        conditions=_conditions(experiment, splits),
         devices=experiment.devices,
-        uplink=experiment.uplink,
-        downlink=experiment.downlink,
         attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
     _check_saved(network, spec)
-    if spec.privacy is not None:
+    if privacy is not None and of_clients is None:
         check_examples_apart(network)
     if trained := sum(p.numel() for p in network.parameters() if p.requires_grad):
         _check_feedback(experiment.uplink, trained)
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
     if of_clients is not None:
-        _check_no_running_stats(network, experiment.model.name)
+        _check_no_running_stats(network, experiment)
     experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
@@ -185,17 +182,27 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             yield from _sections(part, key)
 
 
-def _aggregation(experiment: Experiment, splits: ClientSplits) -> Aggregation:
-    """How the experiment's updates are averaged."""
-    if experiment.privacy is not None and experiment.privacy.level == "client":
-        return PrivateAggregation(experiment.privacy)
+def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition, ...]:
+    """What happens between server and clients, in ascending order."""
+    found: list[Condition] = list(experiment.conditions)
+    if experiment.privacy is not None:
+        kind = ClientPrivacy if experiment.privacy.level == "client" else ExamplePrivacy
+        found.append(kind(privacy=experiment.privacy))
     if experiment.secure_aggregation is not None:
-        return SecureAggregation(experiment.secure_aggregation)
-    adversaries = experiment.adversaries
-    attack = adversaries.attack if adversaries is not None and adversaries.attack.forges else None
-    if experiment.aggregation is None and attack is None:
-        return Aggregation()
-    return RobustAggregation(experiment.aggregation, attack, splits.adversaries)
+        found.append(SecureAggregation(settings=experiment.secure_aggregation))
+    attack = experiment.adversaries and experiment.adversaries.attack
+    attack = attack if attack and attack.forges else None
+    if experiment.aggregation is not None or attack is not None:
+        hostile = frozenset(splits.adversaries)
+        rule, name = experiment.aggregation, "aggregation"
+        if rule is None:
+            name = "adversaries"
+        found.append(RobustAggregation(name=name, rule=rule, attack=attack, adversaries=hostile))
+    if experiment.uplink is not None:
+        found.append(Uplink(codec=experiment.uplink))
+    if experiment.downlink is not None:
+        found.append(Downlink(codec=experiment.downlink))
+    return tuple(sorted(found, key=lambda condition: condition.order))
 
 
 def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
@@ -264,7 +271,7 @@ def _with_further(
     """
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
-    reserved = {*RESERVED, "train_loss", *PrivateAggregation.column_names}
+    reserved = {*RESERVED, "train_loss", *ClientPrivacy.columns}
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
         if metric.name in reserved or metric.name.startswith(prefixes):
@@ -313,6 +320,19 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
     with keyed_torch_rng(experiment.seed, "explain/check"):
         section.check(model, data)
     return section
+
+
+def _check_columns(experiment: Experiment, objective: Objective, dataset: Dataset) -> None:
+    """Refuse columns of the user's conditions that others have."""
+    taken = {*RESERVED, "train_loss", *(m.column for m in objective.metrics(dataset))}
+    for condition in experiment.conditions:
+        for column in condition.columns:
+            if column in taken:
+                raise ExperimentError(
+                    f"conditions: {condition.name}: there is a column '{column}' already; take "
+                    "another name"
+                )
+            taken.add(column)
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
@@ -428,19 +448,21 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
         ExperimentError: the network cannot be trained so.
     """
     rows = splits.train.values[: min(4, spec.train.batch_size)]
-    name = f"model.name={spec.model.name}"
+    name, private = f"model.name={spec.model.name}", False
     with keyed_torch_rng(spec.seed, "try training"):
         try:
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
             if len(rows) < 1 + context.model.has_batch_norm:
                 return
-            few, privacy = context.examples(rows), spec.privacy
+            few = context.examples(rows)
             job = TrainingJob(
                 *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
-                privacy=None if privacy is None else (privacy.clip, privacy.noise_multiplier),
             )
+            for condition in spec.conditions:
+                job = condition.training(None, job)
+                private |= job.privacy is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise
@@ -450,7 +472,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 if lacks_memory(error)
                 else (
                     "it has no gradient of a single example, which privacy.level=example needs"
-                    if spec.privacy is not None
+                    if private
                     else f"it cannot be trained by objective.name={spec.objective.name}"
                 )
             )
@@ -521,12 +543,15 @@ def _unsaved(network: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name not in saved}
 
 
-def _check_no_running_stats(network: nn.Module, name: str) -> None:
+def _check_no_running_stats(network: nn.Module, experiment: Experiment) -> None:
     """Refuse noise on running statistics: a variance would end up below 0."""
+    model = FlatModel(network, torch.device("cpu"))
+    part = experiment.method.sent_part(model)
+    sent = model.named_arrays(np.ones(model.size, np.float32) if part is None else part * 1.0)
     for layer, buffer in network.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and layer in sent and np.any(sent[layer]):
             raise ExperimentError(
-                f"privacy: adds noise to all that clients send, and model.name={name} sends "
-                f"what does not bear it ('{layer}'); take a model without batch norm, or other "
-                "buffers"
+                f"privacy: model.name={experiment.model.name} has running statistics "
+                f"('{layer}'), which the noise on all that clients send would corrupt; take a "
+                "model without batch norm, or a method that keeps it (fedbn)"
             )

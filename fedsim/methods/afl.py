@@ -15,14 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import Diverged
-from fedsim.federation import (
-    Client,
-    Federation,
-    MeanAndMessages,
-    NotCounted,
-    Update,
-    client_function,
-)
+from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.methods.shared.local_steps import mean_loss
@@ -56,8 +49,7 @@ class AFL(Method[AFLState]):
 
     name: str = "afl"
     private_by_example: ClassVar[bool] = False
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
-    averages: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(asks=("messages", "sizes", "weights"))
     mixture_lr: float = Field(0.01, ge=0)
 
     def init(self, fed: Federation) -> AFLState:
@@ -66,13 +58,10 @@ class AFL(Method[AFLState]):
     def round(self, fed: Federation, state: AFLState, t: int) -> AFLState:
         cohort = fed.sample(t)
         shares = dict(zip(cohort.tolist(), state.mixture[cohort].tolist(), strict=True))
-        mean, losses = fed.reduce(
-            self.local_update,
-            cohort,
-            MeanAndMessages(),
-            weights=state.weights,
-            mixture=NotCounted(shares),
+        mean = fed.mean(
+            self.local_update, cohort, weights=state.weights, mixture=NotCounted(shares)
         )
+        losses = mean.messages
         for k, loss in losses.items():
             if not math.isfinite(loss):
                 raise Diverged(t, f"the loss of client {k} is {loss}")
@@ -92,14 +81,12 @@ class AFL(Method[AFLState]):
         return onto_simplex(raised)
 
     @client_function("local_update")
-    def local_update(
-        self, client: Client, weights: Tensor, mixture: dict[int, float]
-    ) -> tuple[Update, float]:
+    def local_update(self, client: Client, weights: Tensor, mixture: dict[int, float]) -> Update:
         """(client) w_k, which counts λ_k, and F_k(w)."""
         share = mixture[client.id]
         client.report(mixture=share)
-        update = Update(weights=client.train(weights), weight=share) if share else Update()
-        return update, mean_loss(client, weights)
+        vectors = {"weights": client.train(weights)} if share else {}
+        return Update(weight=share, message=mean_loss(client, weights), **vectors)
 
 
 def onto_simplex(v: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,9 +21,8 @@ class Centralised(Method[State]):
 
     name: str = "centralised"
     private_by_example: ClassVar[bool] = False
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(asks=("data",), averages=False)
     exchanges_models: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> State:

@@ -93,9 +93,11 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
 
     name: str = "fedaux"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,),
+        task_sequences="no",
+        asks=("messages",),
+        averages=False,
     )
-    averages: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = False
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)

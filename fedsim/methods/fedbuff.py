@@ -7,6 +7,7 @@ Algorithm 1.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +28,6 @@ from fedsim.federation import (
     client_function,
     cohort_size,
 )
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 
 
@@ -75,8 +75,14 @@ class FedBuff(Method[FedBuffState]):
     buffer: int = Field(10, ge=1)
     server_lr: float = Field(1.0, gt=0)
     staleness: float = Field(0.5, ge=0)
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
     asynchronous: ClassVar[bool] = True
+
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
+        if "weights" in hidden:
+            raise ExperimentError(
+                "privacy: with method.name=fedbuff the clients of a step are those that finish "
+                "first, which depends on their data, and not drawn at random; take another method"
+            )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if self.buffer >= len(splits):

@@ -39,8 +39,9 @@ class FedDF(AuxiliaryMethod[State]):
     """
 
     name: str = "feddf"
-    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
-    averages: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), asks=("messages",), averages=False
+    )
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)
     batch_size: int = Field(128, ge=2)

@@ -44,7 +44,7 @@ class FedDisco(Method[FedDiscoState]):
 
     name: str = "feddisco"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,), task_sequences="no", asks=("messages", "sizes")
     )
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)

@@ -5,6 +5,7 @@ Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +57,10 @@ class FedDyn(Method[FedDynState]):
         most = n.mean() / n[n > 0].min() if self.scale == "samples" else 1.0
         return "alpha", self.alpha * float(most)
 
-    def check_privacy(self) -> None:
-        if self.scale == "samples":
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
+        if "sizes" in hidden and self.scale == "samples":
             raise ExperimentError(
-                "privacy: does not cover clients' numbers of samples, with which "
+                f"{hidden['sizes']}: hides clients' numbers of samples, with which "
                 "method.name=feddyn scales α; set method.scale=none"
             )
 

@@ -142,7 +142,7 @@ class FedFed(PoolMethod[FedFedState]):
     private_by_example: ClassVar[bool] = False
     pooled: ClassVar[tuple[str, ...]] = ("shared1", "shared2", "labels")
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,), task_sequences="no", asks=("messages", "sizes")
     )
     distillation_rounds: int = Field(15, ge=0)
     distillation: Distillation = Distillation()

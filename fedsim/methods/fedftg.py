@@ -114,8 +114,9 @@ class FedFTG(Method[FedFTGState]):
     """
 
     name: str = "fedftg"
-    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
-    averages: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), asks=("messages",), averages=False
+    )
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)
     batch_size: int = Field(50, ge=2)

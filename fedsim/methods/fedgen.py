@@ -107,9 +107,11 @@ class FedGen(Method[FedGenState]):
 
     name: str = "fedgen"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,),
+        task_sequences="no",
+        asks=("messages",),
+        averages=False,
     )
-    averages: ClassVar[bool] = False
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)
     decay: float = Field(0.98, gt=0, le=1)

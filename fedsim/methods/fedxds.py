@@ -123,7 +123,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     pooled: ClassVar[tuple[str, ...]] = ("shared", "labels")
     private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,), task_sequences="no", asks=("messages",)
     )
     warmup_rounds: int = Field(10, ge=0)
     warmup_clients: Literal["cohort", "all"] = "cohort"

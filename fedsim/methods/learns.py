@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedsim.errors import ExperimentError
+from fedsim.federation import Asked
 from fedsim.models import Model
 from fedsim.objectives import Objective
+
+ASKING: Mapping[str, str] = {
+    "messages": "asks for what each client sends",
+    "data": "reads clients' data on the server",
+    "sizes": "asks for the number of examples of each client",
+    "weights": "weighs each client by its data",
+}
 
 
 @dataclass(frozen=True)
@@ -21,14 +29,18 @@ class Learns:
         task_sequences: whether it supports continual learning, with tasks one after another: `no`;
             `yes`, if clients train only on their own classes and request nothing once that changes
             with the task; `only`, if it supports nothing else.
-        dp_compatible: whether all that the server learns about clients are means of their updates,
-            so that client-level differential privacy and secure aggregation cover it.
+        asks: what of clients the server asks for beside means of their updates: their `messages`,
+            the number of examples of each (`sizes`), the `data`, or `weights` of means that follow
+            from a client's data. `privacy` of clients and `secure_aggregation` hide these.
+        averages: whether the server makes means of clients' updates at all, which is what
+            `aggregation` and `adversaries` are about.
     """
 
     models: str = "network"
     objectives: tuple[type[Objective], ...] = (Objective,)
     task_sequences: Literal["no", "yes", "only"] = "yes"
-    dp_compatible: bool = True
+    asks: tuple[Asked, ...] = ()
+    averages: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,15 +51,13 @@ class Problem:
         model: the experiment's model.
         objective: None before the data are known.
         task_sequence: whether clients learn a sequence of tasks; None before the data are known.
-        private: whether with client-level differential privacy.
-        secure: whether with secure aggregation.
+        hidden: what of clients is hidden from the server, and by which section.
     """
 
     model: Model
     objective: Objective | None = None
     task_sequence: bool | None = None
-    private: bool = False
-    secure: bool = False
+    hidden: Mapping[str, str] = field(default_factory=dict)
 
 
 def obstacle(learns: Learns, problem: Problem) -> str | None:
@@ -64,10 +74,11 @@ def obstacle(learns: Learns, problem: Problem) -> str | None:
         return "cannot learn sequences of tasks"
     if problem.task_sequence is False and learns.task_sequences == "only":
         return "learns sequences of tasks, and the partition has none"
-    if problem.private and not learns.dp_compatible:
-        return "sends more than updates to be averaged, and privacy covers only these"
-    if problem.secure and not learns.dp_compatible:
-        return "sends more than updates to be averaged, and secure_aggregation covers only these"
+    for asked, section in problem.hidden.items():
+        if not learns.averages and not learns.asks:
+            return f"averages no updates, and {section} protects nothing else"
+        if asked in learns.asks:
+            return f"{ASKING[asked]}, which {section} hides from the server"
     return None
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 from fedsim.methods.shared.personal import PersonalModelsAlone
 
@@ -21,7 +22,7 @@ class Local(PersonalModelsAlone[State]):
 
     name: str = "local"
     exchanges_models: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(averages=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

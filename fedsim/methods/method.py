@@ -57,8 +57,6 @@ class Method(Component, ABC, Generic[S]):
         exchanges_models: whether clients and server send each other weights of models, which
             `uplink` and `downlink` compress.
         takes_downlink: whether clients train from what arrives of the model, not from the model.
-        averages: whether the server averages clients' updates (`Federation.mean`), which is what
-            the sections `aggregation` and `adversaries` are about.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
             their examples for training (`privacy.level=example`).
         asynchronous: whether updates are aggregated as they arrive, in the simulated time of
@@ -72,7 +70,6 @@ class Method(Component, ABC, Generic[S]):
     needs_labels: ClassVar[bool] = True
     exchanges_models: ClassVar[bool] = True
     takes_downlink: ClassVar[bool] = True
-    averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True
 
@@ -174,8 +171,11 @@ class Method(Component, ABC, Generic[S]):
             ExperimentError: they are not supported; the message says what is.
         """
 
-    def check_privacy(self) -> None:
-        """Reject client-level differential privacy if the method's settings break it.
+    def check_hidden(self, hidden: Mapping[str, str]) -> None:
+        """Reject sections that hide from the server what the method needs with these settings.
+
+        Args:
+            hidden: what is hidden, and by which section; see `Learns.asks`.
 
         Raises:
             ExperimentError: they do; the message says what to change.

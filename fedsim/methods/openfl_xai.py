@@ -49,10 +49,9 @@ class RuleMethod(Method[RuleState]):
     """Base class of methods that learn rule models."""
 
     learns: ClassVar[Learns] = Learns(
-        models="rule model", objectives=(Regression,), dp_compatible=False
+        models="rule model", objectives=(Regression,), asks=("messages",), averages=False
     )
     exchanges_models: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> RuleState:
         return RuleState(fed.initial_weights(), {}, np.empty(0, dtype=np.int64))

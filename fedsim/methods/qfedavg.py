@@ -39,7 +39,7 @@ class QFedAvg(FedAvg):
 
     name: str = "qfedavg"
     private_by_example: ClassVar[bool] = False
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(asks=("weights",))
     q: float = Field(0.1, ge=0)
 
     def check(self, train: Train) -> None:

@@ -103,7 +103,7 @@ class SemiFL(Method[SemiFLState]):
 
     name: str = "semifl"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,), task_sequences="no", asks=("weights",)
     )
     needs_labels: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = False  # mix examples are of two

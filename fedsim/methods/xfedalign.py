@@ -36,7 +36,6 @@ from fedsim.explain.scores.relevance import cosine
 from fedsim.federation import (
     Client,
     Federation,
-    MeanAndMessages,
     PerClient,
     Update,
     Vector,
@@ -126,9 +125,8 @@ class XFedAlign(Method[XFedAlignState]):
 
     name: str = "xfedalign"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", dp_compatible=False
+        objectives=(Classification,), task_sequences="no", asks=("messages",)
     )
-    averages: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = False
     lam: float = Field(0.5, ge=0)
     size: int | None = Field(None, ge=1)
@@ -167,15 +165,14 @@ class XFedAlign(Method[XFedAlignState]):
 
     def round(self, fed: Federation, state: XFedAlignState, t: int) -> XFedAlignState:
         decoys = self.decoys(fed)
-        mean, artifacts = fed.reduce(
+        mean = fed.mean(
             self.local_update,
             fed.sample(t),
-            MeanAndMessages(),
             weights=state.weights,
             prior=state.prior,
             decoys=PerClient(decoys),
         )
-        sent = {k: dense(artifact, state.prior.shape) for k, artifact in artifacts.items()}
+        sent = {k: dense(artifact, state.prior.shape) for k, artifact in mean.messages.items()}
         prior = self.aggregate(list(sent.values()), state.prior)
         honest = [own for k, own in sent.items() if k not in decoys]
         put_on_record(fed, honest, state.prior, prior)
@@ -208,12 +205,12 @@ class XFedAlign(Method[XFedAlignState]):
     @client_function("local_update")
     def local_update(
         self, client: Client, weights: Tensor, prior: Tensor, decoys: Decoys | None
-    ) -> tuple[Update, Artifact]:
+    ) -> Update:
         """(client) w_k as in FedAvg, and the artifact that explains its model."""
         trained = client.train(weights)
         client.model.load(trained)
         artifact = self.artifact(client, client.model.module, prior, decoys)
-        return Update(weights=trained, weight=client.num_samples), artifact
+        return Update(weights=trained, weight=client.num_samples, message=artifact)
 
     @torch.no_grad()
     def artifact(

@@ -206,7 +206,7 @@ class XPFL(PersonalModels[State]):
 
     name: str = "xpfl"
     # What a client receives depends on its own upload.
-    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,), asks=("messages", "sizes"))
     lam: float = Field(2.0, ge=0)
     tau: float = Field(3.0, gt=0)
     weigh: Literal["loss", "code"] = "loss"

@@ -82,8 +82,7 @@ class _Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        summed: Tensor = x + self.convolutions(x)
-        return summed
+        return x + self.convolutions(x)
 
 
 def _doubling(inputs: int, outputs: int, size: tuple[int, int]) -> nn.Module:

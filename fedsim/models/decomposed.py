@@ -202,8 +202,7 @@ class Rest(nn.Module):
             theta: (P,) B ⊙ m + A.
             digested: (B, ...) results of `digest` for them.
         """
-        logits: Tensor = self.head(self.dropout(self.own_features(read, self.windows(theta))))
-        return logits
+        return self.head(self.dropout(self.own_features(read, self.windows(theta))))
 
 
 class ProjectedRest(Rest):
@@ -280,8 +279,7 @@ class ProjectedRest(Rest):
             ]
             z = self.dropout(torch.cat([own, *projected], dim=1))
             h = self.combination(z).relu()
-        logits: Tensor = self.head(h)
-        return logits
+        return self.head(h)
 
 
 class DenseRest(ProjectedRest):

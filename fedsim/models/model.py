@@ -38,8 +38,7 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.features(x))
 
 
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
@@ -141,8 +140,7 @@ class UserModel(Model):
         return self
 
     def _function(self) -> Callable[..., nn.Module]:
-        function: Callable[..., nn.Module] = import_object(self.name, "model")
-        return function
+        return import_object(self.name, "model")
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         keywords: dict[str, Any] = self.model_extra or {}

@@ -99,8 +99,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
-        activated: Tensor = self.relu(out)
-        return activated
+        return self.relu(out)
 
 
 @models.register

@@ -43,8 +43,7 @@ class Encoder(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """(B, L, D) to (B, L, 2·hidden)."""
-        h: Tensor = self.norm(self.gru(words)[0])
-        return h
+        return self.norm(self.gru(words)[0])
 
 
 class Rationale(nn.Module):
@@ -85,12 +84,10 @@ class Rationale(nn.Module):
         """
         logits = self.chooser(self.dropout(self.generator(self.words(x))))
         if self.training or self.evaluate == "sampled":
-            drawn: Tensor = gumbel_softmax(logits, tau=1, hard=True)[..., 1]
-            return drawn
+            return gumbel_softmax(logits, tau=1, hard=True)[..., 1]
         score = logits[..., 1] - logits[..., 0]
         if self.evaluate == "argmax":
-            likelier: Tensor = (score > 0).to(logits.dtype)
-            return likelier
+            return (score > 0).to(logits.dtype)
         place = torch.argsort(
             score.masked_fill(x == 0, -torch.inf), dim=1, descending=True, stable=True
         )
@@ -104,16 +101,14 @@ class Rationale(nn.Module):
         padding = x == 0
         padding[:, 0] = False  # an empty document has one position
         h = h.masked_fill(padding.unsqueeze(2), PADDED)
-        encoded: Tensor = self.dropout(h.amax(dim=1))
-        return encoded
+        return self.dropout(h.amax(dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.encode(x, self.select(x))
 
     def words(self, x: Tensor) -> Tensor:
         """(B, L, D) vectors; zeros for padding."""
-        vectors: Tensor = self.reader.vectors[x]
-        return vectors
+        return self.reader.vectors[x]
 
 
 class RationaleClassifier(Classifier):

@@ -88,8 +88,7 @@ class TextFeatures(nn.Module):
             assert convolution.bias is not None
             found = most(convolved(words, convolution.weight), never)
             pooled.append((found + convolution.bias).relu())
-        h: Tensor = self.dense(self.dropout(torch.cat(pooled, dim=1))).relu()
-        return h
+        return self.dense(self.dropout(torch.cat(pooled, dim=1))).relu()
 
 
 @models.register

@@ -78,7 +78,6 @@ class TreeRules(RuleModel):
             np.concatenate([b[name] for b in bases]) for name in bases[0]
         )
         boxes, rule = np.unique(np.hstack([low, high]), axis=0, return_inverse=True)
-        rule = rule.ravel()  # a column in NumPy 2.0
         total, weighted = np.zeros((2, len(boxes)), weights.dtype)
         np.add.at(total, rule, weights)
         np.add.at(weighted, rule, weights * values)

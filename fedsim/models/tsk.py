@@ -129,8 +129,7 @@ class Tsk(RuleModel):
     def memberships(self, x: Array) -> Array:
         """(..., terms) the memberships of values in each fuzzy set."""
         peaks = np.linspace(0, 1, self.terms)
-        found: Array = np.maximum(1 - np.abs(x[..., None] - peaks) * (self.terms - 1), 0)
-        return found
+        return np.maximum(1 - np.abs(x[..., None] - peaks) * (self.terms - 1), 0)
 
     def firing(self, antecedents: NDArray[np.integer[Any]], x: Array) -> Array:
         """(n, R) firing strengths: products of F memberships."""
@@ -158,7 +157,6 @@ class Tsk(RuleModel):
             np.concatenate([base[name] for base in bases]) for name in FILES
         )
         unique, rule = np.unique(antecedents, axis=0, return_inverse=True)
-        rule = rule.ravel()  # a column in NumPy 2.0
         count = np.bincount(rule, minlength=len(unique))
         total, weighted, plain = (
             np.zeros((len(unique), *rest), weights.dtype)

@@ -35,8 +35,7 @@ _TOP_K = re.compile(r"top([1-9][0-9]*)_accuracy")
 def probabilities(logits: Outputs) -> NDArray[np.float64]:
     """(n, C) softmax of logits (n, C), in double precision."""
     e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    shares: NDArray[np.float64] = e / e.sum(axis=1, keepdims=True)
-    return shares
+    return e / e.sum(axis=1, keepdims=True)
 
 
 def confusion(outputs: Outputs, targets: Labels) -> NDArray[np.int64]:
@@ -235,7 +234,7 @@ def _own_scores(
             raise MethodError(
                 f"metric {name} must return a number or a dict of numbers, not {what}"
             )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _own_function(name: str) -> Callable[..., Any]:
@@ -246,5 +245,4 @@ def _own_function(name: str) -> Callable[..., Any]:
             "metric '{name}' is not a function of (outputs, targets)",
             {"name": name},
         )
-    function: Callable[..., Any] = found
-    return function
+    return found

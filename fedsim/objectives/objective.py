@@ -189,8 +189,7 @@ class Objective(Component, ABC):
 
         Used by the metrics of `evaluate.metrics` and by `fedsim.predictions`.
         """
-        found: Tensor = outputs
-        return found
+        return outputs
 
     @abstractmethod
     def totals(self, outputs: Any, batch: Batch) -> Totals:

@@ -169,11 +169,10 @@ def known_columns(
         columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
     if spec.explain is not None:
         columns += [metric.column for metric in spec.explain.metrics(dataset)]
+    of_conditions = [name for condition in spec.conditions for name in condition.columns]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
     further = () if spec.devices is None else CLOCK
-    if spec.privacy is not None:
-        further = (*further, "epsilon")
-    return [*columns, "train_loss", *spec.aggregation.column_names, *ways, *further]
+    return [*columns, "train_loss", *of_conditions, *ways, *further]
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, representation
 from fedsim.training.initial import load_weights
-from fedsim.training.local import (
+from fedsim.training.job import (
     Context,
     Draw,
     Hooks,
@@ -13,6 +13,8 @@ from fedsim.training.local import (
     Train,
     Trained,
     TrainingJob,
+)
+from fedsim.training.local import (
     epoch_order,
     in_precision,
     logits,
@@ -22,10 +24,7 @@ from fedsim.training.local import (
     with_terms,
     work_of,
 )
-from fedsim.training.stack import (
-    Stack,
-    choose_stack_size,
-)
+from fedsim.training.stack import Stack, choose_stack_size
 
 __all__ = [
     "Context",

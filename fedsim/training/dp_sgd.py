@@ -5,8 +5,6 @@ Abadi et al., Deep Learning with Differential Privacy, CCS 2016, Algorithm 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -16,9 +14,7 @@ from fedsim.errors import ExperimentError
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, named
-
-if TYPE_CHECKING:
-    from fedsim.training.local import Context, DrawnBatch, Loss, TrainingJob
+from fedsim.training.job import Context, DrawnBatch, Loss, TrainingJob
 
 
 class PerExample:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,19 +16,18 @@ from torch.func import functional_call
 from fedsim.models import Classifier
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
-from fedsim.training.layerwise import LayerwiseSgd
 
 LOWEST = -1e9  # a finite logit of probability 0
 
 
 def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Tensor]:
-    """Views of a vector by layer name; layers beyond its end are left out."""
+    """Views of vectors (..., size) by layer name; layers beyond their end are left out."""
     views, start = {}, 0
     for name, shape in shapes.items():
-        if start >= len(vector):
+        if start >= vector.shape[-1]:
             break
         end = start + math.prod(shape)
-        views[name] = vector[start:end].view(shape)
+        views[name] = vector[..., start:end].view(*vector.shape[:-1], *shape)
         start = end
     return views
 
@@ -262,11 +260,6 @@ class FlatModel:
         """Put all modules into training mode."""
         if not all(module.training for module in self._modules):
             self.module.train()
-
-    @cached_property
-    def layerwise(self) -> LayerwiseSgd:
-        """SGD on the network, layer by layer."""
-        return LayerwiseSgd(self)
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:
         """Restrict the network's predictions to these classes; None for all.

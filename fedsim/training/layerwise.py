@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,7 @@ from torch.nn.functional import linear
 
 from fedsim.models import Classifier
 from fedsim.objectives.objective import OutputGradient
-
-if TYPE_CHECKING:
-    from fedsim.training.flat import FlatModel
+from fedsim.training.flat import FlatModel
 
 # Views of the flat gradient, by parameter.
 Gradients = Mapping[nn.Parameter, Tensor]
@@ -95,8 +94,7 @@ class _ReLU:
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
-        below: Tensor = threshold_backward(delta, kept, 0)
-        return below
+        return threshold_backward(delta, kept, 0)
 
 
 class _Flatten:
@@ -189,7 +187,7 @@ class LayerwiseSgd:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        self._model = model
+        self._model = proxy(model)  # those who keep it by its model keep no model alive
         self._w = model.vector[: model.num_parameters]
         self._places = [
             (module._parameters, name, leaf)
@@ -276,8 +274,7 @@ class LayerwiseSgd:
 
         def by_layers(x: Tensor) -> Tensor:
             if not torch.is_grad_enabled() or x.requires_grad or self._is_changed():
-                found: Tensor = forward(x)
-                return found
+                return forward(x)
             with torch.no_grad():
                 outputs, kept = self._forward(x)
             passes.append(_Pass(outputs.requires_grad_(), kept))

@@ -2,314 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.config.registry import Config
 from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
 from fedsim.training.dp_sgd import PerExample, draw_batch, noise, sampling_rate
 from fedsim.training.flat import FlatModel
+from fedsim.training.job import DrawnBatch, Loss, Train, Trained, TrainingJob
+from fedsim.training.layerwise import LayerwiseSgd
 
-# Vectors of a method, by name: (P,) or (size,) each.
-Context = Mapping[str, Tensor]
-# (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one per example.
-Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
-# (inputs (B, ...), labels (B,)) -> what the losses of a batch need: by name, tensors with a row
-# for each example, and tensors for the whole batch.
-Draw = Callable[[Tensor, Tensor], tuple[Context, Context]]
-# (gradient g (P,), parameters w (P,), context) -> ε (P,). It must work over the last axis only, so
-# that it also serves a stack of clients (V, P): `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
-Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
-
-
-class Optimizer(Config):
-    """The clients' local optimiser, newly created for each client and round.
-
-    Args:
-        name: stochastic gradient descent, Adam, or AdamW.
-        lr: learning rate η.
-        momentum: momentum of SGD.
-        nesterov: use Nesterov momentum in SGD.
-        weight_decay: L2 penalty added to the gradient (sgd, adam), or decoupled weight decay
-            (adamw).
-        betas: decay rates of Adam's two moments.
-    """
-
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.1, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    nesterov: bool = False
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Optimizer:
-        if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise PydanticCustomError(
-                "optimizer",
-                "momentum and nesterov are for sgd, and {name} has betas; leave them out, or "
-                "set momentum=0 and nesterov=false",
-                {"name": self.name},
-            )
-        if self.nesterov and not self.momentum:
-            raise PydanticCustomError("optimizer", "nesterov needs momentum > 0")
-        if self.name == "sgd" and self.lr * self.weight_decay >= self.stable:
-            raise PydanticCustomError(
-                "weight_decay",
-                "steps diverge where lr times weight_decay is {least} or more",
-                {"least": f"{self.stable:g}"},
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
-        return self
-
-    @property
-    def stable(self) -> float:
-        """The least lr·a at which SGD's steps on (a/2)·‖w‖² grow without bound."""
-        beta = self.momentum
-        return 2 * (1 + beta) / (1 + 2 * beta if self.nesterov else 1)
-
-    def build(self, parameters: Tensor, lr: float) -> torch.optim.Optimizer | Sgd:
-        """An optimiser over one tensor, which must hold its gradient, with that lr."""
-        if self.name == "sgd":
-            return Sgd(self, parameters, lr)
-        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind([parameters], lr=lr, betas=self.betas, weight_decay=self.weight_decay)
-
-
-class Sgd:
-    """`torch.optim.SGD` without its bookkeeping, a tenth of a small client's time."""
-
-    def __init__(self, settings: Optimizer, parameters: Tensor, lr: float) -> None:
-        self.settings, self.parameters, self.lr = settings, parameters, lr
-        self.state: dict[Tensor, dict[str, Tensor]] = {parameters: {}}
-
-    @torch.no_grad()
-    def step(self) -> None:
-        settings, w, g = self.settings, self.parameters, self.parameters.grad
-        assert g is not None
-        if settings.weight_decay:
-            g = g.add(w, alpha=settings.weight_decay)
-        if settings.momentum:
-            known = self.state[w]
-            if known:
-                known["momentum"].mul_(settings.momentum).add_(g)
-            else:
-                known["momentum"] = g.clone()
-            v = known["momentum"]
-            g = g.add(v, alpha=settings.momentum) if settings.nesterov else v
-        w.add_(g, alpha=-self.lr)
-
-
-class Schedule(Config):
-    """How a learning rate changes from round to round: a factor between 0 and 1.
-
-    Args:
-        name: `constant`; `cosine`, half a cosine from 1 in the first round towards `floor` after
-            the last; or `step`, times `gamma` after every `every` rounds.
-        warmup: rounds over which the factor rises linearly to 1 before that.
-        floor: smallest factor, of `cosine`.
-        gamma: factor of a `step`.
-        every: rounds between steps.
-    """
-
-    name: Literal["constant", "cosine", "step"] = "constant"
-    warmup: int = Field(0, ge=0)
-    floor: float = Field(0.0, ge=0, le=1)
-    gamma: float = Field(0.1, gt=0, le=1)
-    every: int = Field(10, ge=1)
-
-    def factor(self, t: int, rounds: int) -> float:
-        """The factor in round t = 1, ..., rounds.
-
-        Example:
-            >>> [round(Schedule(name="cosine").factor(t, 4), 3) for t in range(1, 5)]
-            [1.0, 0.854, 0.5, 0.146]
-            >>> [Schedule(name="step", every=2, warmup=1).factor(t, 5) for t in range(1, 6)]
-            [0.5, 1.0, 1.0, 0.1, 0.1]
-        """
-        if t <= self.warmup:
-            return t / (self.warmup + 1)
-        after = t - self.warmup - 1
-        if self.name == "cosine":
-            share = after / (rounds - self.warmup)
-            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
-        return self.gamma ** (after // self.every) if self.name == "step" else 1.0
-
-
-class Train(Config):
-    """Training settings of the federation.
-
-    Args:
-        rounds: T, communication rounds.
-        participation: share of the clients that is sampled in each round.
-        local_epochs: passes over a client's own data in a round.
-        local_steps: local steps of every client in a round, whatever its number of examples,
-            instead of epochs; it passes over its data as often as that takes.
-        batch_size: examples per local step; the last batch of an epoch may be smaller.
-        lr_decay: factor by which the learning rate changes from round to round: in round t it is
-            lr·lr_decay^(t − 1).
-        schedule: a further factor of the learning rate that depends on the round.
-        sampler: how an epoch visits a client's examples: `shuffle`, each once in a new order; or
-            `balanced`, as many draws with replacement, in which each of the client's classes is
-            equally likely.
-        accumulate: number of parts in which the gradient of a batch is computed, one after
-            another, to save memory; the steps are the same up to rounding, except with batch norm
-            and losses over whole batches (`rationales`), which see each part by itself, and with
-            networks that draw random numbers, such as dropout's, for each part anew. With batch
-            norm, parts have two examples or more.
-        precision: `float32`, or `bfloat16` for forward and backward passes in training (weights,
-            optimiser and evaluation stay in float32).
-        clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
-            adds and before weight decay; longer gradients are scaled down to it.
-        optimizer: the clients' local optimiser.
-        initial_weights: file to start from instead of random weights: safetensors, such as a run's
-            `weights/final.safetensors`, or a state dict saved by `torch.save`. Every node reads
-            it.
-        on_client_error: what happens if a client fails: `stop` ends the run, `skip` leaves the
-            client out of the round.
-    """
-
-    rounds: int = Field(20, ge=1, le=10_000_000)
-    participation: float = Field(1.0, gt=0, le=1)
-    local_epochs: int = Field(1, ge=1, le=1_000_000)
-    local_steps: int | None = Field(None, ge=1, le=1_000_000)
-    batch_size: int = Field(16, ge=1, le=1_000_000_000)
-    lr_decay: float = Field(1.0, gt=0, le=1)
-    schedule: Schedule = Schedule()
-    sampler: Literal["shuffle", "balanced"] = "shuffle"
-    accumulate: int = Field(1, ge=1)
-    precision: Literal["float32", "bfloat16"] = "float32"
-    clip_norm: float | None = Field(None, gt=0)
-    optimizer: Optimizer = Optimizer()
-    initial_weights: Path | None = None
-    on_client_error: Literal["stop", "skip"] = "stop"
-
-    @model_validator(mode="after")
-    def _warms_up_in_time(self) -> Train:
-        if self.schedule.warmup >= self.rounds:
-            raise PydanticCustomError(
-                "warmup",
-                "schedule.warmup={warmup} must be less than rounds={rounds}",
-                {"warmup": self.schedule.warmup, "rounds": self.rounds},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_or_steps(self) -> Train:
-        if self.local_steps is not None and self.local_epochs != 1:
-            raise PydanticCustomError(
-                "epochs_or_steps",
-                "local_epochs={epochs} and local_steps={steps} are both set; set one of them",
-                {"epochs": self.local_epochs, "steps": self.local_steps},
-            )
-        return self
-
-    @property
-    def most_epochs(self) -> int:
-        """Passes over a client's data in a round, if `local_steps` does not end them earlier."""
-        return self.local_steps or self.local_epochs  # each pass has at least one step
-
-    def lr(self, t: int) -> float:
-        """The clients' learning rate η in round t = 1, 2, ..."""
-        return self.optimizer.lr * self.lr_factor(t)
-
-    def lr_factor(self, t: int) -> float:
-        """η in round t, as a share of `optimizer.lr`."""
-        return float(self.lr_decay ** (t - 1)) * self.schedule.factor(t, self.rounds)
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a method changes about local training. Clients are stacked if theirs are the same.
-
-    Args:
-        loss: per-example losses, averaged over the batch.
-        perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
-            itself made from w (sharpness-aware minimisation).
-        part: the parameters that are trained, if not all: a range of the flat vector.
-        draw: called once for each batch, however many parts its gradient is computed in: random
-            draws and counts of batches. What it returns is added to the loss's context.
-    """
-
-    loss: Loss
-    perturb: Perturbation | None = None
-    part: slice = field(default_factory=lambda: slice(None))
-    draw: Draw | None = None
-
-    def same_as(self, other: Hooks) -> bool:
-        """Whether these are the same functions, or partials of them with the same arguments."""
-        names = ("loss", "perturb", "draw")
-        pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
-        return self.part == other.part and all(a == b for a, b in pairs)
-
-
-def _unwrapped(function: Any) -> Any:
-    if isinstance(function, partial):
-        return function.func, function.args, function.keywords
-    return function
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """The local training of one client.
-
-    Args:
-        weights: (size,) initial weights.
-        x: (n, ...) inputs.
-        y: (n,) labels or targets.
-        lr: learning rate η.
-        epochs: passes over the examples.
-        rng: determines the order of the examples.
-        hooks: what the method changes.
-        context: vectors for the hooks.
-        linear: v (P,); ⟨v, w⟩ is added to the loss.
-        quadratic: a; (a/2)·‖w‖² is added to the loss.
-        most_steps: maximum number of steps, even within an epoch; None for no limit.
-        privacy: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
-    """
-
-    weights: Tensor
-    x: Tensor
-    y: Tensor
-    lr: float
-    epochs: int
-    rng: np.random.Generator
-    hooks: Hooks
-    context: Context = field(default_factory=dict)
-    linear: Tensor | None = None
-    quadratic: float = 0.0
-    most_steps: int | None = None
-    privacy: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of local training.
-
-    Args:
-        weights: (size,) the trained weights.
-        steps: τ, number of local steps.
-        visited: number of examples in all steps.
-        loss: mean loss over all visited examples, each before its step.
-    """
-
-    weights: Tensor
-    steps: int
-    visited: int
-    loss: float
+_layerwise: WeakKeyDictionary[FlatModel, LayerwiseSgd] = WeakKeyDictionary()
 
 
 def usable(model: FlatModel, n: int, size: int) -> int:
@@ -417,44 +126,6 @@ def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray
     return rng.choice(n, size=n, p=chances)
 
 
-@dataclass(frozen=True)
-class DrawnBatch:
-    """A batch, or a part of one, with what was drawn for it.
-
-    Args:
-        x, y: inputs and labels or targets of B examples.
-        rows: tensors with a row for each example, by name.
-        whole: tensors for the whole batch, and the job's context.
-    """
-
-    x: Tensor
-    y: Tensor
-    rows: Context
-    whole: Context
-
-    @classmethod
-    def of(cls, job: TrainingJob, x: Tensor, y: Tensor) -> DrawnBatch:
-        """Draw what the job's losses need for a batch."""
-        if job.hooks.draw is None:
-            return cls(x, y, {}, job.context)
-        rows, whole = job.hooks.draw(x, y)
-        return cls(x, y, rows, {**job.context, **whole})
-
-    @property
-    def context(self) -> Context:
-        """What the loss gets."""
-        return {**self.whole, **self.rows} if self.rows else self.whole
-
-    def split(self, sizes: Sequence[int]) -> Iterator[DrawnBatch]:
-        """The parts of these sizes."""
-        start = 0
-        for size in sizes:
-            part = slice(start, start + size)
-            rows = {name: tensor[part] for name, tensor in self.rows.items()}
-            yield DrawnBatch(self.x[part], self.y[part], rows, self.whole)
-            start += size
-
-
 # Makes a step from a batch; returns (B,) the losses before the step.
 _Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -469,10 +140,13 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         and hooks.part == slice(None)
         and (settings.accumulate, settings.precision) == (1, "float32")
     )
-    flat_step = None
+    if by_layers and model not in _layerwise:
+        _layerwise[model] = LayerwiseSgd(model)
     written_out = _written_out(hooks.loss)
-    if by_layers and written_out is not None and model.layerwise.runs_as_built():
-        return lambda x, y: model.layerwise.step_to(x, y, written_out, job.lr, decay, job.linear)
+    if by_layers and written_out is not None and _layerwise[model].runs_as_built():
+        step_to = _layerwise[model].step_to
+        return lambda x, y: step_to(x, y, written_out, job.lr, decay, job.linear)
+    flat_step: Callable[[Tensor], None] | None = None
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         nonlocal by_layers, flat_step
@@ -480,13 +154,13 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         batch = DrawnBatch.of(job, x, y)
         if by_layers:
             loss = partial(hooks.loss, model.module, x, y, batch.context)
-            losses, g = model.layerwise.step(loss, job.lr, decay, job.linear)
+            losses, g = _layerwise[model].step(loss, job.lr, decay, job.linear)
         else:
             losses, g = _gradient(model, job, settings, batch)
         if g is not None:
             by_layers = False
-            flat_step = flat_step or _flat_step(model, job, settings)
-            flat_step(g, batch)
+            flat_step = flat_step or _optimizer_step(model, job, settings)
+            flat_step(_perturbed(model, job, settings, batch, g))
         return losses.detach()
 
     return step
@@ -541,25 +215,18 @@ def in_precision(settings: Train, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def _flat_step(
-    model: FlatModel, job: TrainingJob, settings: Train
-) -> Callable[[Tensor, DrawnBatch], None]:
-    """Makes a step from a flat gradient (P,) and its batch."""
-    hooks = job.hooks
+def _perturbed(
+    model: FlatModel, job: TrainingJob, settings: Train, batch: DrawnBatch, g: Tensor
+) -> Tensor:
+    """The gradient of a batch at w + ε, if the method perturbs w; otherwise g."""
+    if job.hooks.perturb is None:
+        return g
+    before = model.vector.clone()
     w = model.vector[: model.num_parameters]
-    buffers = model.vector[model.num_parameters :]
-    make = _optimizer_step(model, job, settings)
-
-    def step(g: Tensor, batch: DrawnBatch) -> None:
-        if hooks.perturb is not None:
-            origin, statistics = w.clone(), buffers.clone()
-            w.add_(hooks.perturb(g, w, batch.whole))
-            g = _gradient(model, job, settings, batch)[1]
-            w.copy_(origin)
-            buffers.copy_(statistics)  # updated by this batch already
-        make(g)
-
-    return step
+    w.add_(job.hooks.perturb(g, w, batch.whole))
+    g = _gradient(model, job, settings, batch)[1]
+    model.vector.copy_(before)  # buffers were updated by this batch already
+    return g
 
 
 def _optimizer_step(
@@ -608,5 +275,4 @@ def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
     """(n, C) of inputs (n, ...), in evaluation mode; the network stays in it."""
     network.eval()
     parts = [network(batch) for batch in torch.split(x, EVALUATION_BATCH)]
-    found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
-    return found
+    return torch.cat(parts).cpu().numpy()

@@ -9,7 +9,6 @@ numbers, and differs only by rounding.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,20 +21,9 @@ from torch.func import functional_call, vmap
 
 from fedsim.support.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
-from fedsim.training.flat import FlatModel, WithLoss, lacks_memory
-from fedsim.training.local import (
-    Context,
-    Hooks,
-    Loss,
-    Sgd,
-    Train,
-    Trained,
-    TrainingJob,
-    epoch_order,
-    in_precision,
-    train,
-    with_terms,
-)
+from fedsim.training.flat import FlatModel, WithLoss, lacks_memory, named
+from fedsim.training.job import Context, Hooks, Loss, Sgd, Train, Trained, TrainingJob
+from fedsim.training.local import epoch_order, in_precision, train, with_terms
 
 TOLERANCE = 1e-3  # relative difference allowed between first steps in a stack and in the loop
 
@@ -181,23 +169,19 @@ class Stack:
         linear: Tensor | None,
         quadratic: Tensor | None,
     ) -> _Active:
-        P, leaves, start = self._model.num_parameters, {}, 0
-        for name, shape in self._model.shapes.items():
-            end = start + math.prod(shape)
-            leaf = vectors[:, start:end].view(-1, *shape).detach()
-            leaves[f"network.{name}"] = leaf.requires_grad_(start < P)
-            start = end
-        count = len(vectors)
-        own = {name: vector[:count] for name, vector in context.items()}
-        linear = None if linear is None else linear[:count]
+        count, P = len(vectors), self._model.num_parameters
+        views = named(self._model.shapes, vectors)
+        leaves = {f"network.{name}": view.detach() for name, view in views.items()}
+        for leaf in list(leaves.values())[: len(self._model.leaves)]:
+            leaf.requires_grad_()
         return _Active(
             count,
             vectors[:, :P],
             vectors[:, P:],
             leaves,
-            own,
-            linear,
-            quadratic if quadratic is None else quadratic[:count],
+            {name: vector[:count] for name, vector in context.items()},
+            None if linear is None else linear[:count],
+            None if quadratic is None else quadratic[:count],
         )
 
     def _gradient(
@@ -215,8 +199,7 @@ class Stack:
         def losses_of_one(
             leaves: dict[str, Tensor], x: Tensor, y: Tensor, context: Context
         ) -> Tensor:
-            found: Tensor = functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
-            return found
+            return functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
 
         with in_precision(settings, x.device):
             losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)

@@ -18,7 +18,6 @@ from fedsim.conditions.gaussian import (
     analytic_epsilon,
     analytic_sigma,
     classical_epsilon,
-    classical_sigma,
     clip,
     delta,
     guarantee,
@@ -133,15 +132,6 @@ def test_classical_formula() -> None:
     assert classical_epsilon(1, 1e-5) == pytest.approx(4.8448, abs=5e-5)
     assert classical_epsilon(0.15, 1e-5) == pytest.approx(32.3, abs=5e-2)
     assert classical_epsilon(0.15, 1e-5, 20) == pytest.approx(20 * 4.844805262605389 / 0.15)
-    assert classical_sigma(0.5, 1e-5, 3) == pytest.approx(3 * 4.844805262605389 / 0.5)
-
-
-@given(logarithmic(1e-3, 0.999), deltas, sensitivities)
-def test_classical_sigma_is_enough_and_more(epsilon: float, d: float, sensitivity: float) -> None:
-    sigma = classical_sigma(epsilon, d, sensitivity)
-    assert analytic_sigma(epsilon, d, sensitivity) <= sigma
-    assert analytic_epsilon(sigma, d, sensitivity) <= epsilon
-    assert classical_epsilon(sigma, d, sensitivity) == pytest.approx(epsilon, rel=1e-14)
 
 
 def test_the_classical_formula_says_too_little_from_some_epsilon_on() -> None:
@@ -305,14 +295,12 @@ BETWEEN = "must lie between 0 and 1, both excluded"
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("epsilon", lambda bad: classical_sigma(bad, 1e-5)),
         ("epsilon", lambda bad: analytic_sigma(bad, 1e-5)),
         ("epsilon", lambda bad: delta(bad, 1)),
         ("sigma", lambda bad: classical_epsilon(bad, 1e-5)),
         ("sigma", lambda bad: analytic_epsilon(bad, 1e-5)),
         ("sigma", lambda bad: delta(1, bad)),
         ("sigma", lambda bad: guarantee(bad, 1e-5)),
-        ("sensitivity", lambda bad: classical_sigma(0.5, 1e-5, bad)),
         ("sensitivity", lambda bad: classical_epsilon(1, 1e-5, bad)),
         ("sensitivity", lambda bad: analytic_sigma(0.5, 1e-5, bad)),
         ("sensitivity", lambda bad: analytic_epsilon(1, 1e-5, bad)),
@@ -333,7 +321,6 @@ def test_refuses_what_is_not_positive(
 @pytest.mark.parametrize(
     "call",
     [
-        lambda bad: classical_sigma(0.5, bad),
         lambda bad: classical_epsilon(1, bad),
         lambda bad: analytic_sigma(0.5, bad),
         lambda bad: analytic_epsilon(1, bad),
@@ -344,16 +331,6 @@ def test_refuses_what_is_no_probability(call: Callable[[float], object], bad: fl
     with pytest.raises(ExperimentError) as refused:
         call(bad)
     assert str(refused.value) == f"delta={bad:g}: {BETWEEN}"
-
-
-@pytest.mark.parametrize("epsilon", [1, 1.0, 32.3])
-def test_refuses_the_classical_calibration_where_it_is_not_proven(epsilon: float) -> None:
-    with pytest.raises(ExperimentError) as refused:
-        classical_sigma(epsilon, 1e-5)
-    assert str(refused.value) == (
-        f"epsilon={epsilon:g}: the classical calibration of Gaussian noise is proven for "
-        "epsilon < 1 only; the analytic one (analytic_sigma) holds for every epsilon"
-    )
 
 
 @pytest.mark.parametrize("call", [lambda s, d: delta(1, s, d), lambda s, d: guarantee(s, d)])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim import Dataset, Experiment, Run
 from fedsim.config.arguments import _fits
-from fedsim.data import Source
-from fedsim.data.dataset import load_dataset
+from fedsim.data import Source, load_dataset
 from fedsim.errors import DataError, FedsimError
 
 CONTENT = {

@@ -18,7 +18,9 @@ from PIL import Image
 import fedsim
 from fedsim.data import Dataset, load_dataset
 from fedsim.data.sources.adapters import Reading, read
-from fedsim.data.sources.standard import Folder, Npz, Table
+from fedsim.data.sources.arrays import Npz
+from fedsim.data.sources.images import Folder
+from fedsim.data.sources.tables import Table
 from fedsim.data.sources.text import Shakespeare, Text
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.explain.inputs import Inputs

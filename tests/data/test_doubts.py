@@ -15,7 +15,8 @@ from experiments import small_experiment
 from fedsim import Experiment, run
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.data.sources.from_python import keep
-from fedsim.data.sources.standard import Keel, Table
+from fedsim.data.sources.keel import Keel
+from fedsim.data.sources.tables import Table
 from fedsim.errors import Diverged, FedsimWarning
 
 N = 300

@@ -19,7 +19,7 @@ from experiments import small_experiment
 from fedsim import Run
 from fedsim.data import stored
 from fedsim.data.dataset import Dataset
-from fedsim.data.sources import standard as sources
+from fedsim.data.sources import arrays, tables
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_read_in_place(
 ) -> None:
     write(tmp_path / "a.npz")
     with pytest.raises(DataError) as told:
-        sources.Npz(path=tmp_path / "a.npz", in_place=True).load()
+        arrays.Npz(path=tmp_path / "a.npz", in_place=True).load()
     assert str(told.value) == f"{tmp_path}/{message}"
 
 
@@ -278,7 +278,7 @@ def test_a_missing_value_of_a_table(tmp_path: Path, finish: Finish) -> None:
 )
 def test_tables_that_cannot_be_read_in_place(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        sources.Table.model_validate({**fields, "label": "y", "in_place": True})
+        tables.Table.model_validate({**fields, "label": "y", "in_place": True})
 
 
 def test_columns_of_tables(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_columns_of_tables(tmp_path: Path) -> None:
 
     def load(**fields: Any) -> Dataset:
         section = {"path": path, "label": "kind", "in_place": True, **fields}
-        return sources.Table.model_validate(section).load()
+        return tables.Table.model_validate(section).load()
 
     with pytest.raises(DataError, match=r"a\.parquet: has no column 'kid'; did you mean 'kind'\?"):
         load(label="kid")
@@ -302,7 +302,7 @@ def test_numbers_kept_as_text_are_refused_in_place_as_in_memory(tmp_path: Path) 
     pd.DataFrame({"a": range(20), "b": words, "kind": ["x", "y"] * 10}).to_parquet(path)
     for in_place in (False, True):
         with pytest.raises(DataError, match=r"column 'b' has 'two' in row 3, expected a number"):
-            sources.Table(path=path, label="kind", in_place=in_place).load()
+            tables.Table(path=path, label="kind", in_place=in_place).load()
 
 
 def test_a_row_group_larger_than_the_cache_is_decoded_once(
@@ -313,14 +313,14 @@ def test_a_row_group_larger_than_the_cache_is_decoded_once(
     pd.DataFrame({str(k): np.zeros(count) for k in range(40)}).to_parquet(
         path, row_group_size=count
     )
-    rows = sources.ParquetRows(path, [str(k) for k in range(40)], np.float64)
-    read, decoded = sources.table_features, []
+    rows = tables.ParquetRows(path, [str(k) for k in range(40)], np.float64)
+    read, decoded = tables.table_features, []
 
     def counted(*arguments: Any) -> Any:
         decoded.append(1)
         return read(*arguments)
 
-    monkeypatch.setattr(sources, "table_features", counted)
+    monkeypatch.setattr(tables, "table_features", counted)
     assert sum(len(part) for part in rows.chunks()) == count
     assert len(decoded) == 1
 

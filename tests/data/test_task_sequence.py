@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from experiments import small_experiment
-from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
-from fedsim.data.partition import Ragged
+from fedsim.data import ClientSplits, Dataset, Ragged, TaskSequence, datasets, partitions
 from fedsim.data.subset import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare

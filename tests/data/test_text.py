@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.config.registry import first_line
-from fedsim.data import text
-from fedsim.data.dataset import Dataset, datasets
+from fedsim.config.registry import first_line, key_docs
+from fedsim.data import Dataset, datasets, text
 from fedsim.data.sources import files
 from fedsim.data.sources import text as text_sources
 from fedsim.errors import DataError
@@ -391,7 +390,7 @@ def test_names_and_first_lines():
     for name in NAMES:
         assert len(first_line(known[name])) > 20
         for field in ("vectors", "dimension", "length"):
-            assert f"{field}: " in (known[name].__doc__ or "")
+            assert field in key_docs(known[name])
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"dimension": 0}, {"test_fraction": 1}])

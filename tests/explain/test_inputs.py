@@ -16,7 +16,11 @@ from sklearn.datasets import load_digits
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.data.sources.standard import Digits, Folder, Keel, Mnist, Mortgage, Npz, Scale, Table
+from fedsim.data.sources.arrays import Npz
+from fedsim.data.sources.generated import Digits
+from fedsim.data.sources.images import Folder, Mnist
+from fedsim.data.sources.keel import Keel, Mortgage
+from fedsim.data.sources.tables import Scale, Table
 from fedsim.data.sources.text import Text
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs

@@ -157,6 +157,45 @@ class TestRuns:
         assert sent.rounds["accuracy"].equals(kept.rounds["accuracy"])
         assert sent.result_hash != kept.result_hash
 
+    def test_maps_are_lost_with_the_update(self, finish: Finish) -> None:
+        """The server's mean is of those that arrive, and a loss costs as much as an arrival."""
+        explain = {**EXPLAIN, "share": {}}
+        devices = {"packet_error": 0.4, "power": {"radio": 2.0}}
+        done = finish(**TABLE, explain=explain, devices=devices)
+        counts = set()
+        for t, clients in done.clients.groupby("round"):
+            lost = clients["lost"].fillna(0).to_numpy() == 1
+            counts.add(int(lost.sum()))
+            maps = done.maps[done.maps["round"] == t]
+            shared = maps[maps["model"] == "shared"].set_index("input")["relevance"]
+            for input, own in maps[maps["model"] == "cohort"].groupby("input"):
+                arrived = np.stack(list(own.sort_values("client")["relevance"]))[~lost]
+                if len(arrived):
+                    assert np.allclose(shared[input], arrived.mean(axis=0), atol=1e-6)
+            assert len(shared) == (0 if lost.all() else 6)
+            assert clients["bytes_up"].nunique() == 1
+        assert counts & {1, 2, 3, 4}
+
+    def test_maps_take_time_and_energy_and_can_miss_the_deadline(self, finish: Finish) -> None:
+        upload, size = 8e-4, 6 * 4 * 4  # 100 bytes a second
+        devices = {"upload": upload, "power": {"radio": 2.0}}
+        kept = finish(**TABLE, explain=EXPLAIN, devices=devices)
+        sent = finish(**TABLE, explain={**EXPLAIN, "share": {}}, devices=devices)
+        more = sent.clients[["simulated_seconds", "energy_joules"]]
+        more = more - kept.clients[["simulated_seconds", "energy_joules"]]
+        assert np.allclose(more, [size / 100, 2 * size / 100])
+        longer = sent.rounds["simulated_seconds"] - kept.rounds["simulated_seconds"]
+        assert np.allclose(longer, size / 100)
+
+        deadline = float(kept.rounds["simulated_seconds"].max()) + 0.5 * size / 100
+        in_time = finish(**TABLE, explain=EXPLAIN, devices={**devices, "deadline": deadline})
+        late = finish(
+            **TABLE, explain={**EXPLAIN, "share": {}}, devices={**devices, "deadline": deadline}
+        )
+        assert not in_time.rounds["dropped"].any()
+        assert (late.rounds["dropped"] == 5).all()
+        assert not late.explanations["model"].eq("shared").any()
+
     def test_a_median_withstands_poison_that_turns_the_mean_round(self, finish: Finish) -> None:
         agreement = {}
         for how in ("mean", "quality", "median"):

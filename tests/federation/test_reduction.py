@@ -22,7 +22,6 @@ from fedsim.federation.reduction import (
     Discard,
     Gather,
     InvalidUpdate,
-    MeanAndMessages,
     MergeTotals,
     NothingToReduce,
     Reduction,
@@ -33,7 +32,7 @@ Finish = Callable[..., Run]
 REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
     "mean": (WeightedMean, lambda v: Update(v=v, weight=float(v.abs().sum() + 1))),
     "gather": (Gather, lambda v: {"v": v}),
-    "both": (MeanAndMessages, lambda v: (Update(v=v, weight=2.0), {"v": 3 * v})),
+    "both": (WeightedMean, lambda v: Update(v=v, weight=2.0, message={"v": 3 * v})),
     "discard": (Discard, lambda v: None),
     "totals": (MergeTotals, lambda v: {"": {"loss": float(v.sum()), "y": v.numpy()}}),
     "median": (CoordinateMedian, lambda v: v),
@@ -95,34 +94,34 @@ def test_nobody_who_sent_is_not_nobody_who_answered() -> None:
 
 
 def test_a_mean_with_messages_is_both() -> None:
-    both, mean, gathered = MeanAndMessages(), WeightedMean(), Gather()
+    both, mean, gathered = WeightedMean(), WeightedMean(), Gather()
     for id, v in ((4, torch.ones(3)), (1, torch.zeros(3))):
-        both.fold(id, (Update(v=v, weight=id), [v - 1]), {})
+        both.fold(id, Update(v=v, weight=id, message=[v - 1]), {})
         mean.fold(id, Update(v=v, weight=id), {})
         gathered.fold(id, [v - 1], {})
-        assert both.size((Update(v=v), [v, 2])) == 12 + 12
+        assert both.size(Update(v=v, message=[v, 2])) == 12 + 12
+    both.fold(2, Update(message=[3]), {})  # counts nothing, and says something
+    gathered.fold(2, [3], {})
     both.end_block()
     mean.end_block()
-    found, messages = both.result({}, {2: "failed"})
-    assert list(messages) == [1, 4]
-    np.testing.assert_equal(messages, gathered.result({}, {}))
-    np.testing.assert_equal(plain(found), plain(mean.result({}, {})))
-    with pytest.raises(NothingToReduce, match="the weights of the cohort's updates sum to 0"):
-        MeanAndMessages().result({}, {1: "failed"})
+    found = both.result({}, {3: "failed"})
+    assert list(found.messages) == [1, 2, 4]
+    np.testing.assert_equal(found.messages, gathered.result({}, {}))
+    np.testing.assert_equal(found.vectors, mean.result({}, {}).vectors)
+    assert found.count == 2
 
 
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (Update(v=torch.zeros(2)), "must return an Update and a message, not Update"),
-        ((torch.zeros(2), {}), "must return an Update, not Tensor"),
-        ((Update(v=torch.tensor([np.inf])), {}), "infinite values in 'v'"),
-        ((Update(), {"w": np.array([np.nan])}), "NaN values in its message"),
+        ((torch.zeros(2), {}), "must return an Update, not tuple"),
+        (Update(v=torch.tensor([np.inf]), message={}), "infinite values in 'v'"),
+        (Update(message={"w": np.array([np.nan])}), "NaN values in its message"),
     ],
 )
 def test_both_parts_are_checked(message: Any, problem: str) -> None:
     with pytest.raises(InvalidUpdate, match=problem):
-        MeanAndMessages().check(message)
+        WeightedMean().check(message)
 
 
 def test_vectors_of_different_lengths_are_refused() -> None:
@@ -200,5 +199,5 @@ class TestOwn:
             finish(method={"name": "own_components:Broken"}, train={"rounds": 1})
 
     def test_privacy_does_not_cover_it(self) -> None:
-        with pytest.raises(ExperimentError, match="sends more than updates"):
+        with pytest.raises(ExperimentError, match="asks for what each client sends, which"):
             small_experiment(method=self.METHOD, privacy={"clip": 1.0, "noise_multiplier": 1.0})

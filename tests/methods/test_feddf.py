@@ -14,7 +14,7 @@ from torch import nn
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
-from fedsim.data.sources.standard import Synthetic
+from fedsim.data.sources.generated import Synthetic
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.feddf import FedDF

@@ -42,6 +42,7 @@ ROUND = {
     "fedbabu": (BODY, BODY),
     "fedbn": (WEIGHTS, WEIGHTS),  # without its batch norm
     "fedftg": (WEIGHTS + COUNTS, WEIGHTS),
+    "fednova": (WEIGHTS + 4, WEIGHTS),  # with the number of steps
     "mime_lite": (2 * WEIGHTS, 2 * WEIGHTS),
     "fedper": (BODY, BODY),
     "fedrep": (BODY, BODY),
@@ -171,7 +172,7 @@ class TestEquivalences:
         )
         np.testing.assert_allclose(dynamic.weights, plain.weights, atol=1e-6)
 
-    def test_centralised_is_fedavg_on_one_client(self) -> None:
+    def test_privacyised_is_fedavg_on_one_client(self) -> None:
         """But for the order of the examples, which does not matter to one batch of all."""
         train = {"rounds": 3, "batch_size": 2000, "optimizer": {"lr": 0.3}}
         alone = {"kind": "iid", "clients": 1}

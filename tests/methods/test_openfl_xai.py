@@ -239,7 +239,7 @@ def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run
     assert done.rounds["r2"][0] == scores["r2"]
 
 
-def test_centralised_rules_are_those_of_all_examples(finish: Callable[..., Run]) -> None:
+def test_privacyised_rules_are_those_of_all_examples(finish: Callable[..., Run]) -> None:
     done = finish(method={"name": "centralised_rules"})
     dataset = done.experiment.data.load()
     rules = Tsk().train(dataset.x, dataset.y, np.random.default_rng(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
+from snippets import ROOT
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_unpool2d
 
 from fedsim.errors import ExperimentError
 from fedsim.federation.engine import limit_threads
 from fedsim.models.masked_autoencoder import (
-    ConvolutionalAutoencoder,
     MaskedAutoencoder,
     patchify,
     unpatchify,
@@ -26,6 +27,9 @@ from fedsim.models.masked_autoencoder import (
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+WRITTEN = run_path(str(ROOT / "experiments" / "xpfl" / "convolutional.py"))
+ConvolutionalAutoencoder = WRITTEN["ConvolutionalAutoencoder"]
 
 GREY_28 = (1, 28, 28)
 SMALL = {

@@ -27,7 +27,7 @@ from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_job
 from fedsim.training.dp_sgd import PerExample
 from fedsim.training.dropout import replace_dropout
-from fedsim.training.local import DrawnBatch
+from fedsim.training.job import DrawnBatch
 
 Finish = Callable[..., Run]
 FEW = {"name": "digits", "test_fraction": 0.75}

@@ -354,13 +354,14 @@ def test_labels_of_a_byte_are_classes_as_well() -> None:
 
 def test_a_network_that_was_hooked_later_does_not_run_as_built() -> None:
     model = FlatModel(mlp(), CPU)
-    assert model.layerwise.runs_as_built()
+    by_layers = LayerwiseSgd(model)
+    assert by_layers.runs_as_built()
     handle = model.module.register_forward_hook(lambda module, inputs, z: 2 * z)
-    assert not model.layerwise.runs_as_built()
+    assert not by_layers.runs_as_built()
     handle.remove()
-    assert model.layerwise.runs_as_built()
+    assert by_layers.runs_as_built()
     model.restrict_classes([0, 2])
-    assert not model.layerwise.runs_as_built()
+    assert not by_layers.runs_as_built()
 
 
 def test_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +383,7 @@ def made_by_layers(build: Callable[[], nn.Module], loss: Callable[..., Tensor] =
     model = FlatModel(build(), CPU)
     x, y = examples(8)
     before = model.vector.clone()
-    _, gradient = model.layerwise.step(lambda: loss(model.module, x, y, {}), lr=0.1)
+    _, gradient = LayerwiseSgd(model).step(lambda: loss(model.module, x, y, {}), lr=0.1)
     assert "forward" not in vars(model.module)
     assert (gradient is None) == (not torch.equal(model.vector, before))
     return gradient is None

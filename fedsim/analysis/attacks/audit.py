@@ -14,14 +14,12 @@ attacked.invert_explanations(shown, noise=1).reconstructed.ssim
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,8 +31,8 @@ from torch import Tensor, nn
 from fedsim.analysis.attacks.inversion import (
     SMALLEST,
     Fidelity,
+    Inversion,
     check_fidelity,
-    draw_reconstructions,
     fidelity,
     reconstruct,
     train_denoiser,
@@ -57,6 +55,7 @@ from fedsim.analysis.attacks.membership import (
     shadow_models,
     variance_scores,
 )
+from fedsim.analysis.attacks.report import MAJORITY, MODEL, SHADOWS, SHARED, Audit, doubts, failed
 from fedsim.analysis.explanations import Wanted, find_explainer
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.config.arguments import checked
@@ -64,8 +63,6 @@ from fedsim.config.registry import LARGEST
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
 from fedsim.explain.explainer import Explainer, FeatureExplainer
-from fedsim.explain.notebook import as_html
-from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.scores.faithfulness import present
 from fedsim.explain.scores.measure import by_row, relevances_of
 from fedsim.explain.scores.relevance import Scores
@@ -77,27 +74,15 @@ from fedsim.methods.shared.pixels import pixel_range, to_pixels
 from fedsim.methods.shared.pool import SharesImages
 from fedsim.objectives import Classification
 from fedsim.results.run import Run
-from fedsim.support import atomic
 from fedsim.support.rng import keyed_rng
-from fedsim.support.words import columns
 from fedsim.training import logits
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
 DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
-SHARED = "reconstructed-shared-images"  # the name of a picture
-SOURCES = {  # of reconstructed images, as a table names them
-    "shared": "shared images as they are",
-    "reconstructed": "shared images",
-    "explanations": "explanations by {}",
-    "mean image": "the mean image, without any",
-    "mean image of the class": "the mean image of the class, without any",
-}
-MODEL, SHADOWS, MAJORITY = "the model", "shadow models (mean)", "always the most frequent class"
-LESS = 0.05  # of accuracy, with which a model has not learnt what another has
 PROBE = 64  # examples by which it is estimated how long attacks take
 
 
@@ -106,43 +91,6 @@ class _Sent(NamedTuple):
 
     noise: float | None
     explainer: str
-
-
-@dataclass(frozen=True)
-class Inversion:
-    """Images reconstructed from shared images or explanations: (n, C, H, W) in [0, 1].
-
-    Args:
-        originals: the victims' images.
-        items: the shared images in pixels, which noise can take beyond [0, 1]; or the
-            explanations, scaled for drawing: 0.5 is no relevance, and 0 or 1 is the strongest in a
-            map.
-        found: the attacker's reconstructions.
-        labels: (n,) names of the classes.
-        reconstructed: how close `found` is to `originals`.
-        mean_image: how close the mean of the attacker's own images is to `originals`: the best
-            guess without items.
-        class_mean: the same for the mean of the attacker's images of the victim's class: the best
-            guess from the label alone.
-    """
-
-    originals: Tensor
-    items: Tensor
-    found: Tensor
-    labels: tuple[str, ...]
-    reconstructed: Fidelity
-    mean_image: Fidelity
-    class_mean: Fidelity
-
-    @property
-    def shared(self) -> Fidelity:
-        """How close the shared images themselves are to `originals`."""
-        return fidelity(self.originals, self.items)
-
-    def draw(self, name: str, path: Path, title: str = "") -> None:
-        """Draw originals, items and reconstructions as a PNG file."""
-        rows = {name: (self.items, self.found)}
-        draw_reconstructions(rows, self.originals, self.labels, path, title)
 
 
 class PrivacyAudit:
@@ -553,115 +501,6 @@ def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
     return () if section is None else section.explainers
 
 
-@dataclass(frozen=True)
-class Audit:
-    """The results of privacy attacks on a run. Notebooks display it.
-
-    Args:
-        run: the attacked run.
-        membership: one row per membership inference attack. Columns: `attack`; `explainer` (empty
-            for attacks on the model itself) and its `noise` (NaN for none); `auc`,
-            `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), see
-            `fedsim.analysis.attacks.membership.Outcome`.
-        guessing: where 95 % of the outcomes of guessing lie, with as many examples, by column of
-            `membership`.
-        fits: one row per model: the model, the shadow models and a constant guess. Columns:
-            `model`, and its accuracy on examples it was trained on (`inside`) and others
-            (`outside`).
-        warnings: where an attack has failed for a reason that is not privacy.
-        reconstruction: one row per image reconstruction attack; empty if there is nothing to
-            reconstruct images from. Columns: `source` (`shared` for the shared images themselves,
-            `reconstructed` from these, `explanations`, or `mean image`, the attacker's guess
-            without either), `explainer`, `noise`, and how close they come to the originals: `mse`,
-            `psnr` (dB) and `ssim`.
-        inversions: the images of the reconstructions, by file name.
-    """
-
-    run: Run
-    membership: pd.DataFrame
-    reconstruction: pd.DataFrame
-    inversions: Mapping[str, Inversion]
-    guessing: Mapping[str, tuple[float, float]]
-    fits: pd.DataFrame
-    warnings: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"<audit of {self.run.path}>"
-
-    def text(self) -> str:
-        """The tables and warnings as text, as `fedsim attack` prints them."""
-        rows = [
-            [
-                _attack(row),
-                *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr")),
-            ]
-            for row in self.membership.to_dict("records")
-        ]
-        ranges = (f"{low:.3f} to {high:.3f}" for low, high in self.guessing.values())
-        rows.append(["guessing, 95 % of cases", *ranges])
-        parts = [_table(["membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"], rows)]
-        rows = [[name, f"{a:.3f}", f"{b:.3f}"] for name, a, b in self.fits.itertuples(index=False)]
-        parts.append(_table(["accuracy of", "on training examples", "on others"], rows))
-        if len(self.reconstruction):
-            rows = [
-                [
-                    _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"]),
-                    *(f"{row['mse']:.4f}", f"{row['psnr']:.1f} dB", f"{row['ssim']:.3f}"),
-                ]
-                for row in self.reconstruction.to_dict("records")
-            ]
-            parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
-        return "\n\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
-
-    def save(self, folder: str | Path | None = None) -> list[Path]:
-        """Write the tables to attacks.json, and draw the reconstructed images.
-
-        Args:
-            folder: folder to write to, created if missing. By default the run's own folder, and
-                its `explanations` folder for pictures, which `fedsim report` shows.
-
-        Returns:
-            The paths of all files.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        folder, pictures = (
-            (self.run.path, self.run.path / "explanations")
-            if folder is None
-            else (Path(folder), Path(folder))
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        tables = {"membership": self.membership, "reconstruction": self.reconstruction}
-        tables["fits"] = self.fits
-        content: dict[str, Any] = {
-            name: json.loads(table.to_json(orient="records")) for name, table in tables.items()
-        }
-        content |= {"guessing": dict(self.guessing), "warnings": list(self.warnings)}
-        paths = [folder / "attacks.json"]
-        with atomic.named(paths[0]) as aside:
-            aside.write_text(json.dumps(content, indent=2) + "\n")
-        return paths + self._draw(pictures)
-
-    def _draw(self, folder: Path) -> list[Path]:
-        paths = []
-        for stem, inversion in self.inversions.items():
-            folder.mkdir(parents=True, exist_ok=True)
-            paths.append(picture(folder, stem))
-            what = stem.removeprefix("reconstructed-").replace("-", " ")
-            name = self.run.experiment.method.name if stem == SHARED else what
-            t = self.run.last_round
-            title = f"the global model after round {t}: images reconstructed from {what}"
-            inversion.draw(name, paths[-1], title)
-        return paths
-
-    def _repr_html_(self) -> str:
-        with TemporaryDirectory() as folder:
-            pictures = self._draw(Path(folder))
-            text = "\n".join(f"warning: {warning}" for warning in self.warnings)
-            return as_html(text, pictures, self.membership, self.fits, self.reconstruction)
-
-
 @checked
 def audit(
     run: Run | str | Path,
@@ -779,53 +618,8 @@ def _audit(
     chance = guessing(attacked.members, attacked.members)
     fits = pd.DataFrame([{"model": name, **asdict(one)} for name, one in attacked.fits.items()])
     of_members, of_images = (table.to_dict("records") for table in tables)
-    warnings = (*_doubts(of_members, chance, attacked.fits), *_failed(of_images))
+    warnings = (*doubts(of_members, chance, attacked.fits), *failed(of_images))
     return Audit(run, *tables, inversions, chance, fits, warnings)
-
-
-def _doubts(
-    rows: Sequence[Mapping[Any, Any]],
-    chance: Mapping[str, tuple[float, float]],
-    fits: Mapping[str, Fit],
-) -> Iterator[str]:
-    """Why a membership inference attack may be weak, other than for privacy."""
-    own, shadows = fits[MODEL], fits.get(SHADOWS)
-    if own.inside <= fits[MAJORITY].inside + LESS:
-        yield (
-            f"the model has learnt too little to reveal its examples (accuracy {own.inside:.3f} "
-            "on them): weak attacks are no evidence of privacy"
-        )
-    if shadows is not None and shadows.inside < own.inside - LESS:
-        yield (
-            "the shadow models have learnt their examples worse than the model "
-            f"({shadows.inside:.3f}, {own.inside:.3f}): what LiRA finds is too little, and no "
-            "evidence of privacy"
-        )
-    auc = {_attack(row): row["auc"] for row in rows}
-    width = chance["auc"][1] - 0.5
-    if "lira" in auc and auc["lira"] < auc["loss"] - width:
-        yield (
-            f"LiRA (AUC {auc['lira']:.3f}) is weaker than the loss ({auc['loss']:.3f}): its "
-            "shadow models do not behave as the model does; the strongest attack counts"
-        )
-    low = [name for name, found in auc.items() if found < chance["auc"][0]]
-    if low:
-        yield (
-            f"below guessing: {', '.join(low)}; members score lower than others, so that an "
-            "attacker who turns the scores round gains 1 − AUC"
-        )
-
-
-def _failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
-    """Which reconstructions are no better than the guess without anything."""
-    guess = min((r["mse"] for r in images if r["source"].startswith("mean image")), default=0)
-    for row in images:
-        if row["source"] in ("reconstructed", "explanations") and row["mse"] >= guess:
-            name = _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"])
-            yield (
-                f"images from {name}: no closer than a mean image (MSE {row['mse']:.4f}, "
-                f"{guess:.4f}): this denoiser has failed; another may not"
-            )
 
 
 def _explainers(
@@ -846,19 +640,3 @@ def _explainers(
         return Explain.model_validate({"explainers": named}).explainers if named else ()
     except ValidationError as error:
         raise BadInput(f"explainer: {error.errors()[0]['msg']}") from None
-
-
-def _attack(row: Mapping[Any, Any]) -> str:
-    """A membership inference attack in a table: "loss", "occlusion/norm, noise 1"."""
-    return _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"])
-
-
-def _named(name: str, noise: float) -> str:
-    return name if math.isnan(noise) else f"{name}, noise {noise:g}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in text, its first column flush left."""
-    wide = max(len(row[0]) for row in [header, *rows])
-    first, *others = ([row[0].ljust(wide), *row[1:]] for row in [header, *rows])
-    return columns(first, others)

@@ -28,7 +28,6 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.pictures.canvas import new_figure, plain, save
 from fedsim.support.extras import require
 from fedsim.support.rng import keyed_torch_rng, torch_seed
-from fedsim.training.flat import named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,8 +144,7 @@ class UNet(nn.Module):
         top = self.top((shared - self.mean) / self.std)
         middle = self.middle(top)
         h = self.middle_back(_beside(self.bottom(middle), middle))
-        found: Tensor = self.pixels(self.top_back(_beside(h, top))).sigmoid()
-        return found
+        return self.pixels(self.top_back(_beside(h, top))).sigmoid()
 
 
 def _convolutions(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
@@ -226,40 +224,6 @@ def reconstruct(network: UNet, shared: Tensor) -> Tensor:
 
 
 # -- gradients ---------------------------------------------------------------------------------
-
-
-def update_gradient(before: Tensor, after: Tensor, lr: float) -> Tensor:
-    """(P,) the gradient of one plain SGD step: (before − after)/lr.
-
-    Without momentum and weight decay. For several steps it is the sum of their gradients, each at
-    the weights of its step.
-
-    Args:
-        before, after: (P,) the parameters that a client was given, and those that it sent.
-        lr: of the step.
-
-    Raises:
-        ExperimentError: a rate that is not a positive number.
-    """
-    if not (math.isfinite(lr) and lr > 0):
-        raise ExperimentError(f"lr={lr:g}: must be a positive number, and finite")
-    return (before - after) / lr
-
-
-def by_parameter(vector: Tensor, network: nn.Module) -> list[Tensor]:
-    """Views of a vector (P,), one of the shape of each trainable parameter, in their order.
-
-    Raises:
-        ExperimentError: the network has not P trainable parameters.
-    """
-    shapes = {n: tuple(p.shape) for n, p in network.named_parameters() if p.requires_grad}
-    size = sum(math.prod(shape) for shape in shapes.values())
-    if vector.shape != (size,):
-        raise ExperimentError(
-            f"the network has {size} trainable parameters, so that a vector must have the shape "
-            f"({size},), not {tuple(vector.shape)}"
-        )
-    return list(named(shapes, vector).values())
 
 
 def invert_gradient(
@@ -346,6 +310,43 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def _variation(x: Tensor) -> Tensor:
     """TV of (B, C, H, W), a scalar."""
     return x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Images reconstructed from shared images or explanations: (n, C, H, W) in [0, 1].
+
+    Args:
+        originals: the victims' images.
+        items: the shared images in pixels, which noise can take beyond [0, 1]; or the
+            explanations, scaled for drawing: 0.5 is no relevance, and 0 or 1 is the strongest in a
+            map.
+        found: the attacker's reconstructions.
+        labels: (n,) names of the classes.
+        reconstructed: how close `found` is to `originals`.
+        mean_image: how close the mean of the attacker's own images is to `originals`: the best
+            guess without items.
+        class_mean: the same for the mean of the attacker's images of the victim's class: the best
+            guess from the label alone.
+    """
+
+    originals: Tensor
+    items: Tensor
+    found: Tensor
+    labels: tuple[str, ...]
+    reconstructed: Fidelity
+    mean_image: Fidelity
+    class_mean: Fidelity
+
+    @property
+    def shared(self) -> Fidelity:
+        """How close the shared images themselves are to `originals`."""
+        return fidelity(self.originals, self.items)
+
+    def draw(self, name: str, path: Path, title: str = "") -> None:
+        """Draw originals, items and reconstructions as a PNG file."""
+        rows = {name: (self.items, self.found)}
+        draw_reconstructions(rows, self.originals, self.labels, path, title)
 
 
 # -- pictures ----------------------------------------------------------------------------------

@@ -151,8 +151,7 @@ def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64
     rows = np.arange(len(labels))
     own = rest[rows, labels]
     rest[rows, labels] = -np.inf
-    found: NDArray[np.float64] = own - logsumexp(rest, axis=1)
-    return found
+    return own - logsumexp(rest, axis=1)
 
 
 def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -182,8 +181,7 @@ def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
     """
     from scipy.special import entr, softmax
 
-    found: NDArray[np.float64] = -entr(softmax(logits.astype(np.float64), axis=1)).sum(axis=1)
-    return found
+    return -entr(softmax(logits.astype(np.float64), axis=1)).sum(axis=1)
 
 
 def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
@@ -199,8 +197,7 @@ def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
     Source:
         Shokri et al. (2021).
     """
-    found: NDArray[np.float64] = -np.var(relevance, axis=1, dtype=np.float64)
-    return found
+    return -np.var(relevance, axis=1, dtype=np.float64)
 
 
 def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
@@ -214,8 +211,7 @@ def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
     Source:
         Shokri et al. (2021), who threshold the norm of an explanation as they do its variance.
     """
-    found: NDArray[np.float64] = -np.abs(relevance).sum(axis=1, dtype=np.float64)
-    return found
+    return -np.abs(relevance).sum(axis=1, dtype=np.float64)
 
 
 def log_norm(norm: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -231,8 +227,7 @@ def log_norm(norm: NDArray[np.float64]) -> NDArray[np.float64]:
         Huang et al. (2024), who take the norm itself.
     """
     least = norm[norm > 0].min(initial=np.inf)
-    found: NDArray[np.float64] = np.log(np.maximum(norm, least if np.isfinite(least) else 1))
-    return found
+    return np.log(np.maximum(norm, least if np.isfinite(least) else 1))
 
 
 def lira_scores(
@@ -274,8 +269,7 @@ def lira_scores(
         if np.ptp(values) == 0:
             raise ExperimentError("shadows: values are all the same, and have no variance")
         means = np.mean(shadows, axis=0, where=where, dtype=np.float64)
-        density: NDArray[np.float64] = norm.logpdf(target, means, values.std())
-        return density
+        return norm.logpdf(target, means, values.std())
 
     return log_density(inside) - log_density(~inside)
 
@@ -299,8 +293,7 @@ def map_scores(
         Carlini et al. (2022), §IV, whose likelihoods may be of several dimensions.
     """
     to_outside = np.square(target - outside).sum(axis=1, dtype=np.float64)
-    found: NDArray[np.float64] = to_outside - np.square(target - inside).sum(axis=1)
-    return found
+    return to_outside - np.square(target - inside).sum(axis=1)
 
 
 def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:

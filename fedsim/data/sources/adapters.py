@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import Config, nearest
-from fedsim.data.dataset import Dataset
-from fedsim.data.sources import files
-from fedsim.data.sources.from_python import check
-from fedsim.data.sources.standard import (
+from fedsim.data.dataset import (
+    Dataset,
     TestFraction,
+    check_trainable,
     named_by_label,
-    random_split,
-    stratified_split,
+    split_dataset,
 )
+from fedsim.data.sources import files
 from fedsim.errors import DataError
 
 IMAGES = ("image", "img")  # the usual names of a column of images
@@ -234,18 +233,10 @@ def _dataset(examples: Sequence[_Examples], where: str, test_fraction: float) ->
     train, test = examples[0], examples[-1]
     classes, ys = _classes(examples, where)
     if len(examples) == 2:
-        columns = train.columns
-        found = Dataset(train.x, ys[0], test.x, ys[1], classes, columns=columns)
+        found = Dataset(train.x, ys[0], test.x, ys[1], classes, columns=train.columns)
     else:
-        (y,) = ys
-        if classes:
-            rows, test_rows = stratified_split(y, classes, test_fraction, where)
-        else:
-            rows, test_rows = random_split(len(y), test_fraction, where)
-        columns = {name: values[rows] for name, values in train.columns.items()}
-        x = train.x
-        found = Dataset(x[rows], y[rows], x[test_rows], y[test_rows], classes, columns=columns)
-    check(found, where)
+        found = split_dataset(train.x, ys[0], classes, test_fraction, where, train.columns)
+    check_trainable(found, where)
     return found
 
 

@@ -14,7 +14,6 @@ import lzma
 import math
 import os
 import pickle
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +27,6 @@ from fedsim.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from fedsim.data.stored import AnyArray
 
 COMPRESSIONS = ("", ".gz", ".xz")
 MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
@@ -311,7 +308,6 @@ def read_cifar(
     """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
 
     Args:
-        path: the file.
         labels: the number of classes of each label of a record, by the label's name in the Python
             version, in the order of the binary version.
 
@@ -411,7 +407,6 @@ def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """A picture as viewers show it, converted and resized to a shape; see `open_image`.
 
     Args:
-        path: the file.
         shape: (channels, height, width); 3 channels for colour, 1 for gray.
 
     Raises:
@@ -497,7 +492,6 @@ def read_leaf(
     """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
 
     Args:
-        path: the file.
         features: the number of values of an example, each in [0, 1].
         classes: the number of classes.
 
@@ -522,7 +516,6 @@ def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[
     """One LEAF json file of texts, and the character that follows each.
 
     Args:
-        path: the file.
         length: the number of characters of a text.
 
     Returns:
@@ -654,136 +647,6 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
     return np.ascontiguousarray(array)
 
 
-class Numbers(NamedTuple):
-    """A table of numbers, one column of which is the target.
-
-    Args:
-        x: (N, features) inputs.
-        y: (N,) targets.
-        features: the name of each input.
-        target: the name of the target.
-    """
-
-    x: AnyArray
-    y: NDArray[np.float64]
-    features: tuple[str, ...]
-    target: str
-
-
-# A quoted name may contain anything; an unquoted one spaces, but no comma.
-_KEEL_NAME = re.compile(r"""\s*('[^']*'|"[^"]*"|[^,]+)""")
-_KEEL_ATTRIBUTE = re.compile(
-    r"""(?P<name>'[^']*'|"[^"]*"|.+?)(\s+(real|integer)\s*(\[[^]]*\])?|\s*(?P<nominal>\{.*))""",
-    re.IGNORECASE,
-)
-_KEEL_KEYWORDS = ("@relation", "@attribute", "@inputs", "@outputs", "@data")
-_KEEL_MISSING = ("?", "<null>", "")
-
-
-def read_keel(path: Path) -> Numbers:
-    """A regression in KEEL's format: a header of attributes, and rows of numbers.
-
-    All attributes are real or integer; ranges in the header are ignored. Without `@outputs` the
-    last attribute is the target, without `@inputs` all others are inputs.
-
-    Raises:
-        DataError: unreadable, or not in this format; the message names the line.
-    """
-    lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig", "replace").splitlines()]
-    told = ((i, line) for i, line in enumerate(lines, 1) if line and not line.startswith("%"))
-    attributes: list[str] = []
-    listed: dict[str, tuple[int, list[str]]] = {}  # line and names of @inputs and @outputs
-    for number, line in told:
-        where = f"{path}:{number}"
-        keyword, _, rest = line.replace("\t", " ").partition(" ")
-        keyword = keyword.lower()
-        if keyword in ("@input", "@output"):
-            keyword += "s"
-        if keyword not in _KEEL_KEYWORDS:
-            hint = nearest(keyword, _KEEL_KEYWORDS)
-            raise DataError(f"{where}: '{keyword}' above @data is not a keyword of KEEL{hint}")
-        if keyword == "@attribute":
-            attributes.append(_keel_attribute(where, rest.strip(), attributes))
-        elif keyword in ("@inputs", "@outputs"):
-            listed[keyword] = number, [_unquoted(name) for name in _KEEL_NAME.findall(rest)]
-        elif keyword == "@data":
-            break
-    else:
-        raise DataError(f"{path}:{max(len(lines), 1)}: the file ends without @data")
-    if len(attributes) < 2:
-        raise DataError(
-            f"{where}: {len(attributes)} attributes above @data, expected an input and an output"
-        )
-    inputs, output = _keel_roles(path, attributes, listed)
-    rows = [_keel_row(f"{path}:{i}", line, attributes) for i, line in told]
-    if not rows:
-        raise DataError(f"{where}: no rows after @data")
-    values = np.array(rows)
-    column = {name: values[:, i] for i, name in enumerate(attributes)}
-    x = np.stack([column[name] for name in inputs], axis=1)
-    return Numbers(x, column[output].copy(), tuple(inputs), output)
-
-
-def _unquoted(name: str) -> str:
-    name = name.strip()
-    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in "'\""
-    return name[1:-1] if quoted else name
-
-
-def _keel_attribute(where: str, text: str, known: Sequence[str]) -> str:
-    """The name in a line `@attribute <name> real|integer [a, b]`."""
-    match = _KEEL_ATTRIBUTE.fullmatch(text)
-    if match is None:
-        raise DataError(
-            f"{where}: '@attribute {text}' is not a name and a type, real or integer, with or "
-            f"without its range [a, b]"
-        )
-    name = _unquoted(match["name"])
-    if match["nominal"]:
-        raise DataError(
-            f"{where}: attribute '{name}' is nominal; a regression takes real or integer ones"
-        )
-    if name in known:
-        raise DataError(f"{where}: attribute '{name}' is declared twice")
-    return name
-
-
-def _keel_roles(
-    path: Path, attributes: Sequence[str], listed: Mapping[str, tuple[int, list[str]]]
-) -> tuple[list[str], str]:
-    """The names of the inputs and of the output."""
-    for keyword, (number, names) in listed.items():
-        for i, name in enumerate(names):
-            where = f"{path}:{number}: {keyword} names '{name}'"
-            if name not in attributes:
-                raise DataError(f"{where}, which is not an attribute{nearest(name, attributes)}")
-            if name in names[:i]:
-                raise DataError(f"{where} twice")
-    number, outputs = listed.get("@outputs", (0, [attributes[-1]]))
-    if len(outputs) != 1:
-        raise DataError(f"{path}:{number}: @outputs names {len(outputs)} attributes, expected 1")
-    (output,) = outputs
-    others = [name for name in attributes if name != output]
-    number, inputs = listed.get("@inputs", (0, others))
-    if not inputs:
-        raise DataError(f"{path}:{number}: @inputs names no attribute")
-    if output in inputs:
-        raise DataError(f"{path}:{number}: @inputs names '{output}', which is the output")
-    return inputs, output
-
-
-def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(attributes):
-        raise DataError(f"{where}: {len(cells)} values for {len(attributes)} attributes")
-    for name, cell in zip(attributes, cells, strict=True):
-        if cell.lower() in _KEEL_MISSING:
-            raise DataError(f"{where}: no value of '{name}'")
-        if not is_number(cell):
-            raise DataError(f"{where}: '{name}' is '{cell}', expected a finite number")
-    return [float(cell) for cell in cells]
-
-
 def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
     """Refuse blank labels, and words for a missing one, such as NA, among numbers.
 
@@ -813,6 +676,10 @@ def is_number(value: object) -> bool:
         return math.isfinite(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def word_list(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 class Documents(NamedTuple):

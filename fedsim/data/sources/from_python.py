@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, check_parts, datasets
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, check_trainable
 from fedsim.data.sources import files
-from fedsim.data.stored import StoredArray
 from fedsim.errors import DataError
 from fedsim.support import atomic
 
@@ -23,48 +21,6 @@ _SCALINGS = ("scaling", "target_scaling")
 _PLAIN = tuple(
     field.name for field in fields(Dataset) if field.name not in (*_ARRAYS, *_BY_NAME, *_SCALINGS)
 )  # words, numbers and flags
-
-
-@datasets.register
-class FromPython(Source):
-    """A data set that was given as an object in Python.
-
-    An experiment that is made with `data=dataset` has it written to `arrays/<hash>.npz` in the
-    folder of all data, once, so that the run can be resumed, replayed and explained later.
-
-    Args:
-        hash: of its content.
-        root: the folder of all data; by default $FEDSIM_DATA, or else ~/.cache/fedsim.
-    """
-
-    name: str = "from_python"
-    hash: str = Field(pattern=r"^[0-9a-f]{16}$")
-    root: Path | None = None
-
-    def load(self) -> Dataset:
-        """As it was given."""
-        path = _path(self.hash, self.root)
-        if not path.exists():
-            raise DataError(
-                f"{path}: is missing: the data were arrays in Python; make the experiment with "
-                "them again, or copy this file from where the run was made"
-            )
-        with files.reading(path), np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-        plain: dict[str, Any] = json.loads(str(arrays.pop("plain")))
-        found: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
-        }
-        found |= {field: {} for field in _BY_NAME}
-        for key, array in arrays.items():
-            field, _, name = key.partition("/")
-            if name:
-                found.setdefault(field, {})[name] = array
-            else:
-                found[field] = array
-        for field in _SCALINGS:
-            found[field] = Scaling(**found[field]) if field in found else UNSCALED
-        return Dataset(**found)
 
 
 def keep(dataset: Dataset) -> dict[str, str]:
@@ -77,7 +33,7 @@ def keep(dataset: Dataset) -> dict[str, str]:
         DataError: its inputs stay in files of their own, its arrays do not go together, or it
             cannot be written.
     """
-    check(dataset, "data")
+    check_trainable(dataset, "data")
     arrays = {name: np.asarray(getattr(dataset, name)) for name in _ARRAYS}
     for field in _BY_NAME:
         arrays |= {f"{field}/{name}": v for name, v in getattr(dataset, field).items()}
@@ -108,40 +64,29 @@ def _path(found: str, root: Path | None) -> Path:
     return files.data_root(root) / "arrays" / f"{found}.npz"
 
 
-def check(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on.
-
-    Args:
-        dataset: the data set.
-        where: it is from, for messages.
+def kept(hash: str, root: Path | None) -> Dataset:
+    """What `keep` has written, by the hash of its content.
 
     Raises:
-        DataError: with the reason.
+        DataError: it is missing or damaged.
     """
-    check_parts(dataset, where)
-    for x, y in (("x", "y"), ("test_x", "test_y")):
-        inputs, labels = getattr(dataset, x), getattr(dataset, y)
-        if isinstance(inputs, StoredArray):
-            raise DataError(
-                f"{where}: {x} stays in a file of its own; name a source that reads it"
-            )
-        if inputs.shape[1:] != dataset.shape:
-            raise DataError(
-                f"{where}: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
-            )
-        if not len(labels):
-            raise DataError(f"{where}: {x} and {y} are empty")
-        for name, array in ((x, inputs), (y, labels)):
-            if array.dtype.kind not in "uif":
-                raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise DataError(f"{where}: {name} has NaN or infinite values")
-        known = len(dataset.classes)
-        if known and labels.ndim != 1:
-            raise DataError(
-                f"{where}: {y} must be (N,) class indices, not of shape {labels.shape}"
-            )
-        if known and (
-            labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < known
-        ):
-            raise DataError(f"{where}: {y} must be class indices from 0 to {known - 1}")
+    path = _path(hash, root)
+    if not path.exists():
+        raise DataError(
+            f"{path}: is missing: the data were arrays in Python; make the experiment with "
+            "them again, or copy this file from where the run was made"
+        )
+    with files.reading(path), np.load(path, allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    plain: dict[str, Any] = json.loads(str(arrays.pop("plain")))
+    found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    found |= {field: {} for field in _BY_NAME}
+    for key, array in arrays.items():
+        field, _, name = key.partition("/")
+        if name:
+            found.setdefault(field, {})[name] = array
+        else:
+            found[field] = array
+    for field in _SCALINGS:
+        found[field] = Scaling(**found[field]) if field in found else UNSCALED
+    return Dataset(**found)

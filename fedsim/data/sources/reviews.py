@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.dataset import Dataset, check_memory, datasets
+from fedsim.data.dataset import Dataset
+from fedsim.data.source import OfficialFiles, check_memory, datasets
 from fedsim.data.sources import files
-from fedsim.data.sources.standard import word_list
-from fedsim.data.sources.text import Official, TextSource
+from fedsim.data.sources.text import TextSource
 from fedsim.data.text import random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
@@ -43,7 +43,7 @@ class Aspect:
 
 
 def _aspect(nouns: str, positive: str, negative: str) -> Aspect:
-    return Aspect(word_list(nouns), word_list(positive), word_list(negative))
+    return Aspect(*map(files.word_list, (nouns, positive, negative)))
 
 
 DOMAINS: dict[str, dict[str, Aspect]] = {
@@ -87,8 +87,8 @@ DOMAINS: dict[str, dict[str, Aspect]] = {
         ),
     },
 }
-ADVERBS = word_list("very truly quite rather really remarkably fairly simply")
-FILLERS = word_list(
+ADVERBS = files.word_list("very truly quite rather really remarkably fairly simply")
+FILLERS = files.word_list(
     """
     we went there on a friday with some friends and stayed for two nights before the trip home
     bottle glass table window evening morning city time people others year brought ordered came
@@ -171,10 +171,6 @@ class PlantedReviews(_Reviews):
         spurious: how often the meaningless word occurs in a positive training review; it occurs in
             half of the negative ones.
         seed: seed of the reviews, independent of the experiment's seed.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "planted_reviews"
@@ -258,8 +254,13 @@ def _phrase(aspect: Aspect, good: bool, rng: np.random.Generator) -> list[str]:
     return [*adverb, said, str(rng.choice(aspect.nouns))]
 
 
-class _Published(_Reviews, Official):
-    """Reviews in official files: training files by aspect, and a test set."""
+class _Published(OfficialFiles, _Reviews):
+    """Reviews in official files: training files by aspect, and a test set.
+
+    Args:
+        aspects: the aspects to load; files of others are not read.
+        balance: leave out training reviews so that each aspect has equally many of both classes.
+    """
 
     aspects: tuple[str, ...]
     test: Literal["annotations", "heldout"] = "annotations"
@@ -318,13 +319,7 @@ class Beer(_Published):
 
     Args:
         root: folder that contains the files, or the sub-folder `beer`; by default $FEDSIM_DATA.
-        aspects: the aspects to load; files of others are not read.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
-        balance: leave out training reviews so that each aspect has equally many of both classes.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "beer"
@@ -411,13 +406,7 @@ class Hotel(_Published):
 
     Args:
         root: folder that contains the files, or the sub-folder `hotel`; by default $FEDSIM_DATA.
-        aspects: the aspects to load; files of others are not read.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
-        balance: leave out training reviews so that each aspect has equally many of both classes.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "hotel"

@@ -13,19 +13,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.dataset import (
-    UNSCALED,
-    Dataset,
-    Scaling,
-    Source,
-    as_dtype,
-    check_memory,
-    datasets,
-    feature_names,
-    held_as_loaded,
-    load_dataset,
-)
-from fedsim.data.partition import ClientSplits
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
+from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
+from fedsim.data.splits import ClientSplits
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.subset import Indices
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
@@ -280,14 +270,12 @@ def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
         return _some_of(data.y, drawn) if name == "random" else data.y.min() + data.y.max() - y
     if name == "random":
         return _some_of(np.arange(C), drawn)
-    others: NDArray[Any] = (y + 1 + _some_of(np.arange(C - 1), drawn)) % C
-    return others
+    return (y + 1 + _some_of(np.arange(C - 1), drawn)) % C
 
 
 def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
     """Values chosen uniformly by numbers drawn from [0, 1)."""
-    some: NDArray[Any] = values[(drawn * len(values)).astype(np.int64)]
-    return some
+    return values[(drawn * len(values)).astype(np.int64)]
 
 
 def _with_room(data: Dataset, kind: Kind) -> Dataset:

@@ -20,15 +20,22 @@ from pydantic import PositiveInt
 
 from fedsim.config.registry import nearest
 from fedsim.data import text
-from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.data.dataset import Dataset, TestFraction, split_rows
+from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.files import Documents
-from fedsim.data.sources.standard import TestFraction, stratified_split
 from fedsim.errors import DataError, FedsimWarning
 
 
 class TextSource(Source):
-    """Documents as token ids, and a vector for each word."""
+    """Documents as token ids, and a vector for each word.
+
+    Args:
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
+    """
 
     vectors: Path | None = None
     dimension: PositiveInt = 50
@@ -37,7 +44,7 @@ class TextSource(Source):
     def _with_test_set(
         self, train: Documents, test: Documents, path: Path, test_path: Path
     ) -> Dataset:
-        classes = _classes(train)
+        classes = tuple(sorted(set(train.labels)))
         for number, label in enumerate(test.labels, 1):
             if label not in classes:
                 raise DataError(
@@ -46,14 +53,14 @@ class TextSource(Source):
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
         train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
-        y, tokens = _class_indices(both, classes), _tokens(both)
-        return self._dataset(y, tokens, classes, train_rows, test_rows, path)
+        y = _class_indices(both, classes)
+        return self._dataset(y, _tokens(both), classes, train_rows, test_rows, path)
 
     def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
-        classes = _classes(documents)
+        classes = tuple(sorted(set(documents.labels)))
         y = _class_indices(documents, classes)
-        train_rows, test_rows = stratified_split(y, classes, test_fraction, str(path))
-        return self._dataset(y, _tokens(documents), classes, train_rows, test_rows, path)
+        rows = split_rows(y, classes, test_fraction, str(path))
+        return self._dataset(y, _tokens(documents), classes, *rows, path)
 
     def _dataset(
         self,
@@ -92,10 +99,6 @@ class TextSource(Source):
         return text.random_vectors(words, self.dimension)
 
 
-def _classes(documents: Documents) -> tuple[str, ...]:
-    return tuple(sorted(set(documents.labels)))
-
-
 def _tokens(documents: Documents) -> list[list[str]]:
     return [text.tokenise(document) for document in documents.texts]
 
@@ -105,21 +108,19 @@ def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.i
     return np.array([indices[label] for label in documents.labels], np.int64)
 
 
-class Official(TextSource):
-    """Documents in official files below a data root."""
+class _Trec(OfficialFiles, TextSource):
+    """TREC questions by the type of their answer, with coarse or fine classes.
 
-    data_set: ClassVar[str]
-    root: Path | None = None
+    Args:
+        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
+    """
 
-
-class _Trec(Official):
-    data_set: ClassVar[str] = "trec"
     coarse: ClassVar[bool]
 
     def load(self) -> Dataset:
         """x is int32 (5452, L) token ids; classes are in order of their names."""
-        path = files.find(["train_5500.label"], self.data_set, self.root)
-        test_path = files.beside(path, "TREC_10.label", self.data_set)
+        path = files.find(["train_5500.label"], "trec", self.root)
+        test_path = files.beside(path, "TREC_10.label", "trec")
         return self._with_test_set(self._read(path), self._read(test_path), path, test_path)
 
     def _read(self, path: Path) -> Documents:
@@ -136,15 +137,7 @@ class _Trec(Official):
 
 @datasets.register
 class Trec6(_Trec):
-    """TREC questions by the type of their answer, 5,452 + 500, 6 classes.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
-    """
+    """TREC questions by the type of their answer, 5,452 + 500, 6 classes."""
 
     name: str = "trec6"
     coarse: ClassVar[bool] = True
@@ -152,65 +145,47 @@ class Trec6(_Trec):
 
 @datasets.register
 class Trec50(_Trec):
-    """TREC questions by the type of their answer, 5,452 + 500, 50 classes, 42 in the test set.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
-    """
+    """TREC questions by the type of their answer, 5,452 + 500, 50 classes, 42 in the test set."""
 
     name: str = "trec50"
     coarse: ClassVar[bool] = False
 
 
 @datasets.register
-class R8(Official):
+class R8(OfficialFiles, TextSource):
     """R8: Reuters-21578 news by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
 
     Args:
         root: folder that contains the files, or the sub-folder `r8`; by default $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "r8"
-    data_set: ClassVar[str] = "r8"
 
     def load(self) -> Dataset:
         """x is int32 (5485, L) token ids; classes are in order of their names."""
-        path = files.find(["r8-train-all-terms.txt"], self.data_set, self.root)
-        test_path = files.beside(path, "r8-test-all-terms.txt", self.data_set)
+        path = files.find(["r8-train-all-terms.txt"], self.name, self.root)
+        test_path = files.beside(path, "r8-test-all-terms.txt", self.name)
         train, test = files.read_labelled(path), files.read_labelled(test_path)
         return self._with_test_set(train, test, path, test_path)
 
 
 @datasets.register
-class Tmn(Official):
+class Tmn(OfficialFiles, TextSource):
     """TagMyNews: titles and descriptions of news by topic, 24,817 + 7,780, 7 classes.
 
     The validation part is added to the training set, after the training part.
 
     Args:
         root: folder that contains the files, or the sub-folder `tmn`; by default $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "tmn"
-    data_set: ClassVar[str] = "tmn"
 
     def load(self) -> Dataset:
         """x is int32 (24817, L) token ids; classes are in order of their names."""
-        path = files.find(["TMN_train.txt"], self.data_set, self.root)
+        path = files.find(["TMN_train.txt"], self.name, self.root)
         more_path, test_path = (
-            files.beside(path, name, self.data_set) for name in ("TMN_val.txt", "TMN_test.txt")
+            files.beside(path, name, self.name) for name in ("TMN_val.txt", "TMN_test.txt")
         )
         first, more, test = map(files.read_labelled, (path, more_path, test_path))
         train = Documents(first.labels + more.labels, first.texts + more.texts)
@@ -218,28 +193,23 @@ class Tmn(Official):
 
 
 @datasets.register
-class Subj(Official):
+class Subj(OfficialFiles, TextSource):
     """SUBJ: sentences from film reviews (subjective) and plots (objective), 5,000 each.
 
     Args:
         root: folder that contains the files, or the sub-folder `subj` or `rotten_imdb`; by default
             $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
         test_fraction: share of the sentences in the test set.
     """
 
     name: str = "subj"
-    data_set: ClassVar[str] = "subj"
     test_fraction: TestFraction = 0.2
 
     def load(self) -> Dataset:
         """x is int32 (N, L) token ids; class 0 is objective, class 1 subjective."""
-        path = files.find(["quote.tok.gt9.5000"], self.data_set, self.root)
+        path = files.find(["quote.tok.gt9.5000"], self.name, self.root)
         quotes = files.read_lines(path, "latin-1")
-        plots = files.read_lines(files.beside(path, "plot.tok.gt9.5000", self.data_set), "latin-1")
+        plots = files.read_lines(files.beside(path, "plot.tok.gt9.5000", self.name), "latin-1")
         labels = ["subjective"] * len(quotes) + ["objective"] * len(plots)
         return self._split(Documents(labels, quotes + plots), self.test_fraction, path.parent)
 
@@ -250,7 +220,7 @@ SEQUENCE = 80  # characters of an example
 
 
 @datasets.register
-class Shakespeare(Source):
+class Shakespeare(OfficialFiles):
     """Shakespeare (LEAF): the next character after 80, by the role that speaks them.
 
     Documents are of characters, whose vectors are one-hot. The classes are the 80 characters of
@@ -266,7 +236,6 @@ class Shakespeare(Source):
     """
 
     name: str = "shakespeare"
-    root: Path | None = None
     test_fraction: TestFraction = 0.2
 
     def load(self) -> Dataset:
@@ -349,10 +318,6 @@ class Text(TextSource):
         text: the column of texts of a `.csv`.
         test_path: file of the test set, in either format.
         test_fraction: share of the documents in the test set if there is no test file.
-        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
-            `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "text"

@@ -66,11 +66,7 @@ class OfDecision(FeatureExplainer, ABC):
     zero_baseline: ClassVar[bool] = False
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         """The relevance of each part of the inputs for the predicted class."""
         x, classes = data.prepare(inputs.x), data.dataset.classes
@@ -194,8 +190,7 @@ class Attribution(OfDecision, ABC):
         found = self.relevance(model.as_network(), x, y, rng)
         if len(data.dataset.shape) == 3:
             found = heatmap(found)
-        relevance: NDArray[np.float32] = found.cpu().numpy()
-        return relevance
+        return found.cpu().numpy()
 
 
 attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
@@ -396,8 +391,7 @@ class Occlusion(Attribution):
         found = torch.zeros(x.shape, device=x.device)
 
         def outputs(some: Tensor, classes: Tensor) -> Tensor:
-            decided: Tensor = network(some).gather(1, classes)[:, 0]
-            return decided
+            return network(some).gather(1, classes)[:, 0]
 
         with _evaluation(network):
             for rows in _batches(x):
@@ -767,8 +761,7 @@ def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
         out = module.relu(module.bn1(module.conv1(x)))
         out = module.bn2(module.conv2(out))
         branches = torch.stack([out, module.shortcut(x)], dim=-1)
-        activated: Tensor = module.relu(module.canonizer_sum(branches))  # type: ignore[operator]
-        return activated
+        return module.relu(module.canonizer_sum(branches))  # type: ignore[operator]
 
     return {"forward": forward, "canonizer_sum": _zennit("layer").Sum()}
 

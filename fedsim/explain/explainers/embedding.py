@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.pictures.canvas import class_colours, save
+from fedsim.explain.pictures.canvas import class_colours, new_figure, save
 
 BISECTIONS = 100  # for a neighbourhood of the perplexity
 ROWS = 500  # of distances in memory at a time
@@ -40,7 +40,6 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
         perplexity: effective number of neighbours, below n.
         iterations: iterations of gradient descent, at least 300: the first 250 use early
             exaggeration.
-        seed: random seed.
 
     Returns:
         The embedding; if all features are equal, zeros and a divergence of NaN.
@@ -120,15 +119,8 @@ def draw_embeddings(
     Args:
         embeddings: embeddings by name.
         labels: (n,) classes.
-        class_names: their names.
-        path: of the picture.
-        title: of the picture.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(embeddings) + 1.4, 4.4), layout="constrained", dpi=130)
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * len(embeddings) + 1.4, 4.4, layout="constrained", dpi=130)
     panels = figure.subplots(1, len(embeddings), squeeze=False)[0]
     colours = class_colours(len(class_names))
     for axes, (name, embedding) in zip(panels, embeddings.items(), strict=True):

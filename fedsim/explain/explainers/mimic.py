@@ -23,9 +23,9 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
-from fedsim.explain.explainers.tree import Tree, build_tree, confusion, fidelity
+from fedsim.explain.explainers.tree import Tree, build_tree, fidelity
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
 from fedsim.models import Classifier
 from fedsim.support.rng import keyed_rng
@@ -151,11 +151,7 @@ class TreeExplainer(FeatureExplainer):
         raise ExperimentError(f"a tree mimics classifiers of images and tables, and {reason}")
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert model.network is not None
         dataset = data.dataset
@@ -252,16 +248,19 @@ class Mimicked(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the tree, its disagreements with the model, and the embeddings."""
+        from sklearn.metrics import confusion_matrix  # slow to import
+
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
         paths = [picture(folder, f"{n}{self.suffix}") for n in ("tree", "confusion", "embedding")]
         shape = None
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape
             shape = (C, H, W)
-        draw_tree(mimic.tree, dataset.classes, paths[0], shape, title=title)
+        save(draw_tree(mimic.tree, dataset.classes, shape), paths[0], title)
         by_tree = mimic.tree.predict(mimic.images)
-        counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
-        draw_confusion(counts, dataset.classes, paths[1], title)
+        labels = range(len(dataset.classes))
+        counts = confusion_matrix(mimic.predicted, by_tree, labels=labels).astype(np.int64)
+        save(draw_confusion(counts, dataset.classes), paths[1], title)
         if not self.embeddings:
             return paths[:2]
         title = f"{self.title}: features of the test set, t-SNE"

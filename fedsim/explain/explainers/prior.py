@@ -35,11 +35,7 @@ class PriorExplainer(Explainer):
     size: int | None = None
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         table, dataset = data.tables["explanations"], data.dataset
         rows = table[:0]
@@ -60,7 +56,6 @@ class ClassPrior(Explanation):
     """The importance of each group of parts for each class.
 
     Args:
-        title: of the run.
         dataset: of images or a table.
         groups: G, of its inputs.
         prior: (C, G) signed; unknown classes are zero, and left out.

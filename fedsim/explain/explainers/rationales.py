@@ -1,10 +1,9 @@
-"""Explanations of rationalisation models by selected words; similarity of clients' encoders."""
+"""Explanations of rationalisation models by selected words."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -45,11 +44,7 @@ class RationaleExplainer(FeatureExplainer):
 
     @torch.no_grad()
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert isinstance(model.network, RationaleClassifier)
         features, x = model.network.features, data.prepare(inputs.x)
@@ -82,8 +77,7 @@ class RationaleExplainer(FeatureExplainer):
     ) -> NDArray[np.float32]:
         assert isinstance(model.network, RationaleClassifier)
         chosen = _selected(model.network.eval(), x, rng) * (x != 0)
-        relevance: NDArray[np.float32] = chosen.float().cpu().numpy()
-        return relevance
+        return chosen.float().cpu().numpy()
 
 
 def _selected(network: RationaleClassifier, x: Tensor, rng: np.random.Generator) -> Tensor:
@@ -97,10 +91,8 @@ class Rationales(Explanation):
     """Documents with the words that a model selects.
 
     Args:
-        title: of the model.
         suffix: for names of files.
         names: of the documents.
-        documents: with the words.
         scores: scores of the model on the central test set; for a sequence of tasks, only `loss`
             and `accuracy`.
     """
@@ -145,50 +137,3 @@ class Rationales(Explanation):
         title = f"{self.title}: selected words{some(len(self.documents), 'documents')}"
         draw_rationales(self.documents[:MOST_DRAWN], path, title)
         return [path]
-
-
-@torch.no_grad()
-def encoder_similarity(networks: Sequence[RationaleClassifier], x: Tensor) -> dict[str, float]:
-    """Similarity of clients' encoders: the mean linear CKA over all pairs (FedRNL, Fig. 2).
-
-    A document is represented by the mean of an encoder's outputs for its words: generators read
-    all words, predictors those that their own generator selects. If hardly any words are selected,
-    predictors see only the lengths of documents, which makes them similar.
-
-    Args:
-        networks: two or more, on the documents' device, without sampling in evaluation.
-        x: (n, L) documents, the same for all.
-
-    Returns:
-        `generator` and `predictor`, see `linear_cka`, and `chosen`, the mean share of selected
-        words.
-    """
-    read: dict[str, list[NDArray[np.floating]]] = {"generator": [], "predictor": []}
-    words, chosen = (x != 0).float()[:, :, None], []
-    for network in networks:
-        features = network.eval().features
-        z = features.select(x)[:, :, None]
-        chosen.append(float((z * words).sum() / words.sum()))
-        for part, ways in (("generator", 1.0), ("predictor", z)):
-            h = features.get_submodule(part)(features.words(x) * ways)
-            mean = (h * words).sum(dim=1) / words.sum(dim=1).clamp(min=1)
-            read[part].append(mean.cpu().numpy())
-    pairs = list(itertools.combinations(range(len(networks)), 2))
-    alike = {
-        part: math.fsum(linear_cka(own[a], own[b]) for a, b in pairs) / len(pairs)
-        for part, own in read.items()
-    }
-    return {**alike, "chosen": math.fsum(chosen) / len(chosen)}
-
-
-def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
-    """Similarity of two representations (n, D) and (n, E) of the same n examples, from 0 to 1.
-
-    ‖Yᵀ·X‖² / (‖Xᵀ·X‖·‖Yᵀ·Y‖), Frobenius norms of centred columns (Kornblith et al. 2019).
-    Invariant to rotation and scale. NaN if one is the same for all examples.
-    """
-    a, b = (v.astype(np.float64) - v.mean(axis=0, dtype=np.float64) for v in (x, y))
-    across = np.square(b.T @ a).sum()
-    own = math.sqrt(np.square(a.T @ a).sum()) * math.sqrt(np.square(b.T @ b).sum())
-    differ = all(np.ptp(v, axis=0).any() for v in (x, y))  # by more than rounding
-    return min(float(across / own), 1.0) if own and differ else math.nan

@@ -29,17 +29,9 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
-from fedsim.models.rules import (
-    Array,
-    Prediction,
-    Rule,
-    RuleModel,
-    Rules,
-    count,
-    quality,
-)
+from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, count, quality
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.support.words import short
 
@@ -59,8 +51,7 @@ def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
 def _rounded(rule: Rule) -> Array:
     """The consequent without coefficients that are negligible for inputs in [0, 1]."""
     size = np.abs(rule.consequent)
-    kept: Array = np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
-    return kept
+    return np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
 
 
 def global_explanation(
@@ -78,8 +69,6 @@ def global_explanation(
         found: their predictions for n examples.
         y: (n,) the targets.
         sources: (R,) from how many clients each rule comes.
-        names: of the features.
-        target: the name of what is predicted.
 
     Returns:
         By column: `rule` (counted from 1 in the order of the rule base), `text`, `conditions`
@@ -213,18 +202,12 @@ class LocalExplanation:
 
 
 def local_explanation(
-    model: RuleModel,
-    rules: Rules,
-    x: Array,
-    names: Sequence[str],
-    scaling: Scaling = UNSCALED,
+    model: RuleModel, rules: Rules, x: Array, names: Sequence[str], scaling: Scaling = UNSCALED
 ) -> LocalExplanation:
     """The explanation of the rules' prediction for one (F,) input.
 
     Args:
         x: the input, in the units of the data set.
-        names: of the features.
-        scaling: scaling of the target.
     """
     found = model.predict(rules, x[None])
     j = int(found.deciding[0])
@@ -270,11 +253,7 @@ class RulesExplainer(FeatureExplainer):
             )
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert isinstance(model.section, RuleModel)
         assert model.rules is not None
@@ -401,11 +380,13 @@ class RuleBase(Explanation):
         names = ("partitions", "rules", "activations")
         paths = [picture(folder, f"{name}{self.about.suffix}") for name in names]
         title = self.about.title
-        draw_partitions(
-            self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"
-        )
-        draw_rules(self.readable, self.sources, self.names, paths[1], title=f"{title}: its rules")
-        draw_activations(self.prediction, paths[2], f"{title}: rules that fire on the test set")
+        drawn = {
+            "what its conditions mean": draw_partitions(self.readable, self.test_x, self.names),
+            "its rules": draw_rules(self.readable, self.sources, self.names),
+            "rules that fire on the test set": draw_activations(self.prediction),
+        }
+        for path, (what, figure) in zip(paths, drawn.items(), strict=True):
+            save(figure, path, f"{title}: {what}")
         return paths
 
     def export(self, folder: Path) -> None:
@@ -413,7 +394,6 @@ class RuleBase(Explanation):
 
         Raises:
             ExperimentError: OpenFL-XAI does not support these rules.
-            OSError: they cannot be written.
         """
         if not (isinstance(self.model, Tsk) and self.model.terms == 3):
             raise ExperimentError(

@@ -92,8 +92,7 @@ class Sage(OfDecision):
             np.array(drawn),
         )
         pixels = np.bincount(feature_of.ravel())
-        relevance: NDArray[np.float32] = (found / pixels)[:, feature_of].astype(np.float32)
-        return relevance
+        return (found / pixels)[:, feature_of].astype(np.float32)
 
 
 def shapley_of_loss(
@@ -124,8 +123,7 @@ def shapley_of_loss(
         chances = torch.from_numpy(logits(network, mixed)).double().log_softmax(dim=1)
         of_class = y.cpu().repeat_interleave(n).repeat(len(there))
         own = chances[torch.arange(len(chances)), of_class].view(-1, m, n)
-        log_mean: NDArray[np.float64] = (own.logsumexp(dim=2) - np.log(n)).numpy()
-        return log_mean
+        return (own.logsumexp(dim=2) - np.log(n)).numpy()
 
     found, there = np.zeros((P, m, G)), np.zeros((P, m, G), dtype=bool)
     before, everything = value(there[:1]), value(~there[:1])
@@ -136,5 +134,4 @@ def shapley_of_loss(
         gain = np.broadcast_to(after - before, (P, m))
         np.put_along_axis(found, added, gain[:, :, None], axis=2)
         before = after
-    mean: NDArray[np.float64] = found.mean(axis=0)
-    return mean
+    return found.mean(axis=0)

@@ -39,11 +39,7 @@ class SharedImagesExplainer(Explainer):
             raise ExperimentError(f"{model.title}: its method does not share masked images")
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         assert data.shared is not None
         shared = data.shared()

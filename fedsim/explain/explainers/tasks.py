@@ -46,12 +46,6 @@ def draw_curves(
 
     Args:
         tasks: the tasks table of a run, at least one row.
-        path: of the picture.
-        title: of the picture.
-        names: of the clients, if the data name them.
-
-    Raises:
-        OSError: it cannot be written.
     """
     seen = tasks[tasks["seen"]]
     clients = sorted(seen["client"].unique())[:MOST_CURVES]
@@ -104,11 +98,6 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
 
     Args:
         rows: see `transfer_table`; at least one.
-        path: of the picture.
-        title: of the picture.
-
-    Raises:
-        OSError: it cannot be written.
     """
     receivers, sources, table = transfer_table(rows)
     height, width = SIDE * len(receivers), SIDE * len(sources)
@@ -152,11 +141,7 @@ class TasksExplainer(Explainer):
             raise ExperimentError(f"{model.title}: its clients do not learn a sequence of tasks")
 
     def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         given = data.tables["explanations"]
         if not given.empty:
@@ -169,7 +154,6 @@ class Tasks(Explanation):
     """A sequence of tasks that clients have learnt.
 
     Args:
-        title: of the run.
         tasks: recorded accuracy on them; at least one row.
         given: rows of explainer `transfer`, in explanations.parquet.
         record: this file, if there is one.

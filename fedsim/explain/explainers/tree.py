@@ -21,7 +21,6 @@ explanation of a client's model: XPFL (arXiv 2410.08634), Algorithm 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,32 +56,8 @@ class Tree:
     counts: Ints
 
     def predict(self, x: NDArray[Any]) -> Ints:
-        """(n,) classes of (n, F) rows: the most frequent of each row's leaf, the lowest if tied.
-
-        Raises:
-            ExperimentError: rows without a feature that the tree asks about.
-        """
-        found: Ints = self.counts.argmax(axis=1)[self._leaf_of(x)]
-        return found
-
-    def path(self, row: NDArray[Any], names: Sequence[str]) -> list[str]:
-        """The conditions that hold for one (F,) row, from the root down: "x3 ≤ 0.5".
-
-        Args:
-            row: the features.
-            names: of the features; for pixels, `pixel_names`.
-
-        Raises:
-            ExperimentError: a row without a feature that the tree asks about.
-        """
-        self.require_features(len(row))
-        conditions, node = [], 0
-        while self.feature[node] != LEAF:
-            f, t = self.feature[node], self.threshold[node]
-            holds = row[f] <= t
-            conditions.append(f"{names[f]} {'≤' if holds else '>'} {t:.4g}")
-            node = (self.left if holds else self.right)[node]
-        return conditions
+        """(n,) classes of (n, F) rows: the most frequent of their leaf, the lowest if tied."""
+        return self.counts.argmax(axis=1)[self._leaf_of(x)]
 
     def contributions(self, x: NDArray[Any], y: Ints) -> Array:
         """Contributions of features to the share of a class, along each row's path to its leaf.
@@ -97,11 +72,7 @@ class Tree:
 
         Returns:
             (n, F).
-
-        Raises:
-            ExperimentError: rows without a feature that the tree asks about.
         """
-        self.require_features(x.shape[1])
         shares = self.counts / self.counts.sum(axis=1, keepdims=True)
         found = np.zeros(x.shape)
         node, rows = np.zeros(len(x), np.int64), np.arange(len(x))
@@ -124,7 +95,6 @@ class Tree:
 
     def _leaf_of(self, x: NDArray[Any]) -> Ints:
         """(n,) the leaf of each row."""
-        self.require_features(x.shape[1])
         node = np.zeros(len(x), np.int64)
         rows = np.arange(len(x))
         while len(rows := rows[self.feature[node[rows]] != LEAF]):
@@ -132,14 +102,6 @@ class Tree:
             holds = x[rows, self.feature[at]] <= self.threshold[at]
             node[rows] = np.where(holds, self.left[at], self.right[at])
         return node
-
-    def require_features(self, width: int) -> None:
-        most = int(self.feature.max())
-        if most >= width:
-            raise ExperimentError(
-                f"x has {width} feature(s), but the tree tests feature {most} (the first is 0): "
-                "rows must be like those it was grown on"
-            )
 
     def depths(self) -> Ints:
         """(N,) number of conditions on the path to each node."""
@@ -156,13 +118,7 @@ class Tree:
         return below
 
 
-def build_tree(
-    x: NDArray[Any],
-    y: NDArray[Any],
-    classes: int,
-    min_samples_leaf: int = 2,
-    max_depth: int | None = None,
-) -> Tree:
+def build_tree(x: NDArray[Any], y: NDArray[Any], classes: int, min_samples_leaf: int = 2) -> Tree:
     """Grow a tree, from the root down until nodes are pure or no split gains anything.
 
     The same bits for the same rows, in whatever order they come. Gains below 1e-9 bits are 0, and
@@ -174,17 +130,11 @@ def build_tree(
         y: (n,) what the model predicts, from 0 to `classes` - 1.
         classes: C.
         min_samples_leaf: rows that a split leaves on either side at least.
-        max_depth: conditions on a path at most; none: as many as it takes.
 
     Raises:
-        ExperimentError: no rows or features, values that are not finite, classes that there are
-            not, lengths that differ, or limits below 1.
+        ExperimentError: no rows or features, or values that are not finite.
     """
-    require_positive(classes=classes, min_samples_leaf=min_samples_leaf, max_depth=max_depth)
     _require_numbers(x)
-    _require_classes("y", y, classes)
-    if len(x) != len(y):
-        raise ExperimentError(f"x has {len(x)} rows and y {len(y)}: one label for each row")
     n, F = x.shape
     columns = np.ascontiguousarray(x.T, dtype=np.float64)
     labels = y.astype(np.min_scalar_type(classes - 1))  # small numbers are sorted faster
@@ -200,18 +150,18 @@ def build_tree(
     threshold: list[float] = []
     children: list[list[int]] = []
     frequencies: list[Ints] = []
-    # Nodes to visit: orders, their features, depth, and the parent and side.
-    waiting = [(order, np.arange(F), 0, LEAF, 0)]
+    # Nodes to visit: orders, their features, and the parent and side.
+    waiting = [(order, np.arange(F), LEAF, 0)]
     del order  # frees the root's
     while waiting:
-        order, features, depth, parent, side = waiting.pop()
+        order, features, parent, side = waiting.pop()
         if parent != LEAF:
             children[parent][side] = len(feature)
         own = np.bincount(labels[order[0]], minlength=classes)
         frequencies.append(own)
         children.append([LEAF, LEAF])
         split = None
-        if own.max() < own.sum() and (max_depth is None or depth < max_depth):
+        if own.max() < own.sum():
             varies = columns[features, order[:, 0]] < columns[features, order[:, -1]]
             if not varies.all():  # constant here, so in all nodes below
                 order, features = order[varies], features[varies]
@@ -225,7 +175,7 @@ def build_tree(
             # The same number of rows go left in each order, so the result is rectangular.
             for child, chosen in ((1, ~to_left), (0, to_left)):
                 part = order[chosen].reshape(len(features), -1)
-                waiting.append((part, features, depth + 1, len(feature) - 1, child))
+                waiting.append((part, features, len(feature) - 1, child))
     left, right = np.array(children, np.int64).T.copy()
     return Tree(
         np.array(feature, np.int64),
@@ -294,8 +244,7 @@ def _split(
 
 def _first_greatest(values: Array) -> Ints:
     """Index of the maximum along the last axis, up to rounding; the first in case of ties."""
-    found: Ints = np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
-    return found
+    return np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
 
 
 def _between(low: float, high: float) -> float:
@@ -305,46 +254,8 @@ def _between(low: float, high: float) -> float:
 
 
 def fidelity(tree: Tree, x: NDArray[Any], y_model: NDArray[Any]) -> float:
-    """The share of (n, F) rows for which the tree predicts what the model does.
-
-    Args:
-        tree: that mimics the model.
-        x: the rows.
-        y_model: (n,) the model's predictions.
-
-    Raises:
-        ExperimentError: no rows, values that are not finite, or lengths that differ.
-    """
-    _require_numbers(x)
-    if x.shape[:1] != y_model.shape:
-        raise ExperimentError(
-            f"x has {len(x)} rows and y_model the shape {y_model.shape}: one label for each row"
-        )
+    """The share of (n, F) rows for which the tree predicts what the model does, (n,)."""
     return float((tree.predict(x) == y_model).mean())
-
-
-def confusion(y_model: NDArray[Any], y_tree: NDArray[Any], classes: int) -> Ints:
-    """(C, C) how often the model predicts the row's class and the tree the column's.
-
-    Args:
-        y_model: (n,) the model's predictions, from 0 to `classes` - 1.
-        y_tree: (n,) the tree's.
-        classes: C.
-
-    Raises:
-        ExperimentError: no predictions, classes that there are not, or lengths that differ.
-    """
-    from sklearn.metrics import confusion_matrix
-
-    _require_classes("y_model", y_model, classes)
-    _require_classes("y_tree", y_tree, classes)
-    if len(y_model) != len(y_tree):
-        raise ExperimentError(
-            f"y_model has {len(y_model)} predictions and y_tree {len(y_tree)}: they must be of "
-            "the same rows"
-        )
-    found: Ints = confusion_matrix(y_model, y_tree, labels=range(classes)).astype(np.int64)
-    return found
 
 
 def pixel_names(shape: tuple[int, int, int]) -> list[str]:
@@ -361,12 +272,6 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
     ]
 
 
-def require_positive(**limits: int | None) -> None:
-    for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise ExperimentError(f"{name}={limit}: must be 1 or more")
-
-
 def _require_numbers(x: NDArray[Any]) -> None:
     if x.ndim != 2 or not x.size:
         raise ExperimentError(
@@ -378,17 +283,4 @@ def _require_numbers(x: NDArray[Any]) -> None:
         raise ExperimentError(
             f"x has {len(bad)} value(s) that are not finite numbers, the first in row {row}, "
             f"feature {column}: {x[row, column]}"
-        )
-
-
-def _require_classes(name: str, y: NDArray[Any], classes: int) -> None:
-    if y.ndim != 1 or not y.size or not np.issubdtype(y.dtype, np.integer):
-        raise ExperimentError(
-            f"{name} has the shape {y.shape} and the type {y.dtype}: it must be (rows,) whole "
-            "numbers, with at least one of them"
-        )
-    wrong = y[(y < 0) | (y >= classes)]
-    if len(wrong):
-        raise ExperimentError(
-            f"{name} has class {wrong[0]}: there are {classes} class(es), numbered from 0"
         )

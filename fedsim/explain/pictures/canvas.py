@@ -43,12 +43,12 @@ def some(count: int, what: str, most: int = MOST_DRAWN) -> str:
     return f" (the first {most} of {count} {what})" if count > most else ""
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of a given size."""
+def new_figure(width: float, height: float, **options: Any) -> Figure:
+    """A figure of a given size, and with other options of `Figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height), **options)
     FigureCanvasAgg(figure)
     return figure
 

@@ -82,16 +82,7 @@ class Weighed(Document):
 
 
 def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") -> None:
-    """Draw documents: chosen words on yellow, marked ones in blue and underlined.
-
-    Args:
-        documents: with the words.
-        path: of the picture.
-        title: of the picture.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Draw documents: chosen words on yellow, marked ones in blue and underlined."""
     marked = any(document.marked for document in documents)
     note = "on yellow: chosen" + "; blue, underlined: what the label is about" * marked
     grounds = [[CHOSEN if chosen else None for chosen in d.chosen] for d in documents]
@@ -99,16 +90,7 @@ def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") ->
 
 
 def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> None:
-    """Draw documents, the words that speak for a decision on red, those against it on blue.
-
-    Args:
-        documents: with the words.
-        path: of the picture.
-        title: of the picture.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Draw documents, the words that speak for a decision on red, those against it on blue."""
     import matplotlib as mpl
 
     grounds: list[list[Colour | None]] = []

@@ -64,9 +64,6 @@ def draw_shared(
 
     Args:
         examples: at most one for each client and class.
-        names: of the classes.
-        path: of the picture.
-        title: of the picture.
         called: the clients' names, if the data name them.
     """
     clients = sorted({e.client for e in examples})
@@ -125,11 +122,6 @@ def draw_relevances(
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
         captions: of each; wrapped to the width of an image.
-        path: of the picture.
-        title: of the picture.
-
-    Raises:
-        OSError: it cannot be written.
     """
     side, below = 1.3, 0.2
     captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
@@ -156,12 +148,7 @@ def draw_relevances(
                     fontsize=_FONT - 1,
                     color="0.35",
                 )
-    _add_scale(
-        figure,
-        0,
-        lines * down + 0.05,
-        "relevance; each map has its own scale (±)",
-    )
+    _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
     save(figure, path, title)
 
 

@@ -35,62 +35,6 @@ _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
 _FOR, _AGAINST = "#c62828", "#1565c0"
 
 
-def draw_partitions(
-    rules: Sequence[Rule], x: Array, names: Sequence[str], path: Path, title: str = ""
-) -> None:
-    """Draw what the conditions mean: a panel for each feature, over a histogram of its values.
-
-    Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
-    hold, one above the other so that none hides another. Their colours say where they point, as
-    in `draw_rules`. Of more than 40 features, the 40 that most rules use are drawn.
-
-    Args:
-        rules: R of them.
-        x: (n, F) examples.
-        names: of the F features.
-        path: of the picture.
-        title: of the picture.
-    """
-    save(_partitions(rules, x, names), path, title)
-
-
-def draw_rules(
-    rules: Sequence[Rule],
-    sources: NDArray[np.int64],
-    names: Sequence[str],
-    path: Path,
-    most: int = 40,
-    title: str = "",
-) -> None:
-    """Draw rules as a heat map: a row for each rule, the weightiest first, a column a feature.
-
-    The colour says where the rule's condition on the feature points: to the centre of the region
-    of [0, 1] where it holds best. No colour: no condition. A cross: it holds nowhere in [0, 1].
-    To the right the rule's weight and the number of clients that it comes from. Of more than 60
-    features, the 60 that most of these rules use are drawn.
-
-    Args:
-        rules: R of them; they are numbered from 1 in this order.
-        sources: (R,) from how many clients each rule comes.
-        names: of the F features.
-        path: of the picture.
-        most: rules to draw; lighter ones are left out.
-        title: of the picture.
-    """
-    save(_rules(rules, sources, names, most), path, title)
-
-
-def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
-    """Draw how often each rule fires and decides, and how many rules are active per example.
-
-    Args:
-        found: what R rules, numbered from 1, make of n examples.
-        path: of the picture.
-        title: of the picture.
-    """
-    save(_activations(found), path, title)
-
-
 @dataclass(frozen=True)
 class _Shape:
     """One condition or several together, over [0, 1].
@@ -141,8 +85,17 @@ def _sample(conditions: Sequence[Condition]) -> _Shape:
     return _Shape(points, np.min([c.membership(points) for c in conditions], axis=0))
 
 
-def _partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure:
-    """The figure of `draw_partitions`."""
+def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure:
+    """Draw what the conditions mean: a panel for each feature, over a histogram of its values.
+
+    Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
+    hold, one above the other so that none hides another. Their colours say where they point, as
+    in `draw_rules`. Of more than 40 features, the 40 that most rules use are drawn.
+
+    Args:
+        rules: R of them.
+        x: (n, F) examples.
+    """
     features = _most_used(rules, len(names), MOST_PANELS)
     shapes = _shapes(rules, features)
     fuzzy = [f for f in features if not all(shape.crisp for shape in shapes[f].values())]
@@ -245,10 +198,21 @@ def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap)
         )
 
 
-def _rules(
-    rules: Sequence[Rule], sources: NDArray[np.int64], names: Sequence[str], most: int
+def draw_rules(
+    rules: Sequence[Rule], sources: NDArray[np.int64], names: Sequence[str], most: int = 40
 ) -> Figure:
-    """The figure of `draw_rules`."""
+    """Draw rules as a heat map: a row for each rule, the weightiest first, a column a feature.
+
+    The colour says where the rule's condition on the feature points: to the centre of the region
+    of [0, 1] where it holds best. No colour: no condition. A cross: it holds nowhere in [0, 1].
+    To the right the rule's weight and the number of clients that it comes from. Of more than 60
+    features, the 60 that most of these rules use are drawn.
+
+    Args:
+        rules: R of them; they are numbered from 1 in this order.
+        sources: (R,) from how many clients each rule comes.
+        most: rules to draw; lighter ones are left out.
+    """
     order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)[:most]
     shown = [rules[j] for j in order]
     features = _most_used(shown, len(names), MOST_COLUMNS)
@@ -341,8 +305,12 @@ def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDA
     return centres, there & np.isnan(centres)
 
 
-def _activations(found: Prediction) -> Figure:
-    """The figure of `draw_activations`."""
+def draw_activations(found: Prediction) -> Figure:
+    """Draw how often each rule fires and decides, and how many rules are active per example.
+
+    Args:
+        found: what R rules, numbered from 1, make of n examples.
+    """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     fired = found.firing > 0
@@ -362,14 +330,7 @@ def _activations(found: Prediction) -> Figure:
     above.bar(numbers, fires, 0.86, color=_PALE, label="fires")
     above.bar(numbers, decides, 0.45, color=_SOLID, label="decides")
     if by_default.any():
-        above.bar(
-            numbers,
-            by_default,
-            0.45,
-            decides,
-            color=_NONE,
-            label="decides without firing",
-        )
+        above.bar(numbers, by_default, 0.45, decides, color=_NONE, label="decides without firing")
     above.set_xlim(0.4, R + 0.6)
     step = next((s for s in (1, 2, 5, 10, 20, 50) if s * wide / R > 0.19 + 0.15 * (s > 1)), 100)
     above.set_xticks(sorted({1, *range(step, R + 1, step)}))
@@ -463,17 +424,11 @@ def draw_bars(
 
     Args:
         relevance: (n, F) signed.
-        names: of the features.
         titles: of the n predictions.
-        path: of the picture.
         most: features that are drawn.
-        title: of the picture.
         xlabel: what the relevance is of.
         compared: (m, F) all relevances that share the scale and the order, in this picture and
             others; by default those of this one.
-
-    Raises:
-        OSError: it cannot be written.
     """
     from matplotlib.patches import Patch
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names, require_positive
-from fedsim.explain.pictures.canvas import class_colours, new_figure, place, save
+from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names
+from fedsim.explain.pictures.canvas import class_colours, new_figure, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,55 +23,24 @@ _MAP, _APART, _UNDER = 2.2, 0.45, 0.6  # inches: the heat map, left of it, below
 def draw_tree(
     tree: Tree,
     class_names: Sequence[str],
-    path: Path,
     shape: tuple[int, int, int] | None = None,
     most_levels: int = 4,
-    title: str = "",
-) -> None:
+) -> Figure:
     """Draw the upper levels of a tree, and for images the pixels that the whole tree asks about.
 
     A node says its condition, and how many rows came by; below are their classes in colours. A
     leaf says its class and how many of its rows have it, and is tinted with its colour.
 
     Args:
-        tree: to be drawn.
-        class_names: of the C classes.
-        path: of the picture.
         shape: (C, H, W) of the images whose flattened pixels the features are; none: features are
             numbered.
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
-        title: of the picture.
-
-    Raises:
-        ExperimentError: a shape without a feature that the tree asks about, or no levels.
     """
-    require_positive(most_levels=most_levels)
-    save(_drawn_tree(tree, class_names, shape, most_levels), path, title)
-
-
-def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: str = "") -> None:
-    """Draw how often the model predicts the row's class and the tree the column's.
-
-    Args:
-        matrix: (C, C) see `confusion`. The colour says which share of its row a cell has.
-        class_names: of the C classes.
-        path: of the picture.
-        title: of the picture.
-    """
-    save(_drawn_confusion(matrix, class_names), path, title)
-
-
-def _drawn_tree(
-    tree: Tree, class_names: Sequence[str], shape: tuple[int, int, int] | None, most_levels: int
-) -> Figure:
-    """The figure of `draw_tree`."""
     from matplotlib.patches import Patch
 
-    if shape is None:
-        names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
-    else:
-        tree.require_features(math.prod(shape))
+    names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
+    if shape is not None:
         names = pixel_names(shape)
     depths, below = tree.depths(), tree.below()
     shown = np.flatnonzero(depths < most_levels).tolist()
@@ -228,8 +196,7 @@ def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
     rows = np.bincount(
         tree.feature[inner], tree.counts[inner].sum(axis=1), minlength=math.prod(shape)
     )
-    asked: Ints = rows.reshape(shape).sum(axis=0).astype(np.int64)
-    return asked
+    return rows.reshape(shape).sum(axis=0).astype(np.int64)
 
 
 def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
@@ -254,8 +221,12 @@ def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
     bar.tick_params(labelsize=_SMALL, length=2)
 
 
-def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
-    """The figure of `draw_confusion`."""
+def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
+    """Draw how often the model predicts the row's class and the tree the column's.
+
+    Args:
+        matrix: (C, C) counts. The colour says which share of its row a cell has.
+    """
     C = len(class_names)
     widest = len(f"{matrix.max():,}")
     with_numbers = C <= 40

@@ -37,8 +37,7 @@ def by_part(attribution: Tensor) -> Scores:
     found = attribution.detach().cpu().double()
     if found.dim() == 4:
         found = found.sum(dim=1)
-    relevance: Scores = found.flatten(1).numpy()
-    return relevance
+    return found.flatten(1).numpy()
 
 
 def arranged(x: Tensor) -> tuple[int, ...]:
@@ -50,8 +49,7 @@ def present(x: Tensor) -> NDArray[np.bool_]:
     """(n, P) which parts inputs have: all except padding after a document's end."""
     if x.is_floating_point():
         return np.ones(arranged(x), dtype=bool).reshape(len(x), -1)
-    words: NDArray[np.bool_] = (x != 0).cpu().numpy()
-    return words
+    return (x != 0).cpu().numpy()
 
 
 def without(x: Tensor, removed: NDArray[np.bool_]) -> Tensor:
@@ -117,8 +115,7 @@ def area(curve: Scores) -> Scores:
 
     In the unit of the curve: of probabilities, it is in [0, 1].
     """
-    found: Scores = ((curve[:, :-1] + curve[:, 1:]) / 2).mean(axis=1)
-    return found
+    return ((curve[:, :-1] + curve[:, 1:]) / 2).mean(axis=1)
 
 
 def comprehensiveness(
@@ -141,8 +138,7 @@ def comprehensiveness(
     Source: DeYoung et al. (ACL 2020, ERASER). As in their released code, the mean is over the
     shares; the sum in the paper has a share of 0 as well.
     """
-    lost: Scores = _value(predict, x) - _values(predict, x, relevance, shares, False).mean(axis=1)
-    return lost
+    return _value(predict, x) - _values(predict, x, relevance, shares, False).mean(axis=1)
 
 
 def sufficiency(
@@ -157,8 +153,7 @@ def sufficiency(
 
     Source: DeYoung et al. (ACL 2020, ERASER).
     """
-    lost: Scores = _value(predict, x) - _values(predict, x, relevance, shares, True).mean(axis=1)
-    return lost
+    return _value(predict, x) - _values(predict, x, relevance, shares, True).mean(axis=1)
 
 
 def infidelity(
@@ -201,8 +196,7 @@ def infidelity(
         noise = torch.from_numpy(sigma * drawn).to(x)
         foretold = (noise.cpu().double().flatten(1) * slopes).sum(dim=1).numpy()
         errors.append((foretold - (whole - _value(value, x - noise))) ** 2)
-    mean: Scores = np.mean(errors, axis=0)
-    return mean
+    return np.mean(errors, axis=0)
 
 
 def sensitivity(
@@ -242,8 +236,7 @@ def sensitivity(
         delta = torch.from_numpy(radius * drawn).to(x)
         changed = attribute(x + delta).detach().cpu().double().flatten(1)
         changes.append(torch.linalg.vector_norm(changed - unchanged, dim=1).numpy())
-    worst: Scores = np.max(changes, axis=0) / torch.where(norm > 0, norm, 1).numpy()
-    return worst
+    return np.max(changes, axis=0) / torch.where(norm > 0, norm, 1).numpy()
 
 
 def _drawn(
@@ -280,8 +273,7 @@ def _values(
 
 @torch.no_grad()
 def _value(predict: Predict, x: Tensor) -> Scores:
-    found: Scores = predict(x).cpu().double().numpy()
-    return found
+    return predict(x).cpu().double().numpy()
 
 
 def _refuse_documents(score: str, x: Tensor) -> None:

@@ -117,8 +117,11 @@ def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> Scores:
 
     Source: Spearman (1904).
     """
+    from scipy.stats import rankdata  # SciPy is slow to import
+
     a, b = _rows(a), _rows(b)
-    return np.where((a == b).all(axis=1), 1, _cosine(_centred_ranks(a), _centred_ranks(b)))
+    ranks = (rankdata(rows, axis=1) - (rows.shape[1] + 1) / 2 for rows in (a, b))
+    return np.where((a == b).all(axis=1), 1, _cosine(*ranks))
 
 
 def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
@@ -136,8 +139,7 @@ def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
     if not 1 <= k <= P:
         raise ValueError(f"k={k}: must be from 1 to {P}, the number of parts")
     both = (places(a) < k) & (places(b) < k)
-    share: Scores = both.sum(axis=1) / k
-    return share
+    return both.sum(axis=1) / k
 
 
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> Scores:
@@ -245,22 +247,6 @@ def _cosine(a: Scores, b: Scores) -> Scores:
     unknown = np.full_like(norms, np.nan)
     found: Scores = np.divide((a * b).sum(axis=1), norms, out=unknown, where=norms > 0)
     return found.clip(-1, 1)
-
-
-def _centred_ranks(rows: Scores) -> Scores:
-    """Centred ranks, with mean ranks for ties."""
-    n, P = rows.shape
-    order = np.argsort(rows, axis=1, kind="stable")
-    risen = np.diff(np.take_along_axis(rows, order, axis=1), axis=1) > 0
-    edge = np.ones((n, 1), bool)
-    at = np.arange(P)
-    # First and last position of each run of ties.
-    first = np.maximum.accumulate(np.where(np.hstack([edge, risen]), at, 0), axis=1)
-    ends = np.where(np.hstack([risen, edge]), at, P)
-    last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    found = np.empty((n, P))
-    np.put_along_axis(found, order, (first + last - (P - 1)) / 2, axis=1)
-    return found
 
 
 def _where_known(found: NDArray[Any], truth: Truth) -> Scores:

@@ -23,7 +23,6 @@ from fedsim.federation import (
     Vector,
     client_function,
 )
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means
 from fedsim.training import FlatModel
 
@@ -83,7 +82,6 @@ class PersonalModelsAlone(PersonalModels[S]):
     been trained so far; this takes as many evaluations (`evaluate.every`).
     """
 
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
     has_global_model: ClassVar[bool] = False
 
     def evaluate(self, fed: Federation, state: S) -> None:

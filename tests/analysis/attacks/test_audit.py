@@ -16,8 +16,9 @@ import torch
 from experiments import Say, run_example, small_experiment
 from fedsim import Run, audit, replay, run
 from fedsim.analysis.attacks import membership
-from fedsim.analysis.attacks.audit import PrivacyAudit, _about, _doubts, _sent
+from fedsim.analysis.attacks.audit import PrivacyAudit, _about, _sent
 from fedsim.analysis.attacks.membership import Fit, guessing
+from fedsim.analysis.attacks.report import doubts
 from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import Gradient, IntegratedGradients, Random
 
@@ -129,7 +130,7 @@ class TestWhatHasFailedIsNotPrivacy:
         ]
         fits = dict.fromkeys(("the model",), Fit(0.9, 0.5))
         fits["always the most frequent class"] = Fit(0.2, 0.2)
-        (warning,) = _doubts(rows, guessing(200, 200), fits)
+        (warning,) = doubts(rows, guessing(200, 200), fits)
         assert warning.startswith("below guessing: gradient/norm, noise 0.5; ")
 
 

@@ -20,18 +20,15 @@ from fedsim.analysis.attacks import inversion
 from fedsim.analysis.attacks.inversion import (
     Fidelity,
     UNet,
-    by_parameter,
     draw_reconstructions,
     fidelity,
     invert_gradient,
     reconstruct,
     train_denoiser,
-    update_gradient,
 )
 from fedsim.errors import ExperimentError
 from fedsim.federation.engine import limit_threads
 from fedsim.support.rng import keyed_torch_rng
-from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -413,50 +410,9 @@ def test_the_network_stays_as_it_was(training: bool) -> None:
     assert network[0].weight.grad.unique().tolist() == [1.0]
 
 
-def test_an_update_is_a_gradient() -> None:
-    """One step of SGD on a flat model, turned into what autograd says, by parameter."""
-    (x, y), lr = (part[:5] for part in digits()), 0.5
-    model = FlatModel(smooth(), torch.device("cpu"))
-    gradient = gradient_of(model.module, x, y)
-    parameters = list(model.module.parameters())
-    before = model.vector[: model.num_parameters].clone()
-    for p, g in zip(parameters, gradient, strict=True):
-        p.grad = g
-    torch.optim.SGD(parameters, lr).step()
-    after = model.vector[: model.num_parameters]
-    found = by_parameter(update_gradient(before, after, lr), model.module)
-    for part, expected in zip(found, gradient, strict=True):
-        torch.testing.assert_close(part, expected, rtol=0, atol=2e-6)  # float32's, of weights < 2
-        assert expected.abs().max() > 1e-4
-
-
-def test_only_trainable_parameters_count() -> None:
-    network = smooth()
-    network[0].requires_grad_(False)
-    parts = by_parameter(torch.arange(24.0 + 12 * 12 * 9 + 12 + 192 * 10 + 10), network)
-    assert [tuple(p.shape) for p in parts] == [
-        (12,),
-        (12,),
-        (12, 12, 3, 3),
-        (12,),
-        (10, 192),
-        (10,),
-    ]
-    assert torch.equal(torch.cat([p.flatten() for p in parts])[:30], torch.arange(30.0))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: update_gradient(draws(3), draws(3), 0),
-            "lr=0: must be a positive number, and finite",
-        ),
-        (
-            lambda: by_parameter(draws(651), linear()),
-            "the network has 650 trainable parameters, so that a vector must have the shape "
-            "(650,), not (651,)",
-        ),
         (
             lambda: invert(linear(), [draws(10, 64)], torch.tensor([1])),
             "gradient: must be one tensor for each trainable parameter of the network, "

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsim.data.sources import files
+from fedsim.data.sources.keel import read_keel
 from fedsim.errors import DataError
 
 CIFAR10 = {"labels": 10}
@@ -414,7 +415,7 @@ KEEL = """@relation "two by three"
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_keel(write, tmp_path, ends, compression):
     content = KEEL.replace("\n", ends).encode("utf-8-sig")
-    table = files.read_keel(write.raw(tmp_path / f"a.dat{compression}", content))
+    table = read_keel(write.raw(tmp_path / f"a.dat{compression}", content))
     assert table.features == ("wind, speed", "sea level", "30Y-rate")
     assert table.target == "the rest"
     assert (table.x.dtype, table.y.dtype) == (np.float64, np.float64)
@@ -439,7 +440,7 @@ def test_keel(write, tmp_path, ends, compression):
 def test_keel_roles(write, tmp_path, roles, features, target):
     values = {"wind, speed": 1.5, "sea level": 2, "30Y-rate": -0.3, "the rest": 4}
     content = KEEL.replace("@data", f"{roles}\n@data")
-    table = files.read_keel(write.raw(tmp_path / "a.dat", content.encode()))
+    table = read_keel(write.raw(tmp_path / "a.dat", content.encode()))
     assert (table.features, table.target) == (features, target)
     assert table.x[0].tolist() == [values[name] for name in features]
     assert table.y[0] == values[target]
@@ -505,7 +506,7 @@ HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
 def test_damaged_keel(write, tmp_path, content, message):
     path = write.raw(tmp_path / "a.dat", content.encode())
     with pytest.raises(DataError, match=f"^{re.escape(str(path))}:{message}"):
-        files.read_keel(path)
+        read_keel(path)
 
 
 @given(content=st.text() | st.text("@data\n,1 {}[]'\"attributeinputsreal"))
@@ -513,7 +514,7 @@ def test_any_text_is_read_as_keel_or_refused_in_words(write, content):
     with tempfile.TemporaryDirectory() as folder:
         path = write.raw(Path(folder) / "a.dat", content.encode(errors="surrogatepass"))
         with contextlib.suppress(DataError):
-            files.read_keel(path)
+            read_keel(path)
 
 
 # NumPy

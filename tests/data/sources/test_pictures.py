@@ -16,7 +16,7 @@ from PIL import Image, ImageCms, TiffImagePlugin
 
 from fedsim.data import Dataset
 from fedsim.data.sources.adapters import Reading, read
-from fedsim.data.sources.standard import Folder
+from fedsim.data.sources.images import Folder
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
 

@@ -14,10 +14,23 @@ import pytest
 from pydantic import ValidationError
 
 from fedsim.config.registry import first_line
-from fedsim.data import load_dataset, partitions
-from fedsim.data.dataset import Dataset, datasets
+from fedsim.data import Dataset, datasets, load_dataset, partitions
 from fedsim.data.sources import files
-from fedsim.data.sources import standard as sources
+from fedsim.data.sources.arrays import Npz
+from fedsim.data.sources.generated import Digits, Synthetic
+from fedsim.data.sources.images import (
+    CIFAR10,
+    Cifar10,
+    Cifar100,
+    Emnist,
+    FashionMnist,
+    Femnist,
+    Folder,
+    MedMnist,
+    Mnist,
+)
+from fedsim.data.sources.keel import Keel, Mortgage
+from fedsim.data.sources.tables import OpenflXai, Table
 from fedsim.errors import DataError
 
 rng = np.random.default_rng(1)
@@ -56,7 +69,7 @@ def test_names_and_first_lines():
 
 def test_import_stays_light():
     heavy = "torchvision", "sklearn", "PIL"
-    module = "fedsim.data.sources.standard"
+    module = "fedsim.data.sources.images"
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -68,7 +81,7 @@ def test_import_stays_light():
 
 
 def test_digits():
-    data = sources.Digits().load()
+    data = Digits().load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     assert data.x.dtype == np.float32
@@ -76,17 +89,17 @@ def test_digits():
     counts = np.bincount(data.y) + np.bincount(data.test_y)
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.abs(np.bincount(data.test_y) - counts / 5).max() < 1
-    np.testing.assert_array_equal(data.test_x, sources.Digits().load().test_x)
+    np.testing.assert_array_equal(data.test_x, Digits().load().test_x)
 
 
 def test_digits_test_fraction():
-    assert len(sources.Digits(test_fraction=0.5).load().test_y) == 899
+    assert len(Digits(test_fraction=0.5).load().test_y) == 899
     with pytest.raises(ValidationError, match="less than 1"):
-        sources.Digits(test_fraction=1)
+        Digits(test_fraction=1)
 
 
 def test_synthetic():
-    source = sources.Synthetic(samples=5000, test_samples=503, shape=(2, 3), classes=7, noise=0.5)
+    source = Synthetic(samples=5000, test_samples=503, shape=(2, 3), classes=7, noise=0.5)
     data = source.load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((5000, 2, 3), (503, 2, 3))
@@ -99,7 +112,7 @@ def test_synthetic():
     again = source.load()
     np.testing.assert_array_equal(data.x, again.x)
     np.testing.assert_array_equal(data.y, again.y)
-    other = sources.Synthetic(samples=5000, shape=(2, 3), classes=7, seed=1).load()
+    other = Synthetic(samples=5000, shape=(2, 3), classes=7, seed=1).load()
     assert not np.array_equal(data.y, other.y)
 
 
@@ -123,7 +136,7 @@ def test_friedman_is_its_formula() -> None:
 )
 def test_synthetic_refuses(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
-        sources.Synthetic(**wrong)
+        Synthetic(**wrong)
 
 
 # real files
@@ -134,13 +147,13 @@ def test_synthetic_refuses(wrong):
     [
         (
             "MNIST",
-            sources.Mnist,
+            Mnist,
             [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
             [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
             0.1307,
             0.3081,
         ),
-        ("Fashion-MNIST", sources.FashionMnist, [6000] * 10, [1000] * 10, 0.2860, 0.3530),
+        ("Fashion-MNIST", FashionMnist, [6000] * 10, [1000] * 10, 0.2860, 0.3530),
     ],
 )
 def test_real_idx(real_data, name, source, train, test, mean, std):
@@ -156,7 +169,7 @@ def test_real_idx(real_data, name, source, train, test, mean, std):
 
 def test_real_cifar10_subset(real_data, monkeypatch):
     monkeypatch.setenv("FEDSIM_DATA", str(real_data("CIFAR-10")))
-    data = sources.Cifar10().load()
+    data = Cifar10().load()
     assert_sound(data)
     assert data.shape == (3, 32, 32)
     assert np.bincount(data.y).tolist() == [400] * 10
@@ -168,11 +181,11 @@ def test_real_cifar10_subset(real_data, monkeypatch):
 
 def test_class_names_are_those_of_the_official_list(real_data):
     listed = (real_data("CIFAR-10") / "cifar10/batches.meta.txt").read_text().split()
-    assert list(sources.CIFAR10) == listed
+    assert list(CIFAR10) == listed
 
 
 def test_real_mortgage(real_data):
-    data = sources.Mortgage(root=real_data("Mortgage")).load()
+    data = Mortgage(root=real_data("Mortgage")).load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((839, 15), (210, 15))
     assert (data.features[0], data.target) == ("1MonthCDRate", "30Y-CMortgageRate")
@@ -187,7 +200,7 @@ def test_real_mortgage(real_data):
 
 
 def test_real_openfl_xai(real_data):
-    data = sources.OpenflXai(root=real_data("OpenFL-XAI")).load()
+    data = OpenflXai(root=real_data("OpenFL-XAI")).load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((11619, 15), (2417, 15))
     assert (data.features, data.target) == ((), "")
@@ -213,7 +226,7 @@ def test_mnist_files(write, tmp_path):
     x, test_x = images(12, 28, 28), images(5, 28, 28)
     write.idx_pair(tmp_path / "MNIST/raw", "train", x, np.arange(12) % 10)
     write.idx_pair(tmp_path / "MNIST/raw", "t10k", test_x, np.arange(5))
-    data = sources.Mnist(root=tmp_path).load()
+    data = Mnist(root=tmp_path).load()
     assert_sound(data)
     np.testing.assert_array_equal(data.x[:, 0], x)
     np.testing.assert_array_equal(data.test_x[:, 0], test_x)
@@ -222,7 +235,7 @@ def test_mnist_files(write, tmp_path):
 def test_mnist_without_its_test_files(write, tmp_path):
     write.idx_pair(tmp_path, "train", images(2, 28, 28), np.arange(2))
     with pytest.raises(DataError) as caught:
-        sources.Mnist(root=tmp_path).load()
+        Mnist(root=tmp_path).load()
     assert str(caught.value) == (
         f"mnist: {tmp_path} has train-images-idx3-ubyte.gz but no t10k-images-idx3-ubyte "
         f"(nor .gz, .xz)\n"
@@ -246,7 +259,7 @@ def test_emnist_files(write, tmp_path, split, lowest, classes, names):
     for part in ("train", "test"):
         stem = f"emnist-{split}-{part}"
         write.idx_pair(tmp_path / "gzip", stem, x.swapaxes(1, 2), y + lowest)
-    data = sources.Emnist(root=tmp_path, split=split).load()
+    data = Emnist(root=tmp_path, split=split).load()
     assert_sound(data)
     np.testing.assert_array_equal(data.x[:, 0], x)
     np.testing.assert_array_equal(data.test_x[:, 0], x)
@@ -266,7 +279,7 @@ def test_cifar10_of_five_python_batches(write, tmp_path):
         batch = {"data": x[part].reshape(2, -1), "labels": y[part].tolist()}
         write.cifar_python(folder / f"data_batch_{i + 1}", batch)
     write.cifar_python(folder / "test_batch", {"data": x[:1].reshape(1, -1), "labels": [7]})
-    data = sources.Cifar10(root=tmp_path).load()
+    data = Cifar10(root=tmp_path).load()
     assert_sound(data)
     np.testing.assert_array_equal(data.x, x)
     np.testing.assert_array_equal(data.y, y)
@@ -279,9 +292,9 @@ def test_cifar10_of_a_few_binary_batches(write, tmp_path):
     write.cifar_binary(tmp_path / "data_batch_2.bin", x[:1], np.array([4]))
     write.cifar_binary(tmp_path / "data_batch_4.bin.gz", x[1:], np.array([5, 6]))
     with pytest.raises(DataError, match=r"has data_batch_2\.bin but no test_batch\.bin"):
-        sources.Cifar10(root=tmp_path).load()
+        Cifar10(root=tmp_path).load()
     write.cifar_binary(tmp_path / "test_batch.bin.xz", x, np.array([1, 2, 3]))
-    data = sources.Cifar10(root=tmp_path).load()
+    data = Cifar10(root=tmp_path).load()
     np.testing.assert_array_equal(data.x, x)
     assert data.y.tolist() == [4, 5, 6]
 
@@ -292,12 +305,12 @@ def test_cifar10_with_a_full_batch_must_have_all(write, tmp_path):
     write.raw(tmp_path / "test_batch.bin", bytes(3073))
     missing = r"has data_batch_1\.bin but no data_batch_2\.bin, data_batch_4\.bin, data_batch_5\."
     with pytest.raises(files.MissingFileError, match=missing):
-        sources.Cifar10(root=tmp_path).load()
+        Cifar10(root=tmp_path).load()
 
 
 def test_cifar10_missing(tmp_path):
     with pytest.raises(DataError, match=r"cifar10: no file 'data_batch_\[1-5\]' or .*\n.*-py"):
-        sources.Cifar10(root=tmp_path).load()
+        Cifar10(root=tmp_path).load()
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -312,7 +325,7 @@ def test_cifar100(write, tmp_path, binary, labels):
             batch = {"coarse_labels": coarse.tolist(), "fine_labels": fine.tolist()}
             path = tmp_path / f"cifar-100-python/{part}"
             write.cifar_python(path, {**batch, "data": x.reshape(3, -1)})
-    data = sources.Cifar100(root=tmp_path, labels=labels).load()
+    data = Cifar100(root=tmp_path, labels=labels).load()
     assert_sound(data)
     np.testing.assert_array_equal(data.x, x)
     trained, other = (fine, coarse) if labels == "fine" else (coarse, fine)
@@ -339,7 +352,7 @@ def test_femnist(write, tmp_path):
     )
     write.leaf(folder / "train/all_data_1.json", {"f2_3": leaf_user(60, 2)})
     write.leaf(folder / "test/all_data_0.json.gz", {"f0_1": leaf_user(5, 1)})
-    data = sources.Femnist(root=tmp_path).load()
+    data = Femnist(root=tmp_path).load()
     assert_sound(data)
     assert data.x.shape == (7, 1, 28, 28)
     assert data.y.tolist() == [0, 1, 2, 3, 4, 60, 61]
@@ -351,10 +364,10 @@ def test_femnist(write, tmp_path):
 def test_femnist_without_test_set_or_examples(write, tmp_path):
     write.leaf(tmp_path / "train/a.json", {"w": leaf_user(0, 1)})
     with pytest.raises(DataError, match=rf"femnist: no JSON file in {tmp_path}/test"):
-        sources.Femnist(root=tmp_path).load()
+        Femnist(root=tmp_path).load()
     write.leaf(tmp_path / "test/a.json", {"w": ([], [])})
     with pytest.raises(DataError, match=rf"{tmp_path}/test: its JSON files contain no examples"):
-        sources.Femnist(root=tmp_path).load()
+        Femnist(root=tmp_path).load()
 
 
 # MedMNIST
@@ -375,7 +388,7 @@ def medmnist(write, path: Path, shape: tuple[int, ...] = (28, 28), **changed: np
 def test_medmnist_in_grey(write, tmp_path, folder):
     pixels = images(6, 28, 28)
     medmnist(write, tmp_path / folder / "breastmnist.npz", train_images=pixels)
-    data = sources.MedMnist(root=tmp_path, set="breastmnist").load()
+    data = MedMnist(root=tmp_path, set="breastmnist").load()
     assert_sound(data)
     np.testing.assert_array_equal(data.x[:, 0], pixels)
     assert (data.y.tolist(), data.test_y.tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
@@ -386,7 +399,7 @@ def test_medmnist_in_grey(write, tmp_path, folder):
 def test_medmnist_in_colour(write, tmp_path):
     pixels = images(3, 28, 28, 3)
     medmnist(write, tmp_path / "pathmnist.npz", (28, 28, 3), test_images=pixels)
-    data = sources.MedMnist(root=tmp_path, set="pathmnist").load()
+    data = MedMnist(root=tmp_path, set="pathmnist").load()
     assert_sound(data)
     assert data.shape == (3, 28, 28)
     np.testing.assert_array_equal(data.test_x[:, 1], pixels[..., 1])
@@ -406,11 +419,11 @@ def test_medmnist_in_colour(write, tmp_path):
 def test_medmnist_errors(write, tmp_path, changed, message):
     medmnist(write, tmp_path / "breastmnist.npz", **changed)
     with pytest.raises(DataError, match=rf"^{tmp_path}/breastmnist.npz: .*{message}"):
-        sources.MedMnist(root=tmp_path, set="breastmnist").load()
+        MedMnist(root=tmp_path, set="breastmnist").load()
 
 
 def test_medmnist_without_its_file_or_arrays(write, tmp_path):
-    source = sources.MedMnist(root=tmp_path, set="octmnist")
+    source = MedMnist(root=tmp_path, set="octmnist")
     with pytest.raises(DataError, match=r"no file 'octmnist\.npz'(.|\n)*from medmnist\.com"):
         source.load()
     write.raw(tmp_path / "octmnist.npz", b"no archive")
@@ -430,7 +443,7 @@ def test_medmnist_without_its_file_or_arrays(write, tmp_path):
 )
 def test_medmnist_sets_that_are_refused(name, message):
     with pytest.raises(ValidationError, match=message):
-        sources.MedMnist(set=name)
+        MedMnist(set=name)
 
 
 # KEEL files
@@ -445,7 +458,7 @@ def numbers(count: int) -> dict[str, list[float]]:
 
 
 def test_keel(write, tmp_path):
-    data = sources.Keel(path=write.keel(tmp_path / "a.dat", numbers(50))).load()
+    data = Keel(path=write.keel(tmp_path / "a.dat", numbers(50))).load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((40, 2), (10, 2))
     assert (data.classes, data.features, data.target) == ((), ("row", "same"), "rate")
@@ -454,14 +467,14 @@ def test_keel(write, tmp_path):
         assert (x[:, 1] == 7.5).all()
     rows = np.concatenate([data.x, data.test_x])[:, 0]
     assert sorted(rows) == list(range(50))
-    again = sources.Keel(path=tmp_path / "a.dat").load()
+    again = Keel(path=tmp_path / "a.dat").load()
     np.testing.assert_array_equal(data.test_x, again.test_x)
 
 
 def test_keel_that_is_scaled(write, tmp_path):
     path = write.keel(tmp_path / "a.dat", numbers(50))
-    plain = sources.Keel(path=path, test_fraction=0.9).load()
-    data = sources.Keel(path=path, test_fraction=0.9, scale="minmax").load()
+    plain = Keel(path=path, test_fraction=0.9).load()
+    data = Keel(path=path, test_fraction=0.9, scale="minmax").load()
     assert_sound(data)
     low, high = plain.x[:, 0].min(), plain.x[:, 0].max()
     assert (low, high) != (0, 49)  # so that a test row falls outside
@@ -479,16 +492,16 @@ def test_keel_that_is_scaled(write, tmp_path):
 def test_keel_with_too_few_rows_to_split(write, tmp_path):
     path = write.keel(tmp_path / "a.dat", numbers(1))
     with pytest.raises(DataError, match=r"a\.dat: 1 examples cannot be split with test_f.*=0\.2"):
-        sources.Keel(path=path).load()
+        Keel(path=path).load()
     path = write.keel(path, numbers(3))
     with pytest.raises(DataError, match=r"a\.dat: 3 examples cannot be split with test_f.*=0\.9"):
-        sources.Keel(path=path, test_fraction=0.9).load()
+        Keel(path=path, test_fraction=0.9).load()
 
 
 def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
     write.keel(tmp_path / "mortgage/mortgage.dat.gz", numbers(20))
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    data = sources.Mortgage(test_fraction=0.1).load()
+    data = Mortgage(test_fraction=0.1).load()
     assert_sound(data)
     assert (len(data.x), len(data.test_x)) == (18, 2)
     assert (data.x.min(), data.x.max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
@@ -496,7 +509,7 @@ def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
 
 def test_mortgage_missing(tmp_path):
     with pytest.raises(DataError, match=r"get 'mortgage' from KEEL's regression data sets, and"):
-        sources.Mortgage(root=tmp_path).load()
+        Mortgage(root=tmp_path).load()
 
 
 # OpenFL-XAI's arrays
@@ -514,7 +527,7 @@ def collaborate(write, folder: Path) -> None:
 @pytest.mark.parametrize("folder", ["openfl_xai/data", "openfl_xai", "data", ""])
 def test_openfl_xai(write, tmp_path, folder):
     collaborate(write, tmp_path / folder)
-    data = sources.OpenflXai(root=tmp_path).load()
+    data = OpenflXai(root=tmp_path).load()
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((30, 15), (10, 15))
     for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
@@ -526,7 +539,7 @@ def test_openfl_xai(write, tmp_path, folder):
 
 def test_openfl_xai_errors(write, tmp_path):
     def load() -> Dataset:
-        return sources.OpenflXai(root=tmp_path).load()
+        return OpenflXai(root=tmp_path).load()
 
     with pytest.raises(DataError, match=r"no file 'col0/X_train\.npy' (.|\n)*\nget data/col0_"):
         load()
@@ -566,7 +579,7 @@ def test_download(write, tmp_path, monkeypatch):
 
     offer(monkeypatch, EMNIST=fetch)
     write.idx_pair(tmp_path, "emnist-digits-train", images(1, 28, 28), np.arange(1))  # no test
-    source = sources.Emnist(root=tmp_path, split="digits", download=True)
+    source = Emnist(root=tmp_path, split="digits", download=True)
     assert len(source.load().x) == 2
     assert len(source.load().x) == 2
     assert asked == [(tmp_path, True, "digits")]
@@ -579,18 +592,18 @@ def test_download_goes_to_the_environment_s_folder(write, tmp_path, monkeypatch)
 
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     offer(monkeypatch, MNIST=fetch)
-    sources.Mnist(download=True).load()
+    Mnist(download=True).load()
     assert (tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz").is_file()
 
 
 def test_download_only_when_asked_and_only_what_is_missing(write, tmp_path, monkeypatch):
     offer(monkeypatch)
     with pytest.raises(files.MissingFileError):
-        sources.Mnist(root=tmp_path).load()
+        Mnist(root=tmp_path).load()
     for stem in ("train", "t10k"):
         write.idx_pair(tmp_path, stem, images(2, 28, 28), np.array([0, 10]))
     with pytest.raises(DataError, match="label 10"):  # damaged is not missing
-        sources.Mnist(root=tmp_path, download=True).load()
+        Mnist(root=tmp_path, download=True).load()
 
 
 @pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("no route to host")])
@@ -601,15 +614,15 @@ def test_download_that_fails(tmp_path, monkeypatch, error):
     offer(monkeypatch, CIFAR10=fetch)
     message = rf"cifar10: the download into {tmp_path} failed: no route to host"
     with pytest.raises(DataError, match=message):
-        sources.Cifar10(root=tmp_path, download=True).load()
+        Cifar10(root=tmp_path, download=True).load()
 
 
 @pytest.mark.parametrize(
     ("source", "folder", "stems"),
     [
-        (sources.Mnist, "MNIST", ("train", "t10k")),
-        (sources.FashionMnist, "FashionMNIST", ("train", "t10k")),
-        (sources.Emnist, "EMNIST", ("emnist-balanced-train", "emnist-balanced-test")),
+        (Mnist, "MNIST", ("train", "t10k")),
+        (FashionMnist, "FashionMNIST", ("train", "t10k")),
+        (Emnist, "EMNIST", ("emnist-balanced-train", "emnist-balanced-test")),
     ],
 )
 def test_torchvision_itself_finds_the_files_there(write, tmp_path, source, folder, stems):
@@ -646,13 +659,13 @@ def test_folder_with_a_test_set(tmp_path, test):
     paint(tmp_path / "train/dog/1.png", (0, 255, 0), (5, 9))
     paint(tmp_path / f"{test}/dog/1.png", (0, 0, 255))
     (tmp_path / "train/dog/notes.txt").write_text("no image")
-    data = sources.Folder(path=tmp_path, size=8).load()
+    data = Folder(path=tmp_path, size=8).load()
     assert_sound(data)
     assert (data.x.shape, data.x.dtype) == ((3, 3, 8, 8), np.uint8)
     assert data.classes == ("cat", "dog")
     assert (data.y.tolist(), data.test_y.tolist()) == ([0, 0, 1], [1])
     assert data.x[:, :, 4, 4].tolist() == [[255, 0, 0], [7, 7, 7], [0, 255, 0]]
-    grey = sources.Folder(path=tmp_path, size=4, channels=1).load()
+    grey = Folder(path=tmp_path, size=4, channels=1).load()
     assert grey.x.shape == (3, 1, 4, 4)
     assert grey.x[1, 0, 0, 0] == 7
 
@@ -661,7 +674,7 @@ def test_folder_is_read_as_by_torchvision(tmp_path):
     datasets = importlib.import_module("torchvision.datasets")
     for place in ("train/b/x/2", "train/b/1", "train/a/1", "val/b/1"):
         paint(tmp_path / f"{place}.png", (*map(ord, place[-3:]),), (8, 8))
-    data = sources.Folder(path=tmp_path, size=8).load()
+    data = Folder(path=tmp_path, size=8).load()
     train = datasets.ImageFolder(tmp_path / "train")
     assert data.classes == tuple(train.classes)
     assert data.y.tolist() == train.targets
@@ -672,7 +685,7 @@ def test_folder_is_read_as_by_torchvision(tmp_path):
 def test_folder_with_a_test_and_a_validation_set(tmp_path):
     for place in ("train/a", "train/b", "test/a", "val/b"):
         paint(tmp_path / f"{place}/1.png", 3)
-    assert sources.Folder(path=tmp_path).load().test_y.tolist() == [0]
+    assert Folder(path=tmp_path).load().test_y.tolist() == [0]
 
 
 @pytest.mark.parametrize("train", ["", "train/"])
@@ -680,7 +693,7 @@ def test_folder_that_is_split(tmp_path, train):
     for label in ("a", "b"):
         for i in range(10):
             paint(tmp_path / f"{train}{label}/{i}.png", i)
-    data = sources.Folder(path=tmp_path, channels=1, test_fraction=0.3).load()
+    data = Folder(path=tmp_path, channels=1, test_fraction=0.3).load()
     assert_sound(data)
     assert np.bincount(data.y).tolist() == [7, 7]
     assert np.bincount(data.test_y).tolist() == [3, 3]
@@ -690,7 +703,7 @@ def test_folder_that_is_split(tmp_path, train):
 
 def test_folder_errors(tmp_path):
     def load() -> Dataset:
-        return sources.Folder(path=tmp_path / "d").load()
+        return Folder(path=tmp_path / "d").load()
 
     with pytest.raises(DataError, match=rf"{tmp_path}/d: is not a folder"):
         load()
@@ -714,7 +727,7 @@ def test_folder_with_a_link_that_goes_round_in_circles(tmp_path):
     for name in ("cat/1", "cat/more/2", "dog/1", "dog/2"):
         paint(tmp_path / f"{name}.png", 0)
     (tmp_path / "cat/more/again").symlink_to(tmp_path)
-    data = sources.Folder(path=tmp_path, size=4, test_fraction=0.5).load()
+    data = Folder(path=tmp_path, size=4, test_fraction=0.5).load()
     assert len(data.y) + len(data.test_y) == 4
 
 
@@ -722,7 +735,7 @@ def test_folder_with_an_empty_test_set(tmp_path):
     paint(tmp_path / "train/cat/1.png", 0)
     (tmp_path / "test/cat").mkdir(parents=True)
     with pytest.raises(DataError, match=rf"{tmp_path}/test: contains no images"):
-        sources.Folder(path=tmp_path).load()
+        Folder(path=tmp_path).load()
 
 
 @pytest.mark.parametrize("damage", [b"", b"no image at all", "cut"])
@@ -732,14 +745,14 @@ def test_folder_with_an_unreadable_image(tmp_path, damage):
     paint(bad, (1, 2, 3), (200, 200))
     bad.write_bytes(bad.read_bytes()[:60] if damage == "cut" else damage)
     with pytest.raises(DataError, match=r"train/cat/2\.png: cannot be read: .+"):
-        sources.Folder(path=tmp_path).load()
+        Folder(path=tmp_path).load()
 
 
 def test_folder_with_too_few_images_to_split(tmp_path):
     for name in ("a/1", "a/2", "a/3", "b/1"):
         paint(tmp_path / f"{name}.png", 0)
     with pytest.raises(DataError, match=r"class 'b' has 1 example; .* at least 2 per class"):
-        sources.Folder(path=tmp_path).load()
+        Folder(path=tmp_path).load()
 
 
 # npz
@@ -753,7 +766,7 @@ def save(path: Path, **arrays: np.ndarray) -> Path:
 def test_npz_that_is_split(tmp_path):
     x, y = images(20, 3, 4, 4), np.arange(20) % 4
     path = save(tmp_path / "a.npz", x=x, y=y, row=np.arange(20))
-    data = sources.Npz(path=path).load()
+    data = Npz(path=path).load()
     assert_sound(data)
     assert data.x.dtype == np.uint8
     assert data.classes == ("0", "1", "2", "3")
@@ -768,7 +781,7 @@ def test_npz_with_a_test_set(tmp_path, dtype):
     site = np.array(list("ababab"))
     y = np.array([0, 1, 2] * 2, np.uint8)
     path = save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], site=site)
-    data = sources.Npz(path=path).load()
+    data = Npz(path=path).load()
     assert_sound(data)
     assert data.x.dtype == np.float32
     np.testing.assert_array_equal(data.x, x.astype(np.float32))
@@ -814,7 +827,7 @@ X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
 )
 def test_npz_errors(tmp_path, arrays, message):
     with pytest.raises(DataError, match=message):
-        sources.Npz(path=save(tmp_path / "a.npz", **arrays)).load()
+        Npz(path=save(tmp_path / "a.npz", **arrays)).load()
 
 
 def test_npz_that_cannot_be_read(tmp_path):
@@ -823,19 +836,19 @@ def test_npz_that_cannot_be_read(tmp_path):
     for content in (b"", b"PK\x03\x04", whole[:100], whole[:-30], b"no archive"):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"a\.npz: cannot be read: .+"):
-            sources.Npz(path=path).load()
+            Npz(path=path).load()
     np.save(tmp_path / "b.npy", X)
     with pytest.raises(DataError, match=r"b\.npy: is not an \.npz archive of named arrays"):
-        sources.Npz(path=tmp_path / "b.npy").load()
+        Npz(path=tmp_path / "b.npy").load()
     with pytest.raises(DataError, match=r"c\.npz: cannot be read: No such file or directory"):
-        sources.Npz(path=tmp_path / "c.npz").load()
+        Npz(path=tmp_path / "c.npz").load()
 
 
 def test_split_smaller_than_the_classes(tmp_path):
     path = save(tmp_path / "a.npz", x=X, y=Y)
     with pytest.raises(DataError, match=r"a\.npz: 4 examples of 2 classes .* test_fraction=0\.2"):
-        sources.Npz(path=path).load()
-    assert len(sources.Npz(path=path, test_fraction=0.5).load().test_y) == 2
+        Npz(path=path).load()
+    assert len(Npz(path=path, test_fraction=0.5).load().test_y) == 2
 
 
 # tables
@@ -866,7 +879,7 @@ def store(frame: pd.DataFrame, path: Path) -> Path:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_table_that_is_split(frame, tmp_path, suffix):
     path = store(frame, tmp_path / f"a{suffix}")
-    data = sources.Table(path=path, label="sick", columns=("site", "age")).load()
+    data = Table(path=path, label="sick", columns=("site", "age")).load()
     assert_sound(data)
     assert data.classes == ("no", "yes")
     assert data.features == ("dose", "fit")  # age is a column now
@@ -885,7 +898,7 @@ def test_table_that_is_split(frame, tmp_path, suffix):
 def test_table_with_a_test_file(frame, tmp_path, suffix):
     train = store(frame[:12], tmp_path / f"a{suffix}")
     test = store(frame[::-1][:4], tmp_path / f"b{suffix}")
-    source = sources.Table(path=train, label="sick", features=("dose", "age"), test_path=test)
+    source = Table(path=train, label="sick", features=("dose", "age"), test_path=test)
     data = source.load()
     assert_sound(data)
     assert (len(data.x), len(data.test_x)) == (12, 4)
@@ -905,9 +918,7 @@ def test_table_with_a_test_file(frame, tmp_path, suffix):
 )
 def test_table_labels_of_any_type(tmp_path, labels, classes):
     table = pd.DataFrame({"x": np.arange(12), "y": labels * 4})
-    data = sources.Table(
-        path=store(table, tmp_path / "a.csv"), label="y", test_fraction=0.25
-    ).load()
+    data = Table(path=store(table, tmp_path / "a.csv"), label="y", test_fraction=0.25).load()
     assert data.classes == classes
     expected = [classes.index(str(labels[int(x) % 3])) for x in data.x[:, 0]]
     assert data.y.tolist() == expected
@@ -919,7 +930,7 @@ def test_a_column_of_a_table_that_was_not_loaded_is_no_partition(tmp_path, of, i
     table = pd.DataFrame({"x": np.arange(12.0), "y": [0, 1] * 6, "z": [0.5] * 12})
     table = table.assign(site=["a", "b", "c"] * 4, ward=["d", "e"] * 6)
     path = store(table, tmp_path / "a.parquet")
-    source = sources.Table(
+    source = Table(
         path=path, **of, features=["z"], columns=["ward"], in_place=in_place, test_fraction=0.25
     )
     by_site = partitions.parse({"kind": "natural", "column": "site"})
@@ -935,11 +946,11 @@ def test_a_column_of_a_table_that_was_not_loaded_is_no_partition(tmp_path, of, i
 
 def test_table_of_nullable_parquet_columns(tmp_path):
     table = pd.DataFrame({"x": np.arange(10), "y": [0, 1] * 5}).convert_dtypes()
-    data = sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
+    data = Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
     assert_sound(data)
     table.loc[3, "x"] = pd.NA
     with pytest.raises(DataError, match=r"row 4: column 'x' is empty \(1 of 10 rows"):
-        sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
+        Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
 
 
 def changed(frame: pd.DataFrame, column: str, row: int, value: object) -> pd.DataFrame:
@@ -967,13 +978,13 @@ def changed(frame: pd.DataFrame, column: str, row: int, value: object) -> pd.Dat
 def test_table_errors(frame, tmp_path, column, value, fields, message):
     path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
     with pytest.raises(DataError, match=message):
-        sources.Table(**{"path": path, "label": "sick", **fields}).load()
+        Table(**{"path": path, "label": "sick", **fields}).load()
 
 
 def test_table_file_errors(frame, tmp_path):
     def load(name: str, content: bytes) -> Dataset:
         (tmp_path / name).write_bytes(content)
-        return sources.Table(path=tmp_path / name, label="y").load()
+        return Table(path=tmp_path / name, label="y").load()
 
     with pytest.raises(DataError, match=r"a\.xlsx: is neither \.csv nor \.parquet"):
         load("a.xlsx", b"")
@@ -994,33 +1005,33 @@ def test_table_file_errors(frame, tmp_path):
     with pytest.raises(DataError, match=r"a\.parquet: cannot be read: .+"):
         load("a.parquet", b"PAR1 and no more")
     with pytest.raises(DataError, match=r"none\.csv: cannot be read: No such file"):
-        sources.Table(path=tmp_path / "none.csv", label="y").load()
+        Table(path=tmp_path / "none.csv", label="y").load()
     texts = store(frame.assign(age=frame["age"].astype(str)), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"column 'age' has '0' in row 1, expected a number"):
-        sources.Table(path=texts, label="sick").load()
+        Table(path=texts, label="sick").load()
 
 
 def test_table_test_file_errors(frame, tmp_path):
     train = store(frame, tmp_path / "a.csv")
     test = store(frame.drop(columns="dose"), tmp_path / "b.csv")
     with pytest.raises(DataError, match=r"b\.csv: has no column 'dose'; known: age, fit"):
-        sources.Table(path=train, label="sick", test_path=test).load()
+        Table(path=train, label="sick", test_path=test).load()
     store(frame.assign(sick=1), test)
     with pytest.raises(
         DataError, match=r"b\.csv: label column 'sick' is int64, but <U3 in .*a\.c"
     ):
-        sources.Table(path=train, label="sick", test_path=test).load()
+        Table(path=train, label="sick", test_path=test).load()
 
 
 def test_table_label_cannot_be_a_feature(tmp_path):
     with pytest.raises(ValidationError, match="the label 'age' cannot be a feature as well"):
-        sources.Table(path=tmp_path, label="age", features=("dose", "age"))
+        Table(path=tmp_path, label="age", features=("dose", "age"))
 
 
 def test_table_that_is_scaled(frame, tmp_path):
     train = store(frame[2:12].assign(fit=1), tmp_path / "a.csv")
     test = store(frame.assign(fit=range(20)), tmp_path / "b.csv")
-    data = sources.Table(path=train, label="sick", test_path=test, scale="minmax").load()
+    data = Table(path=train, label="sick", test_path=test, scale="minmax").load()
     assert_sound(data)
     assert data.x.dtype == np.float32
     assert data.features == ("age", "dose", "fit")
@@ -1037,7 +1048,7 @@ def test_table_that_is_scaled(frame, tmp_path):
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_table_with_a_target_that_is_split(frame, tmp_path, suffix):
     path = store(frame.assign(price=frame["age"] ** 2 / 3), tmp_path / f"a{suffix}")
-    data = sources.Table(path=path, target="price", columns=("site", "age")).load()
+    data = Table(path=path, target="price", columns=("site", "age")).load()
     assert_sound(data)
     assert (data.classes, data.features, data.target) == ((), ("dose", "fit"), "price")
     rows = data.columns["age"]
@@ -1051,9 +1062,7 @@ def test_table_with_a_target_that_is_split(frame, tmp_path, suffix):
 def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
     train = store(frame[2:12], tmp_path / "a.csv")
     test = store(frame[::-1], tmp_path / "b.csv")
-    source = sources.Table(
-        path=train, target="age", features=("fit", "dose"), test_path=test, scale=scale
-    )
+    source = Table(path=train, target="age", features=("fit", "dose"), test_path=test, scale=scale)
     data = source.load()
     assert_sound(data)
     low, span = (2, 9) if scale == "minmax" else (0, 1)
@@ -1085,12 +1094,12 @@ def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
 def test_table_target_errors(frame, tmp_path, column, value, fields, message):
     path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
     with pytest.raises(DataError, match=message):
-        sources.Table(**{"path": path, "target": "age", **fields}).load()
+        Table(**{"path": path, "target": "age", **fields}).load()
 
 
 def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(frame, tmp_path):
     path = store(changed(frame, "dose", 7, 1e300), tmp_path / "a.csv")
-    assert sources.Table(path=path, target="age").load().x.max() == 1e300
+    assert Table(path=path, target="age").load().x.max() == 1e300
 
 
 @pytest.mark.parametrize(
@@ -1103,7 +1112,7 @@ def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(f
 )
 def test_table_predicts_one_thing(tmp_path, fields, message):
     with pytest.raises(ValidationError, match=message):
-        sources.Table(path=tmp_path, **fields)
+        Table(path=tmp_path, **fields)
 
 
 @pytest.mark.parametrize("keys", [{"label": "ill"}, {"target": "b"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from snippets import ROOT
 from torch import Tensor
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, run
-from fedsim.explain.explainers.rationales import (
-    linear_cka,
-)
 from fedsim.models import models
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
 from fedsim.objectives import Batch, Rationales, evaluate
 from fedsim.objectives.slices import ByColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+# Few different values, so that ties, constants and repeated rows are common.
+VALUES = st.sampled_from([0.1, 0.3, -0.7, 1 / 3, 1e-9, 1e6, 3e7 + 0.1])
+linear_cka = run_path(str(ROOT / "experiments" / "fedrnl" / "similarity.py"))["linear_cka"]
 
 
 def network(seed: int = 0) -> RationaleClassifier:
@@ -176,6 +179,13 @@ def test_rotation_and_scale_change_nothing(seed: int, scale: float) -> None:
     assert linear_cka(scale * x @ rotation + 3, y) == pytest.approx(found)
     assert linear_cka(y, x) == pytest.approx(found)
     assert linear_cka(x, scale * x @ rotation) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9))
+def test_similarity_of_representations(pairs: list[tuple[float, float]]) -> None:
+    x, y = np.array(pairs).T
+    found = linear_cka(x[:, None], np.stack([x, y], axis=1))
+    assert math.isnan(found) if np.ptp(x) == 0 else 0 <= found <= 1
 
 
 def test_what_has_nothing_in_common() -> None:

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedsim.explain.pictures import rule_bases as figures
+from fedsim.explain.pictures.canvas import save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
 from fedsim.models.rules import Array, Condition, Prediction, Rule, Rules
 from fedsim.models.tree_rules import GREATEST, LEAST, TreeRules
@@ -89,9 +90,9 @@ def box(feature: int, low: float, high: float) -> Condition:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_figure_is_written(kind: str, tmp_path: Path) -> None:
     rules, found = EXPLAINED[kind], PREDICTED[kind](examples())
-    draw_partitions(rules, examples(), NAMES, tmp_path / "partitions.png")
-    draw_rules(rules, SOURCES, NAMES, tmp_path / "rules.png")
-    draw_activations(found, tmp_path / "activations.png")
+    save(draw_partitions(rules, examples(), NAMES), tmp_path / "partitions.png")
+    save(draw_rules(rules, SOURCES, NAMES), tmp_path / "rules.png")
+    save(draw_activations(found), tmp_path / "activations.png")
     written = sorted(tmp_path.iterdir())
     assert [path.name for path in written] == ["activations.png", "partitions.png", "rules.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
@@ -99,7 +100,7 @@ def test_each_figure_is_written(kind: str, tmp_path: Path) -> None:
 
 def test_fuzzy_partitions() -> None:
     x = examples()
-    figure = figures._partitions(EXPLAINED["tsk"], x, NAMES)
+    figure = draw_partitions(EXPLAINED["tsk"], x, NAMES)
     assert [panel.get_title() for panel in figure.axes] == list(NAMES)
     lines = [{line.get_label(): line for line in panel.lines} for panel in figure.axes]
     assert [list(drawn) for drawn in lines] == [
@@ -123,7 +124,7 @@ def test_fuzzy_partitions() -> None:
 
 
 def test_crisp_partitions() -> None:
-    figure = figures._partitions(EXPLAINED["tree_rules"], examples(), NAMES)
+    figure = draw_partitions(EXPLAINED["tree_rules"], examples(), NAMES)
     assert not figure.legends  # each feature has words of its own
     boxes = [
         {drawn.get_label(): drawn.get_paths()[0].get_extents() for drawn in panel.collections}
@@ -140,7 +141,7 @@ def test_crisp_partitions() -> None:
 
 def test_histograms_of_the_values() -> None:
     x = np.array([[0.01, 0.0], [0.02, 1.0], [0.51, 2.0], [0.5, -1.0]])
-    figure = figures._partitions([rule(features=2)], x, ("a", "b"))
+    figure = draw_partitions([rule(features=2)], x, ("a", "b"))
     expected = np.zeros((2, figures.BINS))
     expected[0, [0, 10]] = 1
     expected[1, [0, -1]] = 1
@@ -172,20 +173,20 @@ def test_number_of_panels(features: int, panels: int, saved: list[Figure], tmp_p
         "weights": np.ones(2),
     }
     rules, x = Tsk().explain(base, names), examples(features=features)
-    draw_partitions(rules, x, names, tmp_path / "partitions.png")
+    save(draw_partitions(rules, x, names), tmp_path / "partitions.png")
     (figure,) = saved
     assert len(figure.axes) == panels
     assert ("Left out: 7 features" in words(figure)) == (features == 47)
-    draw_rules(rules, SOURCES[:2], names, tmp_path / "rules.png")
+    save(draw_rules(rules, SOURCES[:2], names), tmp_path / "rules.png")
 
 
 def test_features_that_most_rules_use_are_drawn() -> None:
     names = [f"f{f}" for f in range(62)]
     rules = [rule(box(61, 0, 0.5), features=62), rule(box(61, 0.5, 1), features=62)]
-    figure = figures._partitions(rules, examples(features=62), names)
+    figure = draw_partitions(rules, examples(features=62), names)
     expected = [*names[:39], "f61"]
     assert [panel.get_title() for panel in figure.axes] == expected
-    figure = figures._rules(rules, SOURCES[:2], names, 40)
+    figure = draw_rules(rules, SOURCES[:2], names, 40)
     assert labels(figure.axes[0].xaxis) == [*names[:59], "f61"]
     assert "Left out: 2 features" in words(figure)
 
@@ -197,7 +198,7 @@ def heat(figure: Figure) -> Array:
 
 
 def test_fuzzy_rules() -> None:
-    figure = figures._rules(EXPLAINED["tsk"], SOURCES, NAMES, 40)
+    figure = draw_rules(EXPLAINED["tsk"], SOURCES, NAMES, 40)
     table, weights, _ = figure.axes
     # By weight; equal ones in their order. Row 0 is at the top.
     assert heat(figure).tolist() == [[1, 0.5, 1], [1, 0, 1], [0, 0.5, 1], [0, 0, 1]]
@@ -212,7 +213,7 @@ def test_fuzzy_rules() -> None:
 
 
 def test_crisp_rules() -> None:
-    figure = figures._rules(EXPLAINED["tree_rules"], SOURCES * 7, NAMES, 3)
+    figure = draw_rules(EXPLAINED["tree_rules"], SOURCES * 7, NAMES, 3)
     expected = [[0.4, NONE, 0.75], [0.4, NONE, 0.25], [0.8, NONE, NONE]]
     assert np.allclose(heat(figure), expected, atol=2e-3, equal_nan=True)
     assert labels(figure.axes[0].yaxis) == ["2", "3", "4"]
@@ -226,7 +227,7 @@ def test_where_a_condition_points() -> None:
         rule(box(0, 0.3, 0.3003), box(1, 0, 0.5), box(1, 0.4, 1), box(2, 2, 3)),
         rule(Condition(0, "f is odd", "odd", lambda v: np.where(v < 0.2, 0.3, 0.1))),
     ]
-    figure = figures._rules(rules, SOURCES[:2], NAMES, 40)
+    figure = draw_rules(rules, SOURCES[:2], NAMES, 40)
     expected = [[0.3, 0.45, NONE], [0.1, NONE, NONE]]
     assert np.allclose(heat(figure), expected, atol=2e-3, equal_nan=True)
     (crosses,) = figure.axes[0].lines
@@ -238,7 +239,7 @@ def test_where_a_condition_points() -> None:
 def test_activations(kind: str) -> None:
     x = np.vstack([examples(40), np.full((3, 3), 0.25)])  # where no fuzzy rule fires
     found = PREDICTED[kind](x)
-    figure = figures._activations(found)
+    figure = draw_activations(found)
     above, below = figure.axes
     drawn = {bars.get_label(): heights(bars) for bars in above.containers}
     assert drawn["fires"] == [sum(w > 0 for w in found.firing[:, j]) / 43 for j in range(4)]
@@ -264,13 +265,13 @@ def test_activations_of_few_and_many_rules(count: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     firing = rng.random((60, count)) * (rng.random((60, count)) < 0.5)
     found = Prediction(firing[:, 0], firing.argmax(axis=1), firing, firing)
-    figure = figures._activations(found)
+    figure = draw_activations(found)
     numbers = [int(text) for text in labels(figure.axes[0].xaxis)]
     assert numbers[0] == 1
     assert numbers[-1] == count
     assert len(numbers) <= 40
     assert figure.axes[0].get_ylim()[0] == 0
-    draw_activations(found, tmp_path / "activations.png")
+    save(draw_activations(found), tmp_path / "activations.png")
 
 
 @pytest.mark.parametrize(
@@ -289,8 +290,8 @@ def test_activations_of_few_and_many_rules(count: int, tmp_path: Path) -> None:
 def test_odd_rules_and_names(
     rules: list[Rule], names: tuple[str, ...], saved: list[Figure], tmp_path: Path
 ) -> None:
-    draw_partitions(rules, examples(), names, tmp_path / "partitions.png")
-    draw_rules(rules, SOURCES[: len(rules)], names, tmp_path / "rules.png")
+    save(draw_partitions(rules, examples(), names), tmp_path / "partitions.png")
+    save(draw_rules(rules, SOURCES[: len(rules)], names), tmp_path / "rules.png")
     # The name is as given, as far as there is room.
     label = labels(saved[1].axes[0].xaxis)[0].replace(r"\$", "$")
     assert re.sub("…$", "", label) == names[0][: len(label) - label.endswith("…")]

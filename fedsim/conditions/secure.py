@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,21 +19,18 @@ from torch import Tensor
 
 from fedsim.config.registry import Config
 from fedsim.errors import RunError
-from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.condition import Condition, Exchange, Round
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
     NothingToReduce,
     Update,
     WeightedMean,
+    check_no_message,
 )
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
 from fedsim.support.rng import keyed_rng
-
-if TYPE_CHECKING:
-    from fedsim.federation.cohort import Cohort
-    from fedsim.federation.federation import Federation
 
 ROUNDS = 4  # of messages between the clients and the server, for one sum
 KEY = 32  # bytes of a public key (X25519), and of a share of a secret
@@ -84,43 +82,49 @@ class SecureSettings(Config):
     threshold: float = Field(0.6, gt=0, le=1)
     dropout: float = Field(0.0, ge=0, lt=1)
 
+    @property
+    def hides(self) -> frozenset[str]:
+        """What of clients the server does not see."""
+        return frozenset({"messages", "sizes", "data"})
 
-class SecureAggregation(Aggregation):
+
+class SecureAggregation(Condition):
     """Means of which the server learns the sums alone.
 
     Args:
         settings: the experiment's `secure_aggregation` section.
     """
 
-    column_names: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
+    name: str = "secure_aggregation"
+    order: ClassVar[int] = 40
+    columns: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
+    idle: ClassVar[str] = "no updates are averaged"
+    settings: SecureSettings
 
-    def __init__(self, settings: SecureSettings) -> None:
-        self.settings = settings
+    @property
+    def hides(self) -> frozenset[str]:
+        return self.settings.hides
 
-    def mean(
-        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
-    ) -> WeightedMean:
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if type(exchange.reduction) is not WeightedMean:
+            return exchange
+        cohort = [int(k) for k in exchange.cohort]
         if len(cohort) < 2:
             raise RunError(
-                f"round {fed.round}: a cohort of {len(cohort)}, and secure_aggregation hides a "
+                f"round {round.t}: a cohort of {len(cohort)}, and secure_aggregation hides a "
                 "client among others; raise train.participation"
             )
-        purpose = f"secure_aggregation/{len(before) + 1}"
-        lost = fed.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
-        masks = Masks(fed.seed, purpose, fed.round, [int(k) for k in cohort])
-        dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
-        return MaskedMean(masks, dropped, self.settings.threshold)
+        purpose = f"secure_aggregation/{len(round.notes.get(self.name, ())) + 1}"
+        lost = round.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
+        dropped = frozenset(k for k, out in zip(cohort, lost, strict=True) if out)
+        round.note(self.name, len(dropped))
+        masks = Masks(round.seed, purpose, round.t, cohort)
+        return replace(exchange, reduction=MaskedMean(masks, dropped, self.settings.threshold))
 
-    def allow(self, what: str) -> None:
-        raise RunError(
-            f"the method {what}, and with `secure_aggregation` the server learns sums alone"
-        )
-
-    def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
         """The exchanges of the round's sums, and how many clients dropped out of them."""
-        masked = [mean for mean in means if isinstance(mean, MaskedMean)]
-        dropped = sum(len(mean.dropped) for mean in masked)
-        return {"protocol_rounds": ROUNDS * len(masked), "protocol_dropped": dropped}
+        dropped = round.notes.get(self.name, [])
+        return {"protocol_rounds": ROUNDS * len(dropped), "protocol_dropped": sum(dropped)}
 
 
 class Masks:
@@ -192,6 +196,7 @@ class MaskedMean(WeightedMean):
 
     def check(self, message: Any) -> None:
         super().check(message)
+        check_no_message(message, "secure_aggregation")
         if message.weight >= CLIENT_LIMIT:
             raise InvalidUpdate(
                 f"the update's weight is {message.weight:.3g}; with secure_aggregation, which "

@@ -23,8 +23,7 @@ from experiments import (
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError, RunError
-from fedsim.federation import MeanAndMessages
-from fedsim.federation.link import RESIDUALS
+from fedsim.federation.worker import MEMORY
 from fedsim.methods.fedavg import FedAvg
 
 Finish = Callable[..., Run]
@@ -120,8 +119,10 @@ def test_error_feedback_that_would_grow(finish: Finish) -> None:
     """QSGD is scaled so that what it loses is less than what it is given; others are refused."""
     done = finish(train={"rounds": 20}, uplink={"name": "qsgd", "error_feedback": True})
     assert done.rounds["accuracy"].iloc[-1] > 0.8
-    uplink = {"name": "test_link:Doubles", "error_feedback": True}
-    message = r"uplink.error_feedback: name=test_link:Doubles loses 1.0 times .* without bound"
+    uplink = {"name": "test_compression:Doubles", "error_feedback": True}
+    message = (
+        r"uplink.error_feedback: name=test_compression:Doubles loses 1.0 times .* without bound"
+    )
     with pytest.raises(BadInput, match=message):
         finish(uplink=uplink)
 
@@ -129,7 +130,7 @@ def test_error_feedback_that_would_grow(finish: Finish) -> None:
 class Doubles(Codec):
     """Every other entry, doubled: right on average, and too far off for error feedback."""
 
-    name: str = "test_link:Doubles"
+    name: str = "test_compression:Doubles"
 
     def encode(self, vector: Any, shapes: Any, rng: np.random.Generator) -> Any:
         return vector[::2].copy()
@@ -155,7 +156,7 @@ def test_what_was_not_sent_is_kept_and_sent_later(name: str) -> None:
     for t in (1, 2, 3):
         change = one_mean(exact, t, 4) - start
         arrived = one_mean(fed, t, 4) - start
-        kept = fed.fetch(fed.states()[4])[RESIDUALS]["local_update"]["weights"]
+        kept = fed.fetch(fed.states()[4])[MEMORY]["uplink/local_update"]["weights"]
         np.testing.assert_allclose(arrived + kept, change + residual, atol=3e-7)
         assert np.abs(kept).max() > 1e-5
         residual = kept.astype(np.float64)
@@ -190,13 +191,11 @@ def test_without_error_feedback_nothing_is_kept() -> None:
 class Remembers(FedAvg):
     """Replaces its state, looks at it, and sends vectors of several sorts."""
 
-    name: str = "test_link:Remembers"
+    name: str = "test_compression:Remembers"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        mean, counts = fed.reduce(
-            self.local_update, fed.sample(t), MeanAndMessages(), weights=state.weights
-        )
-        assert set(counts.values()) == {t}
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
+        assert set(mean.messages.values()) == {t}
         assert mean.one.tolist() == [t]
         return State(weights=state.weights + mean.delta.reshape(-1))
 
@@ -205,7 +204,7 @@ class Remembers(FedAvg):
         client.state = {"rounds": [*client.state.get("rounds", []), client.round]}
         delta = (client.train(weights) - weights).reshape(2, -1)
         one = weights.new_full((1,), client.round)
-        return Update(delta=delta, one=one), len(client.state["rounds"])
+        return Update(delta=delta, one=one, message=len(client.state["rounds"]))
 
 
 def test_the_method_does_not_see_what_is_kept(finish: Finish) -> None:
@@ -256,7 +255,7 @@ def test_running_statistics_are_sent_as_they_are() -> None:
 class Echoes(FedAvg):
     """Clients send back what they were sent, under another name: it is no change of a model."""
 
-    name: str = "test_link:Echoes"
+    name: str = "test_compression:Echoes"
 
     def echo(self, client: Client, weights: Tensor) -> Update:
         return Update(seen=weights)
@@ -304,7 +303,7 @@ class TestDownlink:
 class Halved(Codec):
     """Sends every other entry."""
 
-    name: str = "test_link:Halved"
+    name: str = "test_compression:Halved"
     forgets: bool = False
 
     def encode(self, vector: Any, shapes: Any, rng: Any) -> Any:
@@ -315,13 +314,13 @@ class Halved(Codec):
 
 
 def test_a_codec_of_ones_own(finish: Finish) -> None:
-    done = finish(train={"rounds": 1}, uplink={"name": "test_link:Halved"})
+    done = finish(train={"rounds": 1}, uplink={"name": "test_compression:Halved"})
     assert set(done.clients["bytes_up"]) == {2 * P}
     assert finish(train={"rounds": 1}, uplink=Halved()).result_hash == done.result_hash
 
 
 def test_one_that_loses_entries(finish: Finish) -> None:
-    message = r"codec test_link:Halved decodes a vector of \(2410,\) as \(1205,\)"
+    message = r"codec test_compression:Halved decodes a vector of \(2410,\) as \(1205,\)"
     with pytest.raises(ClientError, match=message):
         finish(uplink=Halved(forgets=True))
 
@@ -329,7 +328,7 @@ def test_one_that_loses_entries(finish: Finish) -> None:
 class Counts(FedAvg):
     """Clients send numbers of examples alone."""
 
-    name: str = "test_link:Counts"
+    name: str = "test_compression:Counts"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         fed.gather(self.count, fed.sample(t))

@@ -1,14 +1,13 @@
-"""What arrives of messages that a codec has compressed, and how many bytes they take."""
+"""Compression: what arrives of what a codec has encoded, and how many bytes it takes."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,41 +16,11 @@ from torch import Tensor
 
 from fedsim.conditions.codecs import Codec
 from fedsim.conditions.privacy import reference
-from fedsim.federation.reduction import Update
+from fedsim.federation.condition import Condition, Exchange, Layers, Round, Sent
+from fedsim.federation.reduction import Update, since_sent
 from fedsim.federation.wire import NotCounted, PerClient, each_leaf, nbytes
-from fedsim.training import FlatModel
 
 Vector = NDArray[np.float32]
-Shape = tuple[int, ...]
-RESIDUALS = "uplink residuals"  # where a client's kept state has what its messages lost
-
-
-def trained_layers(model: FlatModel, part: NDArray[np.bool_] | None) -> dict[int, list[Shape]]:
-    """The shapes of the trained layers in vectors of weights, by the length of the vector.
-
-    Vectors hold all weights, all parameters, or the part that the method sends. Parameters come
-    first, and buffers are at the end.
-
-    Args:
-        part: (size,) which weights the method sends, if not all.
-    """
-    found = {}
-    for sent in (
-        np.ones(model.size, np.bool_),
-        np.arange(model.size) < model.num_parameters,
-        part,
-    ):
-        if sent is None:
-            continue
-        shapes, start = [], 0
-        for shape in itertools.islice(model.shapes.values(), len(model.leaves)):
-            end = start + math.prod(shape)
-            inside = int(sent[start:end].sum())
-            if inside:
-                shapes.append(shape if inside == end - start else (inside,))
-            start = end
-        found[int(sent.sum())] = shapes
-    return found
 
 
 @dataclass(frozen=True)
@@ -67,7 +36,7 @@ class Link:
     """
 
     codec: Codec
-    layers: Mapping[int, Sequence[Shape]]
+    layers: Layers
 
     def code(self, vector: Vector, rng: np.random.Generator) -> tuple[Vector, int]:
         """What arrives of a vector, (n,), and its bytes; the vector itself if nothing is lost."""
@@ -109,9 +78,6 @@ class Link:
             The message as it arrives (itself if there was nothing to encode), by how many bytes it
             is shorter, and the new residuals.
         """
-        if isinstance(message, tuple) and message and isinstance(message[0], Update):
-            first, saved, kept = self.message(message[0], arguments, residuals, rng)
-            return message if first is message[0] else (first, *message[1:]), saved, kept
         if isinstance(message, Update):
             vectors = message.vectors
         elif isinstance(message, Mapping):
@@ -145,7 +111,7 @@ class Link:
         if not arrived:
             return message, 0, kept
         if isinstance(message, Update):
-            return Update(weight=message.weight, **{**vectors, **arrived}), saved, kept
+            return message.with_vectors({**vectors, **arrived}), saved, kept
         return {**message, **arrived}, saved, kept
 
     def arguments(
@@ -181,3 +147,58 @@ class Link:
             elif not isinstance(value, NotCounted):
                 arrived[name] = each_leaf(value, partial(through, rng(name), None))
         return arrived, saved
+
+
+class Uplink(Condition):
+    """What clients send is encoded.
+
+    Args:
+        codec: the experiment's `uplink` section.
+    """
+
+    name: str = "uplink"
+    order: ClassVar[int] = 30
+    idle: ClassVar[str] = "clients send no updates"
+    codec: Codec
+
+    def sent(self, client: Any, sent: Sent) -> Sent:
+        link = Link(self.codec, sent.layers)
+        message, saved, lost = link.message(
+            sent.message, sent.received, sent.memory, client.rng("uplink")
+        )
+        if message is sent.message:
+            return sent
+        return replace(sent, message=message, size=sent.size - saved, memory=lost)
+
+    def planned(
+        self, way: Literal["down", "up"], vector: Vector, layers: Layers, rng: np.random.Generator
+    ) -> int | None:
+        return Link(self.codec, layers).code(vector, rng)[1] if way == "up" else None
+
+
+class Downlink(Condition):
+    """What the server sends is encoded.
+
+    Args:
+        codec: the experiment's `downlink` section.
+    """
+
+    name: str = "downlink"
+    order: ClassVar[int] = 30
+    idle: ClassVar[str] = "the server sends no vectors"
+    codec: Codec
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        arrived, saved = Link(self.codec, round.layers()).arguments(
+            exchange.arguments,
+            lambda name: round.rng(f"downlink/{exchange.function}/{name}"),
+        )
+        return replace(exchange, arguments=arrived, saved=saved) if saved else exchange
+
+    def incoming(self, round: Round, before: Exchange, after: Exchange, result: Any) -> Any:
+        return result if after is before else since_sent(result, before.arguments, after.to_all)
+
+    def planned(
+        self, way: Literal["down", "up"], vector: Vector, layers: Layers, rng: np.random.Generator
+    ) -> int | None:
+        return Link(self.codec, layers).code(vector, rng)[1] if way == "down" else None

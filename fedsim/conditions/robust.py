@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.aggregators import Aggregator
 from fedsim.conditions.privacy import reference
 from fedsim.errors import RunError
-from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.condition import Condition, Exchange, Round
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -25,12 +26,8 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.wire import to_arrays
 
-if TYPE_CHECKING:
-    from fedsim.federation.cohort import Cohort
-    from fedsim.federation.federation import Federation
 
-
-class RobustAggregation(Aggregation):
+class RobustAggregation(Condition):
     """Means by a robust rule, of updates that adversaries may have forged.
 
     Args:
@@ -39,20 +36,22 @@ class RobustAggregation(Aggregation):
         adversaries: which clients.
     """
 
-    def __init__(
-        self, rule: Aggregator | None, attack: Attack | None, adversaries: Iterable[int]
-    ) -> None:
-        self.rule, self.attack = rule, attack
-        self.adversaries = frozenset(adversaries)
+    name: str = "aggregation"
+    order: ClassVar[int] = 40
+    idle: ClassVar[str] = "no updates are averaged"
+    rule: Aggregator | None = None
+    attack: Attack | None = None
+    adversaries: frozenset[int] = frozenset()
 
-    def mean(
-        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
-    ) -> WeightedMean:
-        colluding = self.adversaries.intersection(map(int, cohort))
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if type(exchange.reduction) is not WeightedMean:
+            return exchange
+        colluding = self.adversaries.intersection(map(int, exchange.cohort))
         attack = self.attack if colluding else None
-        rng = fed.rng(f"attack/{len(before) + 1}")
-        trained = {n: sum(map(math.prod, shapes)) for n, shapes in fed.trained_layers.items()}
-        return GatheredMean(self.rule, attack, colluding, trained, rng)
+        rng = round.rng(f"attack/{round.note(self.name, None)}")
+        trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.layers().items()}
+        mean = GatheredMean(self.rule, attack, colluding, trained, rng)
+        return replace(exchange, reduction=mean)
 
 
 class GatheredMean(WeightedMean):
@@ -61,7 +60,8 @@ class GatheredMean(WeightedMean):
     It is computed on all that a client sends for it, in one vector: the change from what the
     server sent under each vector's name, or the vector itself if there is nothing of its size.
     Adversaries forge their changes first, all together and knowing those of the others. Clients
-    with weight 0 have no say in it.
+    with weight 0 have no say in it. Single numbers (vectors of one entry), whose unit is another,
+    are averaged as without a rule, and never forged.
 
     Args:
         rule, attack, adversaries: as for `RobustAggregation`.
@@ -117,10 +117,15 @@ class GatheredMean(WeightedMean):
         except ValueError as error:
             raise TooFewUpdates(f"aggregation.name={self.rule.name}: {error}") from None
         changes = np.stack([self.sent[k] - before for k in clients])
-        change = self.rule.aggregate(changes, np.array([self.weights[k] for k in clients]))
-        _check(f"aggregation.name={self.rule.name}", change, before.shape)
+        weights = np.array([self.weights[k] for k in clients])
+        numbers = np.concatenate([np.full(n, n == 1) for n in lengths.values()])
+        change = np.empty_like(before)
+        change[numbers] = np.average(changes[:, numbers], axis=0, weights=weights)
+        by_rule = self.rule.aggregate(changes[:, ~numbers], weights)
+        _check(f"aggregation.name={self.rule.name}", by_rule, change[~numbers].shape)
+        change[~numbers] = by_rule
         found = (before + change).astype(np.float32)
-        return Mean(self._named(found), len(self.weights), self.weights)
+        return Mean(self._named(found), len(self.weights), self.weights, self.messages)
 
     def _forge(self, clients: Sequence[int], before: NDArray[np.float64]) -> None:
         """Replace the updates of adversaries."""
@@ -143,9 +148,9 @@ class GatheredMean(WeightedMean):
                 raise InvalidUpdate(f"{what} forges {invalid}", k) from None
 
     def _trained(self) -> NDArray[np.bool_]:
-        """(P,) which entries are not statistics of batch norm."""
+        """(P,) which entries are not statistics of batch norm, nor single numbers."""
         lengths = next(iter(self.lengths.values())).values()
-        parts = [np.ones(length, np.bool_) for length in lengths]
+        parts = [np.full(length, length > 1) for length in lengths]
         for part in parts:
             part[self.trained.get(len(part), len(part)) :] = False
         return np.concatenate(parts)
@@ -157,6 +162,7 @@ class GatheredMean(WeightedMean):
         for k in self.weights:
             mean.add(k, self.weights[k], self._tensors(k))
             mean.end_block()
+        mean.messages = self.messages
         return mean.result(arguments, failures)
 
     def _tensors(self, k: int) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,15 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import federation, server_states, small_experiment
+from experiments import (
+    NETWORK_METHODS,
+    federation,
+    server_states,
+    small_experiment,
+    with_method,
+)
 from fedsim import Experiment, Federation, Run, Update
 from fedsim.conditions.aggregators import aggregators
+from fedsim.conditions.robust import GatheredMean, RobustAggregation
 from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
-from fedsim.federation import LocalEngine, Mean, NotCounted, RobustAggregation
+from fedsim.federation import LocalEngine, Mean, NotCounted
 from fedsim.federation.reduction import TooFewUpdates
-from fedsim.federation.robust import GatheredMean
 from fedsim.launch.prepare import prepare
-from fedsim.methods import Method, methods
+from fedsim.methods import methods
 from fedsim.testing import check_method
 
 Finish = Callable[..., Run]
@@ -95,8 +100,8 @@ class TestMean:
     def test_without_adversaries_in_a_cohort_it_is_the_exact_mean(self) -> None:
         dataset, splits, spec = prepare(small_experiment())
         means = []
-        for aggregation in (spec.aggregation, RobustAggregation(None, None, ())):
-            own = replace(spec, aggregation=aggregation)
+        for conditions in ((), (RobustAggregation(),)):
+            own = replace(spec, conditions=conditions)
             engine = LocalEngine(small_experiment().engine, own, dataset, splits)
             fed = Federation(own, dataset, splits, engine)
             fed.begin_round(1)
@@ -313,12 +318,18 @@ def test_what_does_not_go_together(sections: dict[str, Any], message: str) -> No
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in methods.items()])
-def test_methods_say_whether_they_average(name: str) -> None:
-    method = methods.find(name)
-    bases = [base for base in method.__mro__ if issubclass(base, Method) and base is not Method]
-    sources = [inspect.getsource(base) for base in bases if "[" not in base.__name__]
-    assert any("fed.mean(" in source for source in sources) == method.averages
+@pytest.mark.parametrize("name", sorted({*NETWORK_METHODS} - {"centralised"}))  # has no clients
+def test_methods_say_whether_they_average(
+    finish: Finish, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    learns = methods.find(name).learns
+    monkeypatch.setattr(methods.find(name), "learns", replace(learns, averages=True))
+    sections = with_method(name, aggregation={"name": "median"}, train={"rounds": 4})
+    if learns.averages:
+        assert len(finish(**sections).rounds) == 4
+    else:
+        with pytest.raises(RunError, match="no updates are averaged, which are all that `aggr"):
+            finish(**sections)
 
 
 def test_methods_that_gather_can_be_poisoned_all_the_same(finish: Finish) -> None:

@@ -1,0 +1,130 @@
+"""Data sets that need no file: scikit-learn's digits, and synthetic ones."""
+
+from __future__ import annotations
+
+import math
+import string
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from fedsim.data.dataset import (
+    Dataset,
+    Scaling,
+    TestFraction,
+    split_dataset,
+)
+from fedsim.data.source import Source, check_memory, datasets
+from fedsim.support.rng import keyed_rng
+
+
+@datasets.register
+class Digits(Source):
+    """Handwritten digits, 8×8 grey pixels, 1,797 in all; included in scikit-learn, needs no file.
+
+    Args:
+        test_fraction: share of the examples in the test set.
+    """
+
+    name: str = "digits"
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is float32 (N, 1, 8, 8) in [0, 1]: the embedded values 0 to 16, divided by 16."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        scaling = Scaling(span=16.0)
+        x = scaling(digits.images[:, np.newaxis]).astype(np.float32)
+        y = digits.target.astype(np.int64)
+        data = split_dataset(x, y, tuple(string.digits), self.test_fraction, self.name)
+        return replace(data, scaling=scaling)
+
+
+@datasets.register
+class Synthetic(Source):
+    """Gaussian clusters, one per class, generated at load time in any size; needs no file.
+
+    An example of class c is m_c + noise·ε, with the centre m_c and ε drawn from the standard
+    normal distribution in each dimension. Classes are balanced to within one example.
+
+    Args:
+        samples: number of training examples.
+        test_samples: number of test examples.
+        shape: shape of one example.
+        classes: number of classes.
+        noise: standard deviation within a class; that of the centres is 1.
+        seed: seed of the generated data, independent of the experiment's seed.
+    """
+
+    name: str = "synthetic"
+    samples: PositiveInt = 1000
+    test_samples: PositiveInt = 200
+    shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (16,)
+    classes: int = Field(10, ge=2)
+    noise: NonNegativeFloat = 1.0
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """x is float32 (samples, *shape)."""
+        examples = self.samples + self.test_samples
+        # Two arrays of each example's shape at once, and its label.
+        check_memory(self, (examples + self.classes) * (8 * math.prod(self.shape) + 16))
+        centres = keyed_rng(self.seed, "synthetic centres").standard_normal(
+            (self.classes, *self.shape), dtype=np.float32
+        )
+        x, y = self._draw(centres, self.samples, "synthetic train")
+        test_x, test_y = self._draw(centres, self.test_samples, "synthetic test")
+        return Dataset(x, y, test_x, test_y, tuple(str(c) for c in range(self.classes)))
+
+    def _draw(
+        self, centres: NDArray[np.float32], count: int, purpose: str
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        stream = keyed_rng(self.seed, purpose)
+        y = stream.permutation(np.arange(count) % self.classes)
+        x = stream.standard_normal((count, *self.shape), dtype=np.float32)
+        x *= self.noise
+        x += centres[y]
+        return x, y
+
+
+@datasets.register
+class Friedman(Source):
+    """Friedman's first regression problem, generated at load time in any size; needs no file.
+
+    Inputs are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
+    with ε standard normal; further inputs have no effect (Friedman, Multivariate Adaptive
+    Regression Splines, Annals of Statistics 1991). The target is divided by 30, so that without
+    noise it lies in [0, 1].
+
+    Args:
+        samples: number of training examples.
+        test_samples: number of test examples.
+        features: number of inputs, at least five.
+        noise: standard deviation of the noise, on the scale of the formula.
+        seed: seed of the generated data, independent of the experiment's seed.
+    """
+
+    name: str = "friedman"
+    samples: PositiveInt = 1000
+    test_samples: PositiveInt = 200
+    features: int = Field(10, ge=5)
+    noise: NonNegativeFloat = 1.0
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """x is float64 (samples, features), y float64 (samples,)."""
+        check_memory(self, (self.samples + self.test_samples) * (8 * self.features + 24))
+        x, y = self._draw(self.samples, "friedman train")
+        test_x, test_y = self._draw(self.test_samples, "friedman test")
+        return Dataset(x, y, test_x, test_y, classes=())
+
+    def _draw(self, count: int, purpose: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        stream = keyed_rng(self.seed, purpose)
+        x = stream.random((count, self.features))
+        y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
+        y += 10 * x[:, 3] + 5 * x[:, 4] + self.noise * stream.standard_normal(count)
+        return x, y / 30

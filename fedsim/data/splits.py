@@ -1,0 +1,189 @@
+"""The examples that each client holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.subset import Indices
+
+NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of index arrays as two flat arrays, so that 100,000 clients share memory cheaply.
+
+    Args:
+        values: (sum of lengths,) all index arrays, one after another.
+        offsets: (K + 1,) array k is `values[offsets[k] : offsets[k + 1]]`.
+    """
+
+    values: Indices
+    offsets: Indices
+
+    @classmethod
+    def of(cls, arrays: Iterable[Indices]) -> Ragged:
+        arrays = [np.asarray(array, dtype=np.int64) for array in arrays]
+        offsets = np.cumsum([0] + [len(array) for array in arrays])
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+        return cls(values, offsets.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, k: int) -> Indices:
+        return self.values[self.offsets[k] : self.offsets[k + 1]]
+
+    def __iter__(self) -> Iterator[Indices]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def lengths(self) -> Indices:
+        """(K,) how many indices each array holds."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class TaskSequence:
+    """The tasks that each client learns one after another, T of them.
+
+    Args:
+        train: K·T index arrays, client by client: training examples of each task.
+        validation: K·T index arrays: validation examples of each task.
+        order: the classes of each client's tasks, in the order of the tasks' definitions.
+        test: the central test set's examples of each of `label_sets`.
+    """
+
+    # Columns of the table of tasks besides scores.
+    COLUMNS: ClassVar[frozenset[str]] = frozenset({"round", "client", "task", "seen", "classes"})
+
+    train: Ragged
+    validation: Ragged
+    order: tuple[tuple[tuple[int, ...], ...], ...]
+    test: dict[tuple[int, ...], Indices]
+
+    @cached_property
+    def labels(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The same as `order`, each task's classes in ascending order."""
+        return tuple(tuple(tuple(sorted(task)) for task in own) for own in self.order)
+
+    @property
+    def num_tasks(self) -> int:
+        """T."""
+        return len(self.order[0])
+
+    @property
+    def label_sets(self) -> list[tuple[int, ...]]:
+        """The distinct sets of classes of all tasks."""
+        return sorted({labels for own in self.labels for labels in own})
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The arrays that a partition's hash covers."""
+        order = np.frombuffer(json.dumps(self.order).encode(), dtype=np.uint8)
+        parts = (self.train, self.validation)
+        return [*(array for part in parts for array in (part.values, part.offsets)), order]
+
+    def task(self, t: int, rounds: int) -> int:
+        """The task learnt in round t = 1, 2, ..., rounds: 0 ≤ i < T."""
+        return max(0, t - 1) * self.num_tasks // rounds
+
+
+@dataclass(frozen=True)
+class ClientSplits:
+    """The examples that each client holds.
+
+    Args:
+        train: examples whose label the client may use, as indices into `Dataset.x`.
+        unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
+        test: examples held out to evaluate a model on the client's own distribution.
+        server: examples that only the server holds (empty unless `server_fraction` > 0).
+        held_out: validation examples, which nobody trains on (`evaluate.validation`).
+        sequence: the tasks into which `train` is divided, in continual learning.
+        task: the current task, 0 ≤ task < T; see `at`.
+        labels: the task's classes by client; None if models predict among all classes.
+        validation: validation examples of the task.
+        test_is_central: `test` holds indices into `Dataset.test_x`.
+        change: what clients hold instead from a given round on, if it changes.
+        names: the clients' names in the data, for example hospitals; empty if they have none.
+        adversaries: which clients are adversaries, in ascending order.
+    """
+
+    train: Ragged
+    unlabelled: Ragged
+    test: Ragged
+    server: Indices = field(default_factory=lambda: NONE)
+    held_out: Indices = field(default_factory=lambda: NONE)
+    sequence: TaskSequence | None = None
+    task: int = 0
+    labels: tuple[tuple[int, ...], ...] | None = None
+    validation: Ragged | None = None
+    test_is_central: bool = False
+    change: Change | None = None
+    names: tuple[str, ...] = ()
+    adversaries: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def held(self, t: int) -> ClientSplits:
+        """What clients hold in round t; all tasks of a sequence together."""
+        return self if self.change is None or t < self.change.round else self.change.splits
+
+    def at(self, t: int, rounds: int) -> ClientSplits:
+        """What clients hold in round t of `rounds`; of a sequence, the current task."""
+        if self.sequence is None:
+            return self.held(t)
+        return self._of_task[self.sequence.task(t, rounds)]
+
+    @cached_property
+    def _of_task(self) -> list[ClientSplits]:
+        sequence = self.sequence
+        assert sequence is not None
+        found = []
+        for task in range(sequence.num_tasks):
+            places = range(task, len(self) * sequence.num_tasks, sequence.num_tasks)
+            labels = tuple(own[task] for own in sequence.labels)
+            found.append(
+                replace(
+                    self,
+                    train=Ragged.of([sequence.train[i] for i in places]),
+                    validation=Ragged.of([sequence.validation[i] for i in places]),
+                    test=Ragged.of([sequence.test[own] for own in labels]),
+                    task=task,
+                    labels=labels,
+                    test_is_central=True,
+                )
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changed inputs of some clients from a given round on.
+
+    Args:
+        round: first round with the changed inputs.
+        clients: their ids, in ascending order.
+        features: the names of the changed columns of a table.
+        splits: what all clients hold from that round on.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    features: tuple[str, ...]
+    splits: ClientSplits
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "round": self.round,
+            "clients": list(self.clients),
+            "features": list(self.features),
+        }
