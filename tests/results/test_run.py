@@ -238,16 +238,13 @@ def test_the_weights_end_to_end_are_the_flat_vector(
     assert len(flat) > size
 
 
-def test_weights_of_folders_that_keep_no_order(done: Run, tmp_path: Path) -> None:
+def test_weights_that_are_not_the_run_s(done: Run, tmp_path: Path) -> None:
     shutil.copytree(done.path, tmp_path / "old")
     path = tmp_path / "old" / "weights" / "final.safetensors"
     save_file(load_file(path), path)
     with pytest.raises(Damaged, match=f"^{path}: is damaged: its checksum does not match"):
         fedsim.load(tmp_path / "old").weights()
     change_manifest(tmp_path / "old", "files")
-    found, expected = fedsim.load(tmp_path / "old").weights(), done.weights()
-    assert list(found) == sorted(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
     path.write_bytes(b"no weights")
     with pytest.raises(RunFolderError, match=f"^{path}: cannot be read: "):
         fedsim.load(tmp_path / "old").weights()
