@@ -146,7 +146,7 @@ def test_equals_the_reference_on_more_rows(seed: int) -> None:
     x, y = some(150, seed=seed)
     tree = build_tree(x, y, 4)
     assert tree.depth > 4
-    assert preorder(tree) == reference(x.tolist(), y.tolist(), 4, 2, None)
+    assert preorder(tree) == reference(x.tolist(), y.tolist(), 4, 2)
 
 
 def test_the_ratio_decides_among_gains_above_the_mean() -> None:
