@@ -23,10 +23,10 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
-from fedsim.explain.explainers.tree import Tree, build_tree, fidelity
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
+from fedsim.explain.tree import Tree, build_tree, fidelity
 from fedsim.models import Classifier
 from fedsim.support.rng import keyed_rng
 from fedsim.support.words import client_name
@@ -122,7 +122,7 @@ class TreeExplainer(FeatureExplainer):
     The relevance of a pixel or feature is what the tree's conditions on it add to the share of the
     predicted class, on the way from the root to the input's leaf.
 
-    Sources: see `fedsim.explain.explainers.tree` and `fedsim.methods.xpfl`; of the relevance
+    Sources: see `fedsim.explain.tree` and `fedsim.methods.xpfl`; of the relevance
     Saabas, Interpreting random forests (2014).
     """
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.explain.explainers.tree import LEAF, Ints, Tree, pixel_names
 from fedsim.explain.pictures.canvas import class_colours, new_figure, place
+from fedsim.explain.tree import LEAF, Ints, Tree, pixel_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,11 +23,11 @@ from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer
 from fedsim.explain.explainers.rules import RulesExplainer
-from fedsim.explain.explainers.tree import LEAF, build_tree
 from fedsim.explain.scores import faithfulness
 from fedsim.explain.scores import relevance as scores
 from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
 from fedsim.explain.section import SCORES, Explain
+from fedsim.explain.tree import LEAF, build_tree
 from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier, RuleModel, models
 from fedsim.models.rationale import RationaleClassifier

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainers import tree as module
-from fedsim.explain.explainers.tree import (
+from fedsim.explain import tree as module
+from fedsim.explain.pictures import trees as tree_figures
+from fedsim.explain.pictures.canvas import save
+from fedsim.explain.pictures.trees import draw_confusion, draw_tree
+from fedsim.explain.tree import (
     LEAF,
     Tree,
     build_tree,
     fidelity,
     pixel_names,
 )
-from fedsim.explain.pictures import trees as tree_figures
-from fedsim.explain.pictures.canvas import save
-from fedsim.explain.pictures.trees import draw_confusion, draw_tree
 
 NEIGHBOURS = [1.0, math.nextafter(1.0, 2), math.nextafter(math.nextafter(1.0, 2), 2)]
 COLUMNS = st.sampled_from(
