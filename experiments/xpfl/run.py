@@ -27,8 +27,8 @@ import fedsim
 from fedsim import Grid
 from fedsim.analysis.attacks.inversion import fidelity as closeness
 from fedsim.config.file import RawConfig
-from fedsim.explain.explainers.tree import build_tree, fidelity
 from fedsim.explain.pictures.canvas import new_figure, place, save
+from fedsim.explain.tree import build_tree, fidelity
 from fedsim.launch.prepare import prepare
 from fedsim.methods.xpfl import XPFL, Teacher
 from fedsim.models.masked_autoencoder import (
