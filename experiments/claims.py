@@ -295,7 +295,8 @@ def soft_and_hard() -> Evidence:
         beside[f"{score}, one aspect in a review, twelve clients, five seeds"] = twelve
     about = (
         "FedRNL − FR (hard sharing) with four clients, eight seeds. With twelve FR is ahead by "
-        "about as much; 40 were not run. The size of accuracy is ours: with the paper's 0.081 it would be above 1."
+        "about as much; 40 were not run. The size of accuracy is ours: with the paper's 0.081 it "
+        "would be above 1."
     )
     return Evidence(tests, about, sizes, beside)
 

@@ -20,7 +20,6 @@ class Lossy(Condition):
     """
 
     name: str = "own_channel:Lossy"
-    order: ClassVar[int] = 35  # of what a codec has encoded
     columns: ClassVar[tuple[str, ...]] = ("entries_lost",)
     share: float = Field(0.1, ge=0, lt=1)
 
@@ -31,7 +30,7 @@ class Lossy(Condition):
         for name, vector in sent.message.vectors.items():
             base = sent.received.get(name, torch.zeros_like(vector))
             drawn = client.rng(f"channel/{name}").random(tuple(vector.shape))
-            gone = torch.from_numpy(drawn < self.share)
+            gone = torch.from_numpy(drawn < self.share).to(vector.device)
             arrived[name] = torch.where(gone, base, vector)
             lost += int(gone.sum())
         client.report(entries_lost=lost)

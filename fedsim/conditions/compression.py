@@ -157,7 +157,7 @@ class Uplink(Condition):
     """
 
     name: str = "uplink"
-    order: ClassVar[int] = 30
+    order: ClassVar[int] = 60  # others act on what it has encoded
     idle: ClassVar[str] = "clients send no updates"
     codec: Codec
 
@@ -193,7 +193,9 @@ class Downlink(Condition):
             exchange.arguments,
             lambda name: round.rng(f"downlink/{exchange.function}/{name}"),
         )
-        return replace(exchange, arguments=arrived, saved=saved) if saved else exchange
+        if not saved:
+            return exchange
+        return replace(exchange, arguments=arrived, saved=exchange.saved + saved)
 
     def incoming(self, round: Round, before: Exchange, after: Exchange, result: Any) -> Any:
         return result if after is before else since_sent(result, before.arguments, after.to_all)

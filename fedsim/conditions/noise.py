@@ -16,7 +16,6 @@ from fedsim.federation.reduction import (
     NothingToReduce,
     Update,
     WeightedMean,
-    check_no_message,
 )
 from fedsim.federation.wire import to_arrays
 from fedsim.training import Trained, TrainingJob
@@ -35,6 +34,7 @@ class ClientPrivacy(Condition):
     columns: ClassVar[tuple[str, ...]] = ("epsilon",)
     independent_draws: ClassVar[bool] = True
     idle: ClassVar[str] = "no updates are averaged"
+    patient: ClassVar[bool] = True
     privacy: Privacy
 
     @property
@@ -75,10 +75,6 @@ class NoisyMean(WeightedMean):
         super().__init__()
         self.privacy, self.count = privacy, count
         self._noise = noise
-
-    def check(self, message: Any) -> None:
-        super().check(message)
-        check_no_message(message, "privacy")
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
         if message.vectors:

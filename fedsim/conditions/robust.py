@@ -39,6 +39,7 @@ class RobustAggregation(Condition):
     name: str = "aggregation"
     order: ClassVar[int] = 40
     idle: ClassVar[str] = "no updates are averaged"
+    patient: ClassVar[bool] = True
     rule: Aggregator | None = None
     attack: Attack | None = None
     adversaries: frozenset[int] = frozenset()

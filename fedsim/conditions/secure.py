@@ -26,7 +26,6 @@ from fedsim.federation.reduction import (
     NothingToReduce,
     Update,
     WeightedMean,
-    check_no_message,
 )
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
@@ -99,6 +98,7 @@ class SecureAggregation(Condition):
     order: ClassVar[int] = 40
     columns: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
     idle: ClassVar[str] = "no updates are averaged"
+    patient: ClassVar[bool] = True
     settings: SecureSettings
 
     @property
@@ -196,7 +196,6 @@ class MaskedMean(WeightedMean):
 
     def check(self, message: Any) -> None:
         super().check(message)
-        check_no_message(message, "secure_aggregation")
         if message.weight >= CLIENT_LIMIT:
             raise InvalidUpdate(
                 f"the update's weight is {message.weight:.3g}; with secure_aggregation, which "

@@ -129,13 +129,16 @@ class Condition(Component):
         independent_draws: whether each client is drawn for a cohort independently.
         columns: names of the columns of rounds.parquet that `close` returns.
         idle: what is missing if it never changes anything, such as "clients send no updates":
-            then the run is refused. By default it may have nothing to do.
+            then the run ends after its first round. By default it may have nothing to do.
+        patient: it may have nothing to do before the last round.
 
     Example:
         >>> class Halved(Condition):
         ...     \"\"\"Only half of each vector's length arrives.\"\"\"
         ...     name: str = "my_module:Halved"
         ...     def sent(self, client, sent):
+        ...         if not isinstance(sent.message, Update):
+        ...             return sent
         ...         vectors = {n: v / 2 for n, v in sent.message.vectors.items()}
         ...         return replace(sent, message=sent.message.with_vectors(vectors))
     """
@@ -145,17 +148,21 @@ class Condition(Component):
     columns: ClassVar[tuple[str, ...]] = ()
     independent_draws: ClassVar[bool] = False
     idle: ClassVar[str] = ""
+    patient: ClassVar[bool] = False
 
     @property
     def hides(self) -> frozenset[str]:
         return frozenset()
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        """(server) The request as it goes out; the same object if nothing changes."""
+        """(server) The request as it goes out; the same object if nothing changes.
+
+        Arguments and the reduction may be others; the cohort and the function stay.
+        """
         return exchange
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:
-        """(client) Local training as it is carried out."""
+        """(client) Local training as it is carried out, if the method uses `Client.train`."""
         return job
 
     def trained(self, client: Any, job: TrainingJob, done: Trained) -> None:
@@ -163,6 +170,8 @@ class Condition(Component):
 
     def sent(self, client: Any, sent: Sent) -> Sent:
         """(client) The message as it arrives; the same object if nothing changes.
+
+        Not called for functions that send nothing (`Federation.each`).
 
         Args:
             client: who sends; `client.rng` gives random streams.
@@ -181,7 +190,7 @@ class Condition(Component):
         """(server) Columns of the round in rounds.parquet.
 
         Args:
-            ledger: carried from round to round, and saved in checkpoints.
+            ledger: the condition's own, carried from round to round and saved in checkpoints.
         """
         return {}
 

@@ -40,7 +40,14 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.sums import ExactSum, check_block
-from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerClient, nbytes
+from fedsim.federation.wire import (
+    PROTOCOL,
+    PROTOCOL_COLUMNS,
+    NotCounted,
+    PerClient,
+    freeze,
+    nbytes,
+)
 from fedsim.federation.worker import TRIGGERED, Call
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
@@ -370,6 +377,7 @@ class Federation:
             RunError: there are no models, because every client was skipped.
             Diverged: a model is out of range.
         """
+        self._check_asked("sizes", "averages models by each client's number of examples")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total = ExactSum.zeros(self.model.size)
@@ -417,7 +425,7 @@ class Federation:
     ) -> dict[str, Totals]:
         call = self._next_call(function, MergeTotals(), "shards")
         arguments = {"weights": weights}
-        _freeze(arguments)
+        freeze(arguments)
         blocks = [[shard] for shard in self._shards[function]]
         totals: dict[str, Totals] = self._engine.run(call, blocks, arguments, {}).partial.result(
             {}, {}
@@ -514,7 +522,7 @@ class Federation:
             chosen = section.choose(among, self.num_clients, self.seed)
             call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
             given = for_own_models()
-            _freeze(given)
+            freeze(given)
             outcome = self._engine.run(call, [[k] for k in chosen], given, self._states)
             self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
             self._take_explained("personal", outcome)
@@ -528,7 +536,7 @@ class Federation:
     ) -> dict[str, Explained]:
         """Explanations of a model by explainers (by their numbers), by name."""
         call = self._next_call("explain", Gather(), "explainers")
-        _freeze(arguments)
+        freeze(arguments)
         blocks = [[number] for number in numbers]
         found = self._engine.run(call, blocks, arguments, {}).partial.result({}, {})
         return {section.explainers[number].name: one for number, one in found.items()}
@@ -577,16 +585,23 @@ class Federation:
         for condition in self._conditions:
             if not condition.idle:
                 continue
-            name = condition.name
-            ledger[name] = ledger.get(name, False) or name in self._acted
-            if self._answered and not ledger[name]:
+            name, acted = condition.name, set(ledger.get("acted", ())) | self._acted
+            ledger["acted"] = sorted(acted)
+            due = self.round == self.settings.rounds or not condition.patient
+            if self._answered and due and name not in acted:
                 raise RunError(
                     f"round {self.round}: {condition.idle}, which are all that `{name}` is "
                     "about; leave it out, or take another method"
                 )
         record = {**self._record}
         for condition in self._conditions:
-            columns = condition.close(self._this_round, ledger)
+            own = ledger.setdefault("conditions", {}).setdefault(condition.name, {})
+            columns = condition.close(self._this_round, own)
+            if again := sorted(columns.keys() & record.keys()):
+                raise RunError(
+                    f"round {self.round}: {condition.name}: the method has a column '{again[0]}' "
+                    "as well"
+                )
             if unknown := sorted(columns.keys() - set(condition.columns)):
                 raise RunError(
                     f"round {self.round}: {condition.name}: the column '{unknown[0]}' is not "
@@ -788,11 +803,16 @@ class Federation:
         explained: list[int] = []
         if self._of_cohort is not None:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
-        _freeze(arguments)
+        freeze(arguments)
         exchange = Exchange(function.__name__, cohort, arguments, reduction)
         passed = list[tuple[Condition, Exchange, Exchange]]()
         for condition in self._conditions:
             before, exchange = exchange, condition.outgoing(self._this_round, exchange)
+            if exchange.cohort is not cohort or exchange.function != function.__name__:
+                raise RunError(
+                    f"round {self.round}: {condition.name}: outgoing must leave the cohort and "
+                    "the function as they are"
+                )
             passed.append((condition, before, exchange))
             if self._in_round and exchange is not before:
                 self._acted.add(condition.name)
@@ -939,19 +959,3 @@ def _first(outcome: Outcome) -> str:
     if not failed:
         return ""
     return f"; {len(failed)} failed, the first one: {failed[0].partition(chr(10))[0]}"
-
-
-def _freeze(tree: Any) -> None:
-    """Make arrays read-only: a state must not change after it was sent to clients."""
-    if isinstance(tree, np.ndarray):
-        tree.flags.writeable = False
-    elif isinstance(tree, NotCounted):
-        _freeze(tree.value)
-    elif isinstance(tree, PerClient):
-        _freeze(tree.parts)
-    elif isinstance(tree, Mapping):
-        for part in tree.values():
-            _freeze(part)
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            _freeze(part)

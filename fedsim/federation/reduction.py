@@ -307,8 +307,6 @@ class WeightedMean(Reduction):
         return nbytes(message.vectors) + nbytes(message.message)
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
-        if message.message is not None:
-            self.messages[id] = to_arrays(message.message)
         for name, vector in message.vectors.items():
             sent = arguments.get(name)
             if isinstance(sent, Tensor) and sent.numel() != vector.numel():
@@ -317,6 +315,8 @@ class WeightedMean(Reduction):
                     "server sent; give a part another name"
                 )
         self.answered = True
+        if message.message is not None:
+            self.messages[id] = to_arrays(message.message)
         if message.vectors:
             self.add(id, message.weight, message.vectors)
 
@@ -391,18 +391,6 @@ def _check_range(name: str, vector: Tensor, weight: float) -> None:
         raise InvalidUpdate(
             f"'{name}' is out of range: |value| up to {largest:.3g} with weight {weight:.3g}; "
             "weight × value must stay under 2^30"
-        )
-
-
-def check_no_message(update: Update, section: str) -> None:
-    """Refuse what a client sends beside its vectors, where the server sees sums alone.
-
-    Raises:
-        InvalidUpdate: it sends a message.
-    """
-    if update.message is not None:
-        raise InvalidUpdate(
-            f"sends a message beside its update, which `{section}` hides from the server"
         )
 
 

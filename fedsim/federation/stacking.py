@@ -125,8 +125,10 @@ def _different(jobs: Sequence[TrainingJob]) -> str | None:
         return "clients have different functions (loss, perturb) or parts"
     if first.hooks.draw is not None:
         return "the loss draws something for each batch"
-    if first.privacy is not None:
+    if any(job.privacy is not None for job in jobs):
         return "privacy.level=example takes a gradient of each example"
+    if any(job.lr != first.lr for job in jobs):
+        return "clients have different learning rates"
     if any(job.context.keys() != first.context.keys() for job in jobs):
         return "the clients' contexts hold different vectors"
     if any(len(job.y) * job.epochs == 0 for job in jobs):

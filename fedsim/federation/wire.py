@@ -114,3 +114,19 @@ def to_tensors(tree: Any, device: torch.device) -> Any:
         return torch.tensor(leaf, device=device) if isinstance(leaf, np.ndarray) else leaf
 
     return each_leaf(tree, copied)
+
+
+def freeze(tree: Any) -> None:
+    """Make arrays read-only: a state must not change after it was sent to clients."""
+    if isinstance(tree, np.ndarray):
+        tree.flags.writeable = False
+    elif isinstance(tree, NotCounted):
+        freeze(tree.value)
+    elif isinstance(tree, PerClient):
+        freeze(tree.parts)
+    elif isinstance(tree, Mapping):
+        for part in tree.values():
+            freeze(part)
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            freeze(part)

@@ -20,13 +20,20 @@ from fedsim.federation.client import Client, DeadlineMissed, Trainer
 from fedsim.federation.condition import Sent
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import ExplainerFailed, explain_client, explain_global
-from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
+from fedsim.federation.reduction import (
+    Discard,
+    DivergedUpdate,
+    InvalidUpdate,
+    Reduction,
+    Update,
+)
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
     NotCounted,
     PerClient,
     as_arrays,
     each_leaf,
+    freeze,
     same,
     to_arrays,
     to_tensors,
@@ -381,7 +388,9 @@ class Worker:
         """
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial)
-        up = answer.size + self._shared_bytes(self._explain(client, call))
+        up = answer.size
+        if self.context.spec.explain is not None and self.context.spec.explain.share is not None:
+            up += self._shared_bytes(self._explain(client, call))
         left = allowance.examples(up) - (client.examples - rehearsal.visited)
         if rehearsal.visited <= max(left, 0):
             return None
@@ -426,7 +435,15 @@ class Worker:
         partial.check(message)
         memory, acted = {**state.get(MEMORY, {})}, set()
         sent = Sent(message, partial.size(message), self._lent, {}, {})
-        for condition in reversed(context.spec.conditions):
+        # Those who send nothing reach nobody.
+        chain = () if isinstance(partial, Discard) else context.spec.conditions
+        beside = message.message if isinstance(message, Update) else None
+        for condition in reversed(chain):
+            if beside is not None and "messages" in condition.hides:
+                raise InvalidUpdate(
+                    f"sends a message beside its update, which `{condition.name}` hides from the "
+                    "server"
+                )
             key = f"{condition.name}/{call.function}"
             given = replace(sent, layers=context.layers, memory=memory.get(key, {}))
             sent = condition.sent(client, given)
@@ -434,7 +451,8 @@ class Worker:
                 partial.check(sent.message)
                 acted.add(condition.name)
             if sent.memory or key in memory:
-                memory[key] = sent.memory
+                memory[key] = to_arrays(dict(sent.memory))
+                freeze(memory[key])  # a change within would not be noticed
         if memory:
             kept[MEMORY] = memory
         return client, Answer(sent.message, sent.size, kept, frozenset(acted))

@@ -35,8 +35,10 @@ from fedsim.federation import (
     RunSpec,
     cohort_size,
 )
+from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.federation import RESERVED
+from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
@@ -84,7 +86,6 @@ def prepare(
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
-    _check_columns(experiment, objective, dataset)
     primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
     if len(primary) != 1:
         raise ExperimentError(
@@ -96,6 +97,7 @@ def prepare(
             "train.sampler=balanced needs classes, and the target here is a number"
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
+    _check_columns(experiment, objective, dataset)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
     experiment.method.check_fit(
         Problem(
@@ -137,7 +139,7 @@ def prepare(
     if experiment.devices is not None:
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         # A codec's messages are shorter by an amount that is not known yet.
-        sent = size if experiment.method.has_global_model else 0
+        sent = size if experiment.method.has_global_model and not experiment.conditions else 0
         down, up = (
             4 * sent if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
         )
@@ -324,7 +326,9 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
 
 def _check_columns(experiment: Experiment, objective: Objective, dataset: Dataset) -> None:
     """Refuse columns of the user's conditions that others have."""
-    taken = {*RESERVED, "train_loss", *(m.column for m in objective.metrics(dataset))}
+    scores = [metric.column for metric in objective.shown(dataset)]
+    taken = {*RESERVED, "train_loss", *ClientPrivacy.columns, *scores}
+    taken |= {VALIDATION + score for score in scores}
     for condition in experiment.conditions:
         for column in condition.columns:
             if column in taken:
@@ -448,7 +452,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
         ExperimentError: the network cannot be trained so.
     """
     rows = splits.train.values[: min(4, spec.train.batch_size)]
-    name, private = f"model.name={spec.model.name}", False
+    name, private, what = f"model.name={spec.model.name}", False, ""
     with keyed_torch_rng(spec.seed, "try training"):
         try:
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
@@ -460,13 +464,19 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
             )
+            holder = int(np.flatnonzero(splits.train.lengths)[0])
+            client = Client(context, holder, 1, "try training", {}, Rehearsal(context))
             for condition in spec.conditions:
-                job = condition.training(None, job)
+                what = f"conditions: {condition.name}: training"
+                job = condition.training(client, job)
                 private |= job.privacy is not None
+            what = ""
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the user's own code
+            if what:
+                raise ExperimentError(f"{what}: {in_own_code(error)}") from error
             what = (
                 "there is not enough memory to train it"
                 if lacks_memory(error)

@@ -95,7 +95,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,),
         task_sequences="no",
-        asks=("messages",),
+        asks=("messages", "sizes"),
         averages=False,
     )
     private_by_example: ClassVar[bool] = False

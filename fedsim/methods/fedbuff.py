@@ -80,8 +80,9 @@ class FedBuff(Method[FedBuffState]):
     def check_hidden(self, hidden: Mapping[str, str]) -> None:
         if "weights" in hidden:
             raise ExperimentError(
-                "privacy: with method.name=fedbuff the clients of a step are those that finish "
-                "first, which depends on their data, and not drawn at random; take another method"
+                f"{hidden['weights']}: with method.name=fedbuff the clients of a step are those "
+                "that finish first, which depends on their data, and not drawn at random; take "
+                "another method"
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:

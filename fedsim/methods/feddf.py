@@ -40,7 +40,7 @@ class FedDF(AuxiliaryMethod[State]):
 
     name: str = "feddf"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), asks=("messages",), averages=False
+        objectives=(Classification,), asks=("messages", "sizes"), averages=False
     )
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)

@@ -115,7 +115,7 @@ class FedFTG(Method[FedFTGState]):
 
     name: str = "fedftg"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), asks=("messages",), averages=False
+        objectives=(Classification,), asks=("messages", "sizes"), averages=False
     )
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)

@@ -109,7 +109,7 @@ class FedGen(Method[FedGenState]):
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,),
         task_sequences="no",
-        asks=("messages",),
+        asks=("messages", "sizes"),
         averages=False,
     )
     a: float = Field(10.0, ge=0)

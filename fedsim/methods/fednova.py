@@ -45,9 +45,9 @@ class FedNova(Method[State]):
     def check_hidden(self, hidden: Mapping[str, str]) -> None:
         if "weights" in hidden:
             raise ExperimentError(
-                "privacy: with method.name=fednova clients send their number of local steps "
-                "beside the change, and clipping both to one norm would leave little of the "
-                "change; take another method"
+                f"{hidden['weights']}: with method.name=fednova clients send their number of "
+                "local steps beside the change, and clipping both to one norm would leave little "
+                "of the change; take another method"
             )
 
     def init(self, fed: Federation) -> State:

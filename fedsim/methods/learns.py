@@ -75,7 +75,7 @@ def obstacle(learns: Learns, problem: Problem) -> str | None:
     if problem.task_sequence is False and learns.task_sequences == "only":
         return "learns sequences of tasks, and the partition has none"
     for asked, section in problem.hidden.items():
-        if not learns.averages and not learns.asks:
+        if asked == "messages" and not learns.averages and not learns.asks:
             return f"averages no updates, and {section} protects nothing else"
         if asked in learns.asks:
             return f"{ASKING[asked]}, which {section} hides from the server"

@@ -49,7 +49,7 @@ class RuleMethod(Method[RuleState]):
     """Base class of methods that learn rule models."""
 
     learns: ClassVar[Learns] = Learns(
-        models="rule model", objectives=(Regression,), asks=("messages",), averages=False
+        models="rule model", objectives=(Regression,), asks=("messages", "data"), averages=False
     )
     exchanges_models: ClassVar[bool] = False
 

@@ -68,7 +68,9 @@ class SseAgg(Method[SseAggState]):
     """
 
     name: str = "sse_agg"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", asks=("messages",), averages=False)
+    learns: ClassVar[Learns] = Learns(
+        task_sequences="no", asks=("messages", "sizes"), averages=False
+    )
     beta: float = Field(3.0, ge=0)
     clusters: int = Field(2, ge=1)
     size: int | None = Field(None, ge=1)

@@ -122,7 +122,7 @@ def test_noise_has_its_size_and_is_another_each_time() -> None:
     assert abs(np.corrcoef(*drawn)[0, 1]) < 0.1
     ledger: dict[str, Any] = {}
     fed.records(ledger)
-    assert ledger["releases"] == [[1.0, 2, 1]]
+    assert ledger["conditions"]["privacy"]["releases"] == [[1.0, 2, 1]]
 
 
 def test_cohorts_are_drawn_client_by_client() -> None:
@@ -152,7 +152,7 @@ def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
     ledger: dict[str, Any] = {}
     record, tables = fed.records(ledger)
     assert (set(record), tables["clients"], fed.states()) == ({"epsilon"}, [], {})
-    assert ledger["releases"] == [[0.1, 1, 1]]
+    assert ledger["conditions"]["privacy"]["releases"] == [[0.1, 1, 1]]
 
 
 def test_a_tensor_is_a_reference_as_well() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from experiments import federation, server_states, small_experiment, with_method
 from fedsim import Run
-from fedsim.errors import BadInput, FedsimError
-from fedsim.federation import Condition, Round
+from fedsim.errors import BadInput, ClientError, FedsimError
+from fedsim.federation import Client, Condition, Exchange, Round, Sent, Update
+from fedsim.methods.fedavg import FedAvg
 from fedsim.results.report import report
+from fedsim.training import TrainingJob
 
 Finish = Callable[..., Run]
 LOSSY = {"name": "own_channel:Lossy", "share": 0.3}
@@ -97,9 +101,100 @@ class Idle(Condition):
     idle: ClassVar[str] = "nothing is sent by pigeon"
 
 
+class Narrow(Condition):
+    """Changes the cohort."""
+
+    name: str = "test_condition:Narrow"
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        return replace(exchange, cohort=exchange.cohort[:1])
+
+
+class Breaks(Condition):
+    """Raises where a client trains."""
+
+    name: str = "test_condition:Breaks"
+
+    def training(self, client: Any, job: Any) -> Any:
+        raise ValueError(f"client {client.id} has {client.num_samples > 0} examples")
+
+
+class Secretive(Condition):
+    """Hides what clients send beside their vectors."""
+
+    name: str = "test_condition:Secretive"
+
+    @property
+    def hides(self) -> frozenset[str]:
+        return frozenset({"messages"})
+
+
+class Says(FedAvg):
+    """Does not declare that clients send messages."""
+
+    name: str = "test_condition:Says"
+
+    def local_update(self, client: Client, weights: Any) -> Update:
+        return Update(weights=client.train(weights), message=client.num_samples)
+
+
+class Remembers(Condition):
+    """Keeps a tensor at each client, and counts rounds in a ledger of its own."""
+
+    name: str = "test_condition:Remembers"
+    columns: ClassVar[tuple[str, ...]] = ("rounds_seen",)
+
+    def sent(self, client: Client, sent: Sent) -> Sent:
+        before = sent.memory.get("seen", np.zeros(2000))
+        client.report(seen=float(before[1500]))
+        return replace(sent, memory={"seen": torch.as_tensor(before) + 1})
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        ledger["steps"] = ledger.get("steps", 0) + 1
+        return {"rounds_seen": ledger["steps"]}
+
+
+class Slower(Condition):
+    """Client 3 trains at a tenth of the rate."""
+
+    name: str = "test_condition:Slower"
+
+    def training(self, client: Client, job: TrainingJob) -> TrainingJob:
+        return replace(job, lr=job.lr / 10) if client.id == 3 else job
+
+
+def test_what_is_kept_is_each_clients_own(finish: Finish) -> None:
+    privacy = {"clip": 1.0, "noise_multiplier": 0.5}
+    train = {"rounds": 3}
+    done = finish(conditions=[Remembers], privacy=privacy, train=train, checkpoint={"every": 1})
+    trained = done.clients.dropna(subset="loss")
+    assert (trained["seen"] == trained["round"] - 1).all()
+    assert done.rounds["rounds_seen"].to_list() == [1, 2, 3]
+    plain = finish(privacy=privacy, train=train)
+    assert done.rounds["epsilon"].equals(plain.rounds["epsilon"])
+
+
+def test_training_is_that_of_each_client_alone_or_in_a_stack(finish: Finish) -> None:
+    sections: dict[str, Any] = {"conditions": [Slower], "train": {"rounds": 2}}
+    alone = finish(**sections, engine={"kind": "local"})
+    together = finish(**sections, engine={"kind": "local", "clients_per_step": 5})
+    plain = finish(train={"rounds": 2})
+    for layer, w in alone.weights().items():
+        np.testing.assert_allclose(w, together.weights()[layer], atol=1e-5)
+    assert not all(np.allclose(w, plain.weights()[n]) for n, w in alone.weights().items())
+
+
+def test_clients_that_send_nothing_pass_no_condition(finish: Finish) -> None:
+    partition = {"test_fraction": 0.2}
+    made = {"partition": partition, "evaluate": {"clients": True}, "train": {"rounds": 1}}
+    assert len(finish(**made, conditions=[LOSSY]).rounds) == 1
+
+
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
+        (Narrow, "test_condition:Narrow: outgoing must leave the cohort and the function"),
+        (Breaks, "conditions: test_condition:Breaks: training: ValueError: client 0 has True"),
         (Taken, "conditions: test_condition:Taken: there is a column 'accuracy' already"),
         (Untold, "round 1: test_condition:Untold: the column 'surprise' is not among its `col"),
         (Idle, "round 1: nothing is sent by pigeon, which are all that `test_condition:Idle` is"),
@@ -110,6 +205,17 @@ def test_what_a_condition_may_not_do(
 ) -> None:
     with pytest.raises(FedsimError, match=re.escape(message)):
         finish(conditions=[condition], train={"rounds": 1})
+
+
+def test_a_message_that_is_hidden(finish: Finish) -> None:
+    with pytest.raises(ClientError, match=r"sends a message .* `test_condition:Secretive` hides"):
+        finish(method=Says, conditions=[Secretive], train={"rounds": 1})
+
+
+def test_a_method_may_begin_without_a_mean(finish: Finish) -> None:
+    sections = with_method("fedxds", train={"rounds": 3}, aggregation={"name": "median"})
+    sections["method"] = {**sections["method"], "warmup_rounds": 0}
+    assert len(finish(**sections).rounds) == 3
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class FedWeIT(Method[FedWeITState]):
     has_global_model: ClassVar[bool] = False  # every task has its own network
     # Each client's A is sent to others.
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="only", asks=("messages",)
+        objectives=(Classification,), task_sequences="only", asks=("messages", "data")
     )
     start: ClassVar[float] = 1 / 3  # A_t is initialised to this share of B
     rest: ClassVar[type[Rest]] = Rest
