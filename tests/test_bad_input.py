@@ -667,7 +667,7 @@ def write_manifests(path: Path, content: str | None) -> None:
         (lambda path: None, "the run is finished; there is nothing to resume"),
         (
             lambda path: change_manifest(path, format=99),
-            "a run folder of format 99; this version of fedsim reads format 1",
+            "a run folder of format 99; this version of fedsim reads format 2",
         ),
         (
             lambda path: write_manifests(path, None),
@@ -701,7 +701,7 @@ def test_a_folder_that_cannot_be_resumed(
         ("[]", "it is not a mapping"),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("[" * 100_000, "too many levels"),
-        ('{"format": 1}', "status: Field required"),
+        ('{"format": 2}', "status: Field required"),
         ('{"format": "1"}', "format: Input should be a valid integer"),
     ],
 )

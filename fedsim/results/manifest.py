@@ -31,7 +31,7 @@ from fedsim.support.words import short
 NAMES = ("manifest.json", "manifest.copy.json")
 # What tells a run from others: its experiment with the seed, its data, how they are dealt out.
 OF_A_RUN = ("experiment_hash", "data_hash", "partition_hash")
-FORMAT = 1  # raised whenever a folder of an earlier version can no longer be read
+FORMAT = 2  # raised whenever a folder of an earlier version can no longer be read
 
 Status = Literal["running", "finished", "interrupted", "failed", "stopped"]
 

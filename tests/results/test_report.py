@@ -35,6 +35,7 @@ from fedsim.launch.prepare import prepare
 from fedsim.objectives.regression import Regression
 from fedsim.results.figures.charts import Line, draw_clients, draw_label_counts, draw_lines
 from fedsim.results.figures.look import PAGE, PAPER, Drawing
+from fedsim.results.manifest import FORMAT
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import costs, curves, legend, of_clients
@@ -64,7 +65,7 @@ def make_folder(path: Path, kind: str, **facts: Any) -> Path:
     content = f"name: {path.parent.name}\n"
     (path / "experiment.yaml").write_text(content)
     manifest = {
-        "format": 1,
+        "format": FORMAT,
         "kind": kind,
         "status": "finished",
         "experiment_hash": hashlib.sha256(content.encode()).hexdigest()[:16],
