@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +40,7 @@ from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
+from fedsim.objectives import Metric, Objective
 from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.records import (
@@ -73,7 +74,6 @@ def simulate(
         The record of each round, and lines for the user.
     """
     experiment = folder.experiment
-    method, last = experiment.method, experiment.train.rounds
     tables = {name: Table(folder.path, name) for name in TABLES}
     atomic.remove_leftovers(folder.path)
     if "result_hash" in folder.manifest and not folder.damage():  # interrupted after its end
@@ -81,6 +81,31 @@ def simulate(
             table.drop_parts()
         return
     folder.forget_result()
+    yield from describe(folder, spec, dataset, splits, engine)
+    V = clients_per_step(folder.manifest, 1)
+    fed = Federation(spec, dataset, splits, engine, V, engine.server_device())
+    rounds = Rounds(folder, fed, engine, tables, spec.shown(dataset))
+    initial = initial_state(fed, experiment)
+    lacking = ""  # about memory for V clients at once
+    while True:
+        begin, state, ledger = yield from rounds.restore(initial, lacking)
+        lacking = ""
+        try:
+            state = yield from rounds.play(begin, state, ledger)
+            break
+        except StateLost as lost:
+            yield f"{lost}; falling back to the last checkpoint"
+        except StackTooLarge as error:
+            lacking = str(error)
+    rounds.finish(state, ledger)
+
+
+def describe(
+    folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
+) -> Iterator[Progress]:
+    """Write what is known of a run before its first round into its folder."""
+    experiment = folder.experiment
+    method = experiment.method
     if dataset.y.ndim == 1:  # not for several targets per example
         with _writing(folder):
             write_table(folder.path / LABELS, label_rows(dataset, splits))
@@ -95,23 +120,48 @@ def simulate(
             V, why = engine.choose_clients_per_step(cohort.tolist())
             yield why
         folder.update(clients_per_step=V)
-    device = engine.server_device()
-    shown, stopping = spec.shown(dataset), experiment.evaluate.early_stopping
-    metrics = [asdict(metric) for metric in shown]
-    folder.update(server_device=str(device), metrics=metrics)
+    metrics = [asdict(metric) for metric in spec.shown(dataset)]
+    folder.update(server_device=str(engine.server_device()), metrics=metrics)
     if spec.explain is not None and experiment.explain is not None:
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
         folder.update(explained=scores, map_shape=map_shape(dataset))
         if not method.trains_clients and "cohort" in (experiment.explain.of or ("cohort",)):
             yield f"clients do not train models with method.name={method.name}"
-    V = clients_per_step(folder.manifest, 1)
-    fed = Federation(spec, dataset, splits, engine, V, device)
-    checkpoints = folder.checkpoints(experiment.checkpoint.keep)
-    initial = initial_state(fed, experiment)
-    done = False
-    lacking = ""  # about memory for V clients at once
-    while not done:
-        found = checkpoints.latest(initial, fed, check=partial(check_tables, folder.path))
+
+
+class Rounds:
+    """The rounds of a run: from a checkpoint, one after another, to the final weights.
+
+    Args:
+        folder: folder of the run.
+        tables: the tables of the run, by name.
+        shown: the metrics that it records.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        fed: Federation,
+        engine: Engine,
+        tables: Mapping[str, Table],
+        shown: Sequence[Metric],
+    ) -> None:
+        self.folder, self.fed, self.engine = folder, fed, engine
+        self.tables, self.shown = tables, shown
+        self.experiment = folder.experiment
+        self.checkpoints = folder.checkpoints(self.experiment.checkpoint.keep)
+
+    def restore(
+        self, initial: State, lacking: str
+    ) -> Generator[Progress, None, tuple[int, State, dict[str, Any]]]:
+        """The last round with a checkpoint, the server's state after it, and the ledger.
+
+        Args:
+            initial: the state before the first round.
+            lacking: why fewer clients are trained at once from here on, if they are.
+        """
+        folder, checkpoints = self.folder, self.checkpoints
+        found = checkpoints.latest(initial, self.fed, check=partial(check_tables, folder.path))
         while checkpoints.passed_over:
             yield f"{checkpoints.passed_over.pop(0)}; skipping this checkpoint"
         if found is None:
@@ -119,73 +169,81 @@ def simulate(
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"continuing after round {begin}"
-        fed.go_on_from(ledger)
+        self.fed.go_on_from(ledger)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
             V = clients_per_step(folder.manifest, begin + 1)
             yield f"{lacking}; from round {begin + 1} on {V} are, as the manifest says"
-            lacking = ""
         with _writing(folder):
             checkpoints.drop_after(begin)
-            for name, table in tables.items():
+            for name, table in self.tables.items():
                 table.rewind(begin, found.progress["tables"].get(name, "") if found else "")
-        try:
-            stopped = stopped_early(stopping, shown, ledger)
-            for t in range(begin + 1, last + 1):
-                if stopped:
-                    folder.update(stopped_after=t - 1)
-                    yield stopped
-                    break
-                started = time.perf_counter()
-                fed.clients_per_step = clients_per_step(folder.manifest, t)
-                state = one_round(fed, experiment, state, t)
-                evaluate_round(fed, experiment, state, t)
-                rows = on_record(fed, t, ledger)
-                (row,) = rows["rounds"]
-                row["seconds"] = time.perf_counter() - started
-                for name, added in rows.items():
-                    tables[name].add(added)
-                watch_score(stopping, shown, row, ledger)
-                stopped = stopped_early(stopping, shown, ledger)
-                every = experiment.checkpoint.every
-                if t == last or stopped or (every and t % every == 0):
-                    with _writing(folder):
-                        for table in tables.values():
-                            table.flush(t)
-                        chains = {name: table.chain for name, table in tables.items()}
-                        checkpoints.save(t, state, fed, {"ledger": ledger, "tables": chains})
-                        folder.update(checkpoints=checkpoints.kept())
-                        checkpoints.prune()
-                engine.notice([f"warning: {name} is NaN" for name in _undefined(row, spec)])
-                while engine.notices:
-                    yield engine.notices.popleft()
-                yield row
-            done = True
-        except StateLost as lost:
-            yield f"{lost}; falling back to the last checkpoint"
-        except StackTooLarge as error:
-            lacking = str(error)
-    arrays = method.global_model(fed, state)
-    # The order of layers, which safetensors changes; a network may have some under two names.
-    about = {"layers": json.dumps(list(arrays))}
-    if arrays and fed.learner.builds_network:
-        about["parameters"] = str(sum(p.numel() for p in fed.model.module.parameters()))
-    weights = folder.path / FINAL_WEIGHTS
-    with _writing(folder):
-        for table in tables.values():
-            table.merge()
-        atomic.write(
-            weights,
-            save({n: np.asarray(array, order="C") for n, array in arrays.items()}, about),
-        )
-        files = [*(table.file for table in tables.values()), folder.path / LABELS, weights]
-        written = [file for file in files if file.exists()]
-        folder.update(
-            result_hash=result_hash(ledger["chain"], state),
-            files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},
-        )
-        for table in tables.values():
-            table.drop_parts()
+        return begin, state, ledger
+
+    def play(
+        self, begin: int, state: State, ledger: dict[str, Any]
+    ) -> Generator[Progress, None, State]:
+        """The rounds after a given one; the server's last state."""
+        experiment, fed = self.experiment, self.fed
+        stopping, last = experiment.evaluate.early_stopping, experiment.train.rounds
+        for t in range(begin + 1, last + 1):
+            if stopped := stopped_early(stopping, self.shown, ledger):
+                self.folder.update(stopped_after=t - 1)
+                yield stopped
+                break
+            started = time.perf_counter()
+            fed.clients_per_step = clients_per_step(self.folder.manifest, t)
+            state = one_round(fed, experiment, state, t)
+            evaluate_round(fed, experiment, state, t)
+            rows = on_record(fed, t, ledger)
+            (row,) = rows["rounds"]
+            row["seconds"] = time.perf_counter() - started
+            for name, added in rows.items():
+                self.tables[name].add(added)
+            watch_score(stopping, self.shown, row, ledger)
+            every = experiment.checkpoint.every
+            ends = t == last or stopped_early(stopping, self.shown, ledger)
+            if ends or (every and t % every == 0):
+                self.commit(t, state, ledger)
+            undefined = _undefined(row, fed.objective)
+            self.engine.notice([f"warning: {name} is NaN" for name in undefined])
+            while self.engine.notices:
+                yield self.engine.notices.popleft()
+            yield row
+        return state
+
+    def commit(self, t: int, state: State, ledger: dict[str, Any]) -> None:
+        """Write a checkpoint after round t, and the tables up to it."""
+        with _writing(self.folder):
+            for table in self.tables.values():
+                table.flush(t)
+            chains = {name: table.chain for name, table in self.tables.items()}
+            self.checkpoints.save(t, state, self.fed, {"ledger": ledger, "tables": chains})
+            self.folder.update(checkpoints=self.checkpoints.kept())
+            self.checkpoints.prune()
+
+    def finish(self, state: State, ledger: Mapping[str, Any]) -> None:
+        """Write the final weights, whole tables, and the hash of the result."""
+        fed, folder = self.fed, self.folder
+        arrays = self.experiment.method.global_model(fed, state)
+        # The order of layers, which safetensors changes; a network may have some under two names.
+        about = {"layers": json.dumps(list(arrays))}
+        if arrays and fed.learner.builds_network:
+            about["parameters"] = str(sum(p.numel() for p in fed.model.module.parameters()))
+        weights = folder.path / FINAL_WEIGHTS
+        with _writing(folder):
+            for table in self.tables.values():
+                table.merge()
+            contiguous = {n: np.asarray(array, order="C") for n, array in arrays.items()}
+            atomic.write(weights, save(contiguous, about))
+            files = [table.file for table in self.tables.values()]
+            written = [f for f in (*files, folder.path / LABELS, weights) if f.exists()]
+            folder.update(
+                result_hash=result_hash(ledger["chain"], state),
+                files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},
+            )
+            for table in self.tables.values():
+                table.drop_parts()
 
 
 def initial_state(fed: Federation, experiment: Experiment) -> State:
@@ -246,9 +304,9 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
     return {"rounds": [row], **rows}
 
 
-def _undefined(row: Mapping[str, Any], spec: RunSpec) -> list[str]:
+def _undefined(row: Mapping[str, Any], objective: Objective) -> list[str]:
     """The metrics of `evaluate.metrics` without a number in a round."""
-    names = [further.shown.column for further in spec.objective.further if further.shown]
+    names = [further.shown.column for further in objective.further if further.shown]
     return [name for name in names if math.isnan(row.get(name, 0.0))]
 
 
