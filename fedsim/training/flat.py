@@ -27,7 +27,7 @@ def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Te
         if start >= vector.shape[-1]:
             break
         end = start + math.prod(shape)
-        views[name] = vector[..., start:end].view(*vector.shape[:-1], *shape)
+        views[name] = vector[..., start:end].view((*vector.shape[:-1], *shape))
         start = end
     return views
 

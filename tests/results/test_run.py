@@ -26,6 +26,7 @@ from fedsim.errors import Damaged, RunError, RunFolderError
 from fedsim.launch.prepare import prepare
 from fedsim.objectives import Metric
 from fedsim.results.folder import RunFolder
+from fedsim.results.manifest import FORMAT
 from fedsim.results.records import chained, new_ledger, result_hash, summarise
 from fedsim.support.hardware import hardware
 
@@ -116,7 +117,7 @@ def test_the_manifest(done: Run) -> None:
     manifest = json.loads((done.path / "manifest.json").read_text())
     del manifest["checksum"]
     assert manifest == done.manifest
-    assert manifest["format"] == 1
+    assert manifest["format"] == FORMAT
     assert manifest["status"] == "finished"
     content = (done.path / "experiment.yaml").read_bytes()
     assert manifest["experiment_hash"] == hashlib.sha256(content).hexdigest()[:16]
