@@ -18,12 +18,12 @@ from own_components import MultiLabel, Tagged
 
 from experiments import small_experiment
 from fedsim import Dataset, Experiment, grid, load, replay, resume, run, tune
+from fedsim.config.file import RawConfig
 from fedsim.data import load_dataset
 from fedsim.data.dataset import Scaling
 from fedsim.errors import BadInput, DataError, ExperimentError
 from fedsim.experiment import plain, to_yaml
 from fedsim.methods.fedavg import FedAvg
-from fedsim.sweep.start import _content
 from fedsim.training import Train
 
 OBJECTS: dict[str, Any] = {
@@ -189,7 +189,8 @@ def test_values_become_what_yaml_has_for_them() -> None:
 
 def test_so_do_values_of_overrides() -> None:
     given = {"train.rounds": np.int64(3), "train.optimizer.lr": np.float64(0.5)}
-    content = _content({**SMALL, "grid": {}}, {**given, "grid.seeds": range(2)}).content
+    config = RawConfig(plain({**SMALL, "grid": {}}))
+    content = config.overridden(plain({**given, "grid.seeds": range(2)})).content
     written = yaml.safe_load(to_yaml(content))  # as into the folder of a grid
     assert written["train"]["rounds"] == 3
     assert written["train"]["optimizer"]["lr"] == 0.5

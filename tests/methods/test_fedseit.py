@@ -1057,7 +1057,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"method": {"similarity": "cosine"}}, "method.similarity"),
         ({"method": {"compat": {"frozn": True}}}, "method.compat.*frozn"),
         ({"method": {"name": "fedweit", "top_k": 2}}, "top_k"),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "sends more than updates"),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "reads clients' data on the server"),
         ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
         ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
         ({"train": {"participation": 0.1}}, "samples nobody"),

@@ -392,7 +392,10 @@ def test_bad_settings(fields: dict[str, Any], problem: str) -> None:
             {"data": {"name": "friedman"}, "partition": {"kind": "iid", "clients": 3}},
             "xfedalign learns classification, and the objective is regression",
         ),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "xfedalign sends more than updates"),
+        (
+            {"privacy": {"clip": 1, "noise_multiplier": 1}},
+            "xfedalign asks for what each client sends",
+        ),
     ],
 )
 def test_what_it_cannot_explain(sections: dict[str, Any], problem: str) -> None:

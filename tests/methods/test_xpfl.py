@@ -456,7 +456,7 @@ def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
         ),
         (
             {"privacy": {"clip": 1, "noise_multiplier": 1}},
-            "method.name=xpfl sends more than updates",
+            "method.name=xpfl asks for what each client sends",
         ),
     ],
 )
