@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsim.conditions.privacy import Privacy, clipped, reference
-from fedsim.federation.condition import Condition, Exchange, Round
+from fedsim.federation.cohort import Cohort
+from fedsim.federation.condition import Condition, ConditionOnMeans, Round
 from fedsim.federation.reduction import (
     Mean,
     NothingToReduce,
@@ -22,7 +23,7 @@ from fedsim.training import Trained, TrainingJob
 from fedsim.training.dp_sgd import sampling_rate
 
 
-class ClientPrivacy(Condition):
+class ClientPrivacy(ConditionOnMeans):
     """Clipped, noisy means over cohorts of independent draws; see `fedsim.conditions.privacy`.
 
     Args:
@@ -30,26 +31,20 @@ class ClientPrivacy(Condition):
     """
 
     name: str = "privacy"
-    order: ClassVar[int] = 40
     columns: ClassVar[tuple[str, ...]] = ("epsilon",)
     independent_draws: ClassVar[bool] = True
-    idle: ClassVar[str] = "no updates are averaged"
-    patient: ClassVar[bool] = True
     privacy: Privacy
 
     @property
     def hides(self) -> frozenset[str]:
         return self.privacy.hides
 
-    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        if type(exchange.reduction) is not WeightedMean:
-            return exchange
-        drawn = np.array_equal(exchange.cohort, round.sample())
+    def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
+        drawn = np.array_equal(cohort, round.sample())
         q = round.participation if drawn else 1.0
-        count = q * round.num_clients if drawn else float(len(exchange.cohort))
+        count = q * round.num_clients if drawn else float(len(cohort))
         number = round.note(self.name, q)
-        mean = NoisyMean(self.privacy, count, round.rng(f"privacy/{number}"))
-        return replace(exchange, reduction=mean)
+        return NoisyMean(self.privacy, count, round.rng(f"privacy/{number}"))
 
     def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
         """`epsilon`, spent so far."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,8 @@ from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.aggregators import Aggregator
 from fedsim.conditions.privacy import reference
 from fedsim.errors import RunError
-from fedsim.federation.condition import Condition, Exchange, Round
+from fedsim.federation.cohort import Cohort
+from fedsim.federation.condition import ConditionOnMeans, Round
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -27,7 +27,7 @@ from fedsim.federation.reduction import (
 from fedsim.federation.wire import to_arrays
 
 
-class RobustAggregation(Condition):
+class RobustAggregation(ConditionOnMeans):
     """Means by a robust rule, of updates that adversaries may have forged.
 
     Args:
@@ -37,22 +37,16 @@ class RobustAggregation(Condition):
     """
 
     name: str = "aggregation"
-    order: ClassVar[int] = 40
-    idle: ClassVar[str] = "no updates are averaged"
-    patient: ClassVar[bool] = True
     rule: Aggregator | None = None
     attack: Attack | None = None
     adversaries: frozenset[int] = frozenset()
 
-    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        if type(exchange.reduction) is not WeightedMean:
-            return exchange
-        colluding = self.adversaries.intersection(map(int, exchange.cohort))
+    def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
+        colluding = self.adversaries.intersection(cohort.tolist())
         attack = self.attack if colluding else None
         rng = round.rng(f"attack/{round.note(self.name, None)}")
         trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.layers().items()}
-        mean = GatheredMean(self.rule, attack, colluding, trained, rng)
-        return replace(exchange, reduction=mean)
+        return GatheredMean(self.rule, attack, colluding, trained, rng)
 
 
 class GatheredMean(WeightedMean):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from fedsim.config.registry import Config
 from fedsim.errors import RunError
-from fedsim.federation.condition import Condition, Exchange, Round
+from fedsim.federation.cohort import Cohort
+from fedsim.federation.condition import ConditionOnMeans, Round
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -87,7 +87,7 @@ class SecureSettings(Config):
         return frozenset({"messages", "sizes", "data"})
 
 
-class SecureAggregation(Condition):
+class SecureAggregation(ConditionOnMeans):
     """Means of which the server learns the sums alone.
 
     Args:
@@ -95,20 +95,14 @@ class SecureAggregation(Condition):
     """
 
     name: str = "secure_aggregation"
-    order: ClassVar[int] = 40
     columns: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
-    idle: ClassVar[str] = "no updates are averaged"
-    patient: ClassVar[bool] = True
     settings: SecureSettings
 
     @property
     def hides(self) -> frozenset[str]:
         return self.settings.hides
 
-    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        if type(exchange.reduction) is not WeightedMean:
-            return exchange
-        cohort = [int(k) for k in exchange.cohort]
+    def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
         if len(cohort) < 2:
             raise RunError(
                 f"round {round.t}: a cohort of {len(cohort)}, and secure_aggregation hides a "
@@ -116,10 +110,10 @@ class SecureAggregation(Condition):
             )
         purpose = f"secure_aggregation/{len(round.notes.get(self.name, ())) + 1}"
         lost = round.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
-        dropped = frozenset(k for k, out in zip(cohort, lost, strict=True) if out)
+        masks = Masks(round.seed, purpose, round.t, cohort.tolist())
+        dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
         round.note(self.name, len(dropped))
-        masks = Masks(round.seed, purpose, round.t, cohort)
-        return replace(exchange, reduction=MaskedMean(masks, dropped, self.settings.threshold))
+        return MaskedMean(masks, dropped, self.settings.threshold)
 
     def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
         """The exchanges of the round's sums, and how many clients dropped out of them."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from fedsim.config.registry import Component, Registry
 from fedsim.federation.cohort import Cohort
-from fedsim.federation.reduction import Reduction
-from fedsim.federation.wire import NotCounted, PerClient
+from fedsim.federation.reduction import Reduction, WeightedMean
+from fedsim.federation.wire import sent_to_all
 from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel, Trained, TrainingJob
 
@@ -51,11 +52,7 @@ class Exchange:
     @property
     def to_all(self) -> dict[str, Any]:
         """What all clients receive, by name."""
-        return {
-            name: a.value if isinstance(a, NotCounted) else a
-            for name, a in self.arguments.items()
-            if not isinstance(a, PerClient)
-        }
+        return sent_to_all(self.arguments)
 
 
 @dataclass(frozen=True)
@@ -199,6 +196,23 @@ class Condition(Component):
     ) -> int | None:
         """The bytes of a vector on its way to or from clients; None if it does not change them."""
         return None
+
+
+class ConditionOnMeans(Condition):
+    """A condition that makes another mean of clients' updates: one of these in a run at most."""
+
+    order: ClassVar[int] = 40
+    idle: ClassVar[str] = "no updates are averaged"
+    patient: ClassVar[bool] = True
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if type(exchange.reduction) is not WeightedMean:
+            return exchange
+        return replace(exchange, reduction=self.mean(round, exchange.cohort))
+
+    @abstractmethod
+    def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
+        """(server) The reduction in place of the weighted mean of a cohort's updates."""
 
 
 conditions: Registry[Condition] = Registry("condition", Condition)

@@ -582,18 +582,15 @@ class Federation:
         Raises:
             RunError: the method has no use for a section of the experiment.
         """
+        acted = ledger["acted"] = sorted(self._acted.union(ledger.get("acted", ())))
         for condition in self._conditions:
-            if not condition.idle:
-                continue
-            name, acted = condition.name, set(ledger.get("acted", ())) | self._acted
-            ledger["acted"] = sorted(acted)
             due = self.round == self.settings.rounds or not condition.patient
-            if self._answered and due and name not in acted:
+            if condition.idle and due and self._answered and condition.name not in acted:
                 raise RunError(
-                    f"round {self.round}: {condition.idle}, which are all that `{name}` is "
-                    "about; leave it out, or take another method"
+                    f"round {self.round}: {condition.idle}, which are all that "
+                    f"`{condition.name}` is about; leave it out, or take another method"
                 )
-        record = {**self._record}
+        record = dict(self._record)
         for condition in self._conditions:
             own = ledger.setdefault("conditions", {}).setdefault(condition.name, {})
             columns = condition.close(self._this_round, own)

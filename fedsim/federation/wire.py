@@ -59,6 +59,15 @@ def nbytes(message: Any) -> int:
     return 0
 
 
+def sent_to_all(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that all clients receive, by name."""
+    return {
+        name: a.value if isinstance(a, NotCounted) else a
+        for name, a in arguments.items()
+        if not isinstance(a, PerClient)
+    }
+
+
 def each_leaf(tree: Any, change: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """Apply a function to each leaf of nested dicts, lists and tuples, which are copied."""
     if isinstance(tree, Mapping):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsim.conditions.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.scores.measure import Explained
+from fedsim.explain.share import Share
 from fedsim.federation.client import Client, DeadlineMissed, Trainer
 from fedsim.federation.condition import Sent
 from fedsim.federation.context import TEST_SHARD, WorkerContext
@@ -29,12 +30,12 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
-    NotCounted,
     PerClient,
     as_arrays,
     each_leaf,
     freeze,
     same,
+    sent_to_all,
     to_arrays,
     to_tensors,
 )
@@ -266,11 +267,7 @@ class Worker:
     def _begin(self, call: Call, arguments: Mapping[str, Any]) -> None:
         """Set the arguments of a new call and discard the previous one."""
         self._serial, self._partial = call.serial, None
-        self._arguments = {
-            name: a.value if isinstance(a, NotCounted) else a
-            for name, a in arguments.items()
-            if not isinstance(a, PerClient)
-        }
+        self._arguments = sent_to_all(arguments)
         self._lent = to_tensors(self._arguments, self.context.device)
         self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, PerClient)}
 
@@ -368,10 +365,14 @@ class Worker:
 
     def _shared_bytes(self, explained: Mapping[str, Explained]) -> int:
         """The bytes of explanations that a client sends to the server."""
+        share = self._sharing
+        return sum(share.size(one.present) for one in explained.values()) if share else 0
+
+    @property
+    def _sharing(self) -> Share | None:
+        """How clients send their explanations, if they do."""
         section = self.context.spec.explain
-        if section is None or section.share is None:
-            return 0
-        return sum(section.share.size(one.present) for one in explained.values())
+        return None if section is None else section.share
 
     def _share_of(
         self,
@@ -389,7 +390,7 @@ class Worker:
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial)
         up = answer.size
-        if self.context.spec.explain is not None and self.context.spec.explain.share is not None:
+        if self._sharing is not None:
             up += self._shared_bytes(self._explain(client, call))
         left = allowance.examples(up) - (client.examples - rehearsal.visited)
         if rehearsal.visited <= max(left, 0):
@@ -434,9 +435,10 @@ class Worker:
         kept = to_arrays(client.state)
         partial.check(message)
         memory, acted = {**state.get(MEMORY, {})}, set()
-        sent = Sent(message, partial.size(message), self._lent, {}, {})
         # Those who send nothing reach nobody.
         chain = () if isinstance(partial, Discard) else context.spec.conditions
+        layers = context.layers if chain else {}
+        sent = Sent(message, partial.size(message), self._lent, layers, {})
         beside = message.message if isinstance(message, Update) else None
         for condition in reversed(chain):
             if beside is not None and "messages" in condition.hides:
@@ -445,12 +447,12 @@ class Worker:
                     "server"
                 )
             key = f"{condition.name}/{call.function}"
-            given = replace(sent, layers=context.layers, memory=memory.get(key, {}))
+            given = replace(sent, memory=memory.get(key, {}))
             sent = condition.sent(client, given)
             if sent is not given:
                 partial.check(sent.message)
                 acted.add(condition.name)
-            if sent.memory or key in memory:
+            if sent.memory is not given.memory and (sent.memory or given.memory):
                 memory[key] = to_arrays(dict(sent.memory))
                 freeze(memory[key])  # a change within would not be noticed
         if memory:

@@ -195,11 +195,13 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition
     attack = experiment.adversaries and experiment.adversaries.attack
     attack = attack if attack and attack.forges else None
     if experiment.aggregation is not None or attack is not None:
+        name = "adversaries" if experiment.aggregation is None else "aggregation"
         hostile = frozenset(splits.adversaries)
-        rule, name = experiment.aggregation, "aggregation"
-        if rule is None:
-            name = "adversaries"
-        found.append(RobustAggregation(name=name, rule=rule, attack=attack, adversaries=hostile))
+        found.append(
+            RobustAggregation(
+                name=name, rule=experiment.aggregation, attack=attack, adversaries=hostile
+            )
+        )
     if experiment.uplink is not None:
         found.append(Uplink(codec=experiment.uplink))
     if experiment.downlink is not None:
@@ -452,7 +454,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
         ExperimentError: the network cannot be trained so.
     """
     rows = splits.train.values[: min(4, spec.train.batch_size)]
-    name, private, what = f"model.name={spec.model.name}", False, ""
+    name, private = f"model.name={spec.model.name}", False
     with keyed_torch_rng(spec.seed, "try training"):
         try:
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
@@ -464,19 +466,12 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
             )
-            holder = int(np.flatnonzero(splits.train.lengths)[0])
-            client = Client(context, holder, 1, "try training", {}, Rehearsal(context))
-            for condition in spec.conditions:
-                what = f"conditions: {condition.name}: training"
-                job = condition.training(client, job)
-                private |= job.privacy is not None
-            what = ""
+            job = _as_trained(job, context)
+            private = job.privacy is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the user's own code
-            if what:
-                raise ExperimentError(f"{what}: {in_own_code(error)}") from error
             what = (
                 "there is not enough memory to train it"
                 if lacks_memory(error)
@@ -487,6 +482,20 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 )
             )
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
+
+
+def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
+    """A job of the first client with examples, as the experiment's conditions make it."""
+    holder = int(np.flatnonzero(context.splits.train.lengths)[0])
+    client = Client(context, holder, 1, "try training", {}, Rehearsal(context))
+    for condition in context.spec.conditions:
+        try:
+            job = condition.training(client, job)
+        except Exception as error:  # of the user's own code
+            raise ExperimentError(
+                f"conditions: {condition.name}: training: {in_own_code(error)}"
+            ) from error
+    return job
 
 
 def _check_feedback(codec: Codec | None, size: int) -> None:
@@ -557,9 +566,10 @@ def _check_no_running_stats(network: nn.Module, experiment: Experiment) -> None:
     """Refuse noise on running statistics: a variance would end up below 0."""
     model = FlatModel(network, torch.device("cpu"))
     part = experiment.method.sent_part(model)
-    sent = model.named_arrays(np.ones(model.size, np.float32) if part is None else part * 1.0)
+    sent = np.ones(model.size, np.bool_) if part is None else part
+    inside = model.named(torch.from_numpy(sent))
     for layer, buffer in network.named_buffers():
-        if buffer.is_floating_point() and layer in sent and np.any(sent[layer]):
+        if buffer.is_floating_point() and layer in inside and inside[layer].any():
             raise ExperimentError(
                 f"privacy: model.name={experiment.model.name} has running statistics "
                 f"('{layer}'), which the noise on all that clients send would corrupt; take a "
