@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.data.labels import label_rows
 from fedsim.errors import (
     Diverged,
     FedsimError,
@@ -35,12 +33,12 @@ from fedsim.errors import (
     in_own_code,
 )
 from fedsim.experiment import Experiment
-from fedsim.explain.section import map_shape
-from fedsim.federation import Federation, RunSpec, draw_cohort
+from fedsim.federation import Federation, RoundRunner, RunSpec
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.objectives import Metric, Objective
+from fedsim.results.describe import describe
 from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.records import (
@@ -51,7 +49,7 @@ from fedsim.results.records import (
     summarise,
     watch_score,
 )
-from fedsim.results.tables import Table, check_tables, write_table
+from fedsim.results.tables import Table, check_tables
 from fedsim.support import atomic
 from fedsim.support.rng import keyed_torch_rng
 
@@ -83,9 +81,9 @@ def simulate(
     folder.forget_result()
     yield from describe(folder, spec, dataset, splits, engine)
     V = clients_per_step(folder.manifest, 1)
-    fed = Federation(spec, dataset, splits, engine, V, engine.server_device())
-    rounds = Rounds(folder, fed, engine, tables, spec.shown(dataset))
-    initial = initial_state(fed, experiment)
+    runner = RoundRunner(spec, dataset, splits, engine, V, engine.server_device())
+    rounds = Rounds(folder, runner, engine, tables, spec.shown(dataset))
+    initial = initial_state(runner, experiment)
     lacking = ""  # about memory for V clients at once
     while True:
         begin, state, ledger = yield from rounds.restore(initial, lacking)
@@ -100,35 +98,6 @@ def simulate(
     rounds.finish(state, ledger)
 
 
-def describe(
-    folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
-) -> Iterator[Progress]:
-    """Write what is known of a run before its first round into its folder."""
-    experiment = folder.experiment
-    method = experiment.method
-    if dataset.y.ndim == 1:  # not for several targets per example
-        with _writing(folder):
-            write_table(folder.path / LABELS, label_rows(dataset, splits))
-    if folder.manifest.get("clients_per_step") is None:
-        V = experiment.engine.clients_per_step
-        if V != 1 and not method.stackable:
-            V = 1
-            yield f"clients are trained one by one: method.name={method.name} has its own training"
-        elif V != 1:
-            share = experiment.train.participation
-            cohort = draw_cohort(experiment.seed, share, len(splits), 1)
-            V, why = engine.choose_clients_per_step(cohort.tolist())
-            yield why
-        folder.update(clients_per_step=V)
-    metrics = [asdict(metric) for metric in spec.shown(dataset)]
-    folder.update(server_device=str(engine.server_device()), metrics=metrics)
-    if spec.explain is not None and experiment.explain is not None:
-        scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
-        folder.update(explained=scores, map_shape=map_shape(dataset))
-        if not method.trains_clients and "cohort" in (experiment.explain.of or ("cohort",)):
-            yield f"clients do not train models with method.name={method.name}"
-
-
 class Rounds:
     """The rounds of a run: from a checkpoint, one after another, to the final weights.
 
@@ -141,12 +110,12 @@ class Rounds:
     def __init__(
         self,
         folder: RunFolder,
-        fed: Federation,
+        runner: RoundRunner,
         engine: Engine,
         tables: Mapping[str, Table],
         shown: Sequence[Metric],
     ) -> None:
-        self.folder, self.fed, self.engine = folder, fed, engine
+        self.folder, self.runner, self.engine = folder, runner, engine
         self.tables, self.shown = tables, shown
         self.experiment = folder.experiment
         self.checkpoints = folder.checkpoints(self.experiment.checkpoint.keep)
@@ -161,7 +130,7 @@ class Rounds:
             lacking: why fewer clients are trained at once from here on, if they are.
         """
         folder, checkpoints = self.folder, self.checkpoints
-        found = checkpoints.latest(initial, self.fed, check=partial(check_tables, folder.path))
+        found = checkpoints.latest(initial, self.runner, check=partial(check_tables, folder.path))
         while checkpoints.passed_over:
             yield f"{checkpoints.passed_over.pop(0)}; skipping this checkpoint"
         if found is None:
@@ -169,12 +138,12 @@ class Rounds:
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"continuing after round {begin}"
-        self.fed.go_on_from(ledger)
+        self.runner.carry_on(ledger)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
             V = clients_per_step(folder.manifest, begin + 1)
             yield f"{lacking}; from round {begin + 1} on {V} are, as the manifest says"
-        with _writing(folder):
+        with folder.writing():
             checkpoints.drop_after(begin)
             for name, table in self.tables.items():
                 table.rewind(begin, found.progress["tables"].get(name, "") if found else "")
@@ -184,7 +153,7 @@ class Rounds:
         self, begin: int, state: State, ledger: dict[str, Any]
     ) -> Generator[Progress, None, State]:
         """The rounds after a given one; the server's last state."""
-        experiment, fed = self.experiment, self.fed
+        experiment, runner = self.experiment, self.runner
         stopping, last = experiment.evaluate.early_stopping, experiment.train.rounds
         for t in range(begin + 1, last + 1):
             if stopped := stopped_early(stopping, self.shown, ledger):
@@ -192,10 +161,10 @@ class Rounds:
                 yield stopped
                 break
             started = time.perf_counter()
-            fed.clients_per_step = clients_per_step(self.folder.manifest, t)
-            state = one_round(fed, experiment, state, t)
-            evaluate_round(fed, experiment, state, t)
-            rows = on_record(fed, t, ledger)
+            runner.clients_per_step = clients_per_step(self.folder.manifest, t)
+            state = one_round(runner, experiment, state, t)
+            evaluate_round(runner, experiment, state, t)
+            rows = on_record(runner, t, ledger)
             (row,) = rows["rounds"]
             row["seconds"] = time.perf_counter() - started
             for name, added in rows.items():
@@ -205,7 +174,7 @@ class Rounds:
             ends = t == last or stopped_early(stopping, self.shown, ledger)
             if ends or (every and t % every == 0):
                 self.commit(t, state, ledger)
-            undefined = _undefined(row, fed.objective)
+            undefined = _undefined(row, runner.context.spec.objective)
             self.engine.notice([f"warning: {name} is NaN" for name in undefined])
             while self.engine.notices:
                 yield self.engine.notices.popleft()
@@ -214,24 +183,24 @@ class Rounds:
 
     def commit(self, t: int, state: State, ledger: dict[str, Any]) -> None:
         """Write a checkpoint after round t, and the tables up to it."""
-        with _writing(self.folder):
+        with self.folder.writing():
             for table in self.tables.values():
                 table.flush(t)
             chains = {name: table.chain for name, table in self.tables.items()}
-            self.checkpoints.save(t, state, self.fed, {"ledger": ledger, "tables": chains})
+            self.checkpoints.save(t, state, self.runner, {"ledger": ledger, "tables": chains})
             self.folder.update(checkpoints=self.checkpoints.kept())
             self.checkpoints.prune()
 
     def finish(self, state: State, ledger: Mapping[str, Any]) -> None:
         """Write the final weights, whole tables, and the hash of the result."""
-        fed, folder = self.fed, self.folder
+        fed, folder = Federation(self.runner), self.folder
         arrays = self.experiment.method.global_model(fed, state)
         # The order of layers, which safetensors changes; a network may have some under two names.
         about = {"layers": json.dumps(list(arrays))}
-        if arrays and fed.learner.builds_network:
-            about["parameters"] = str(sum(p.numel() for p in fed.model.module.parameters()))
+        if arrays and fed.server.learner.builds_network:
+            about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
         weights = folder.path / FINAL_WEIGHTS
-        with _writing(folder):
+        with folder.writing():
             for table in self.tables.values():
                 table.merge()
             contiguous = {n: np.asarray(array, order="C") for n, array in arrays.items()}
@@ -246,59 +215,67 @@ class Rounds:
                 table.drop_parts()
 
 
-def initial_state(fed: Federation, experiment: Experiment) -> State:
+def initial_state(runner: RoundRunner, experiment: Experiment) -> State:
     """The server's state before the first round."""
-    method = experiment.method
-    with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
+    method, fed = experiment.method, Federation(runner)
+    device = fed.server.device
+    with keyed_torch_rng(experiment.seed, "server", 0, device=device), _carrying_out("init"):
         try:
             return _check_state(method.init(fed), "init")
         except StackTooLarge as error:  # there is no checkpoint yet
             raise RunError(f"{error}; lower engine.clients_per_step") from None
 
 
-def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
+def one_round(runner: RoundRunner, experiment: Experiment, state: State, t: int) -> State:
     """Round t; the server's next state."""
-    fed.begin_round(t)
+    runner.begin(t)
+    fed = Federation(runner)
     # The server's draws from torch's global generator (dropout) depend only on t.
     with (
-        keyed_torch_rng(experiment.seed, "server", t, device=fed.device),
+        keyed_torch_rng(experiment.seed, "server", t, device=fed.server.device),
         _carrying_out(f"round {t}"),
-        fed.during_round(),
+        runner.at_work(),
     ):
         try:
             state = _check_state(experiment.method.round(fed, state, t), f"round {t}")
         except NobodyAnswers as nobody:
-            fed.notice(str(nobody))
+            runner.notice(str(nobody))
     if not np.isfinite(state.weights).all():
         raise Diverged(t, "the server's weights are no longer finite numbers")
     return state
 
 
-def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
+def evaluate_round(runner: RoundRunner, experiment: Experiment, state: State, t: int) -> None:
     """Record scores of the weights, and in due rounds evaluations and explanations."""
-    method = experiment.method
+    method, fed = experiment.method, Federation(runner)
     with _carrying_out(f"round {t}, evaluation"):
-        fed.log(**fed.objective.weight_scores(lambda: _flat(fed, method.global_model(fed, state))))
+        fed.log(
+            **fed.server.objective.weight_scores(
+                lambda: _flat(fed, method.global_model(fed, state))
+            )
+        )
         if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
             method.evaluate(fed, state)
             if experiment.evaluate.clients:
                 method.evaluate_clients(fed, state)
-        trains = fed.learner.builds_network
+        trains = fed.server.learner.builds_network
         model = state.weights if trains else dict(method.global_model(fed, state))
-        fed.explain_models(model, lambda: method.for_own_models(fed, state))
+        runner.evaluated(model, lambda: method.for_own_models(fed, state))
 
 
 def _flat(fed: Federation, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
     """The layers of a network that are part of its flat vector, each under one name."""
-    if not fed.learner.builds_network:
+    if not fed.server.learner.builds_network:
         return arrays
-    return {name: array for name, array in arrays.items() if name in fed.model.shapes}
+    return {name: array for name, array in arrays.items() if name in fed.server.model.shapes}
 
 
-def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def on_record(
+    runner: RoundRunner, t: int, ledger: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
     """The rows of round t by table; updates the ledger."""
-    record, rows = fed.records(ledger)
-    row = summarise(t, record, rows["clients"], ledger, fed.primary_metric)
+    record, rows = runner.records()
+    row = summarise(t, record, rows["clients"], ledger, Federation(runner).server.primary_metric)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}
@@ -328,12 +305,3 @@ def _carrying_out(what: str) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] == "ray":  # not raised by that code
             raise
         raise MethodError(f"{what}: {in_own_code(error)}") from error
-
-
-@contextmanager
-def _writing(folder: RunFolder) -> Iterator[None]:
-    """Name the run in errors of writing its files."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{folder.path}: cannot be written: {error}") from error

@@ -34,7 +34,7 @@ from fedsim.errors import DataError, ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.inputs import Inputs
-from fedsim.federation import Federation, LocalEngine
+from fedsim.federation import LocalEngine, RoundRunner
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import resume, run
@@ -134,18 +134,19 @@ def check_method(
 
 
 def _check_state(experiment: Experiment, what: str) -> None:
-    fed = _federation(experiment)
-    state = initial_state(fed, experiment)
+    runner, ledger = _runner(experiment), dict[str, Any]()
+    runner.carry_on(ledger)
+    state = initial_state(runner, experiment)
     last = min(2, experiment.train.rounds - 1)
     with tempfile.TemporaryDirectory() as folder:
         for t in range(1, last + 1):
-            state = _pure_round(fed, experiment, state, t, what)
+            state = _pure_round(runner, experiment, state, t, what)
         checkpoints = Checkpoints(Path(folder))
-        checkpoints.save(last, state, fed, {})
-        clock = fed.clock
-        following = _pure_round(fed, experiment, state, last + 1, what)
-        other = _federation(experiment)
-        other.clock = clock
+        checkpoints.save(last, state, runner, {})
+        carried = copy.deepcopy(ledger)
+        following = _pure_round(runner, experiment, state, last + 1, what)
+        other = _runner(experiment)
+        other.carry_on(carried)
         found = checkpoints.latest(initial_state(other, experiment), other)
         assert found is not None
         again = one_round(other, experiment, found.state, last + 1)
@@ -157,9 +158,11 @@ def _check_state(experiment: Experiment, what: str) -> None:
         )
 
 
-def _pure_round(fed: Federation, experiment: Experiment, state: State, t: int, what: str) -> State:
+def _pure_round(
+    runner: RoundRunner, experiment: Experiment, state: State, t: int, what: str
+) -> State:
     before = copy.deepcopy(state)
-    following = one_round(fed, experiment, state, t)
+    following = one_round(runner, experiment, state, t)
     for field in fields(state):
         _check(
             _same(getattr(before, field.name), getattr(state, field.name)),
@@ -211,11 +214,11 @@ def _check_stacks(experiment: Experiment, what: str) -> None:
     for size in (1, 3):
         dataset, splits, spec = prepare(experiment)
         engine = LocalEngine(experiment.engine, spec, dataset, splits)
-        fed = Federation(spec, dataset, splits, engine, clients_per_step=size)
-        state = initial_state(fed, experiment)
+        runner = RoundRunner(spec, dataset, splits, engine, clients_per_step=size)
+        state = initial_state(runner, experiment)
         begin = np.array(state.weights)
         for t in range(1, min(2, experiment.train.rounds) + 1):
-            state = one_round(fed, experiment, state, t)
+            state = one_round(runner, experiment, state, t)
         engine.close()
         found.append(np.asarray(state.weights))
     one, three = found
@@ -543,10 +546,10 @@ def _check_explanations(found: Sequence[Explanation], what: str) -> None:
             )
 
 
-def _federation(experiment: Experiment) -> Federation:
+def _runner(experiment: Experiment) -> RoundRunner:
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    return Federation(spec, dataset, splits, engine)
+    return RoundRunner(spec, dataset, splits, engine)
 
 
 def _inputs(data: Dataset, x: NDArray[Any]) -> Tensor:

@@ -23,7 +23,7 @@ from fedsim.cluster import forked_workers
 from fedsim.cluster.private import CONFIG, environment
 from fedsim.cluster.ray_compat import lean_start
 from fedsim.errors import FedsimError
-from fedsim.federation import Federation, LocalEngine
+from fedsim.federation import Federation, LocalEngine, RoundRunner
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.simulate import Progress, initial_state, one_round
@@ -174,18 +174,26 @@ def run_example(documented: Callable[..., Any], **known: Any) -> None:
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def federation(experiment: Experiment) -> Federation:
+class Driven(Federation):
+    """A federation whose rounds a test carries out itself, through its runner."""
+
+    def __init__(self, *of_runner: Any, **settings: Any) -> None:
+        self.runner = RoundRunner(*of_runner, **settings)
+        super().__init__(self.runner)
+
+
+def federation(experiment: Experiment) -> Driven:
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    return Federation(spec, dataset, splits, engine)
+    return Driven(spec, dataset, splits, engine)
 
 
 def server_states(experiment: Experiment) -> list[Any]:
     """The server's state before the first round and after each."""
-    fed = federation(experiment)
-    states: list[Any] = [initial_state(fed, experiment)]
+    runner = federation(experiment).runner
+    states: list[Any] = [initial_state(runner, experiment)]
     for t in range(1, experiment.train.rounds + 1):
-        states.append(one_round(fed, experiment, states[-1], t))
+        states.append(one_round(runner, experiment, states[-1], t))
     return states
 
 

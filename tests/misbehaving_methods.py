@@ -83,7 +83,7 @@ class Gathers(FedAvg):
         assert list(messages) == list(cohort)
         for k, message in messages.items():
             assert message["labels"].dtype == np.uint8
-            assert message["n"] == len(message["labels"]) == fed.num_samples[k]
+            assert message["n"] == len(message["labels"]) == fed.server.num_samples[k]
             assert message["parts"][1] == 2 * t
         trained = [message["parts"][0] for message in messages.values()]
         return State(weights=np.mean(trained, axis=0))

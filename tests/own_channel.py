@@ -37,4 +37,6 @@ class Lossy(Condition):
         return replace(sent, message=sent.message.with_vectors(arrived))
 
     def close(self, round: Round, ledger: dict[str, Any]) -> Mapping[str, float]:
-        return {"entries_lost": sum(row.get("entries_lost", 0) for row in round.rows().values())}
+        return {
+            "entries_lost": sum(row.get("entries_lost", 0) for row in round.runner.rows.values())
+        }

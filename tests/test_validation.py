@@ -91,11 +91,11 @@ class TestRuns:
 
     def test_scores_are_those_of_the_examples_held_out(self, done: Run) -> None:
         again = replay(done)
-        held_out = again.fed.validation_data
+        held_out = again.fed.server.validation_data
         assert len(held_out) == 800 > TEST_SHARD
-        again.fed.model.load(again.fed.tensor(again.state.weights))
+        again.fed.server.model.load(again.fed.server.tensor(again.state.weights))
         with torch.no_grad():
-            logits = again.fed.model.module.eval()(held_out.x)
+            logits = again.fed.server.model.module.eval()(held_out.x)
         last = done.rounds.iloc[-1]
         right = (logits.argmax(dim=1) == held_out.y).double().mean()
         assert last["validation_accuracy"] == float(right)
@@ -214,7 +214,7 @@ def test_without_it_nothing_is_held_out() -> None:
     assert len(splits.held_out) == 0
     fed = federation(made)
     assert not any(name.startswith("validation") for name in fed.evaluate(fed.initial_weights()))
-    assert len(fed.validation_data) == 0
+    assert len(fed.server.validation_data) == 0
 
 
 @pytest.mark.parametrize(

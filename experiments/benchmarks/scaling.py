@@ -31,7 +31,7 @@ import ray
 from memory import own_megabytes
 
 import fedsim
-from fedsim.federation import Federation, object_cache, ray_engine
+from fedsim.federation import Federation, RoundRunner, object_cache, ray_engine
 from fedsim.launch.prepare import prepare
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
@@ -97,11 +97,12 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
         dataset, splits, spec = prepare(experiment)
         data = ray.put(dataset), ray.put(splits)
         engine = ray_engine.RayEngine(experiment.engine, actors, len(splits), spec, *data)
-        fed, method = Federation(spec, dataset, splits, engine), experiment.method
+        runner, method = RoundRunner(spec, dataset, splits, engine), experiment.method
+        fed = Federation(runner)
         ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
         state, seconds, sent = method.init(fed), [], []
         for t in range(1, WARM_UP + ROUNDS + 1):
-            fed.begin_round(t)
+            runner.begin(t)
             traffic.count, started = 0, time.perf_counter()
             state = method.round(fed, state, t)
             seconds.append(time.perf_counter() - started)

@@ -164,7 +164,7 @@ def similarity(grids: list[Grid]) -> pd.DataFrame:
             clients = ModelSnapshot.of_clients(run, range(K), t)
             networks = [client.network() for client in clients]
             again = clients[0].again
-            tests = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x
+            tests = again.fed.server.prepare(again.dataset.test_x, again.dataset.test_y).x
             probe = tests[torch.linspace(0, len(tests) - 1, PROBED).long()]  # of all aspects
             rows.append({**cell, "round": t, **encoder_similarity(networks, probe)})
     return pd.DataFrame(rows)

@@ -93,16 +93,16 @@ def _outputs(model: ModelSnapshot) -> NDArray[Any]:
     again = model.again
     if isinstance(again.spec.model, RuleModel):
         assert isinstance(model.own, dict)
-        table, _ = again.fed.test_data.table
+        table, _ = again.fed.server.test_data.table
         values: NDArray[Any] = again.spec.model.predict(model.own, table).values
         return values
     network, objective, found = model.network(), again.spec.objective, []
-    M, device = len(model.dataset.test_y), again.fed.device
+    M, device = len(model.dataset.test_y), again.runner.context.device
     for shard in range(math.ceil(M / TEST_SHARD)):
         # For networks that draw random numbers in evaluation: the same as in the run.
         with keyed_torch_rng(again.spec.seed, "test/torch", again.after, shard, device):
             start = shard * TEST_SHARD
-            x = again.fed.test_batch(slice(start, start + TEST_SHARD)).x
+            x = again.runner.context.test_batch(slice(start, start + TEST_SHARD)).x
             for part in torch.split(x, EVALUATION_BATCH):
                 found.append(objective.predictions(objective.outputs(network, part)).cpu())
     return torch.cat(found).numpy()

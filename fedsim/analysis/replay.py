@@ -43,7 +43,14 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
-from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
+from fedsim.federation import (
+    Client,
+    Federation,
+    LocalEngine,
+    RoundRunner,
+    RunSpec,
+    pick_device,
+)
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import same_data
 from fedsim.methods import State
@@ -72,14 +79,14 @@ class Replay:
 
     Attributes:
         run: the run.
-        fed: its clients, in this process, with their kept state.
+        runner: its rounds, in this process, with the clients' kept state.
         state: the server's state.
         after: the round after which the run has this state.
         dataset, splits, spec: as the run was started with.
     """
 
     run: Run
-    fed: Federation
+    runner: RoundRunner
     state: State
     after: int
     dataset: Dataset
@@ -91,6 +98,11 @@ class Replay:
     @property
     def experiment(self) -> Experiment:
         return self.run.experiment
+
+    @property
+    def fed(self) -> Federation:
+        """The federation, as the run's method sees it."""
+        return Federation(self.runner)
 
     def go_on(self, on_client_done: OnClientDone = lambda client: None) -> None:
         """Repeat the next round.
@@ -105,12 +117,12 @@ class Replay:
         t = self.after + 1
         _check_round(self.run, t)
         self.engine.on_client_done(on_client_done)
-        self.fed.clients_per_step = clients_per_step(self.run.manifest, t)
-        self.state = one_round(self.fed, self.experiment, self.state, t)
+        self.runner.clients_per_step = clients_per_step(self.run.manifest, t)
+        self.state = one_round(self.runner, self.experiment, self.state, t)
         self.engine.on_client_done(lambda client: None)
         self.after = t
-        evaluate_round(self.fed, self.experiment, self.state, t)
-        for table, rows in on_record(self.fed, t, self.ledger).items():
+        evaluate_round(self.runner, self.experiment, self.state, t)
+        for table, rows in on_record(self.runner, t, self.ledger).items():
             stored = getattr(self.run, table)
             known = [] if stored.empty else stored[stored["round"] == t].to_dict("records")
             if len(rows) != len(known):
@@ -148,7 +160,7 @@ class Replay:
         if not method.has_global_model:
             return None
         if self.experiment.model.builds_network:
-            return self.fed.tensor(self.state.weights)
+            return self.fed.server.tensor(self.state.weights)
         return (
             dict(method.global_model(self.fed, self.state)) or None
         )  # before any rules are learnt
@@ -220,7 +232,8 @@ def replay(
     """Restore a finished run after any round: its clients, in this process, and its server state.
 
     Any client function can be called again: its random numbers depend on the round, which is
-    `after` until `begin_round` sets another. From now on this process uses as many threads as the
+    `after` until `Replay.runner.begin` sets another. From now on this process uses as many
+    threads as the
     run did.
 
     Args:
@@ -247,25 +260,25 @@ def replay(
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)
     V = clients_per_step(run.manifest, 1)
-    fed = Federation(spec, dataset, splits, engine, V, device)
-    initial = initial_state(fed, experiment)
+    runner = RoundRunner(spec, dataset, splits, engine, V, device)
+    initial = initial_state(runner, experiment)
     checkpoints, until, wrong = folder.checkpoints(), after, []
     try:
         check_end(folder)
     except Damaged as damage:
         until, wrong = min(after, last - 1), [str(damage)]
-    found = checkpoints.latest(initial, fed, until, check=partial(check_progress, run.path))
+    found = checkpoints.latest(initial, runner, until, check=partial(check_progress, run.path))
     for line in [*wrong, *checkpoints.passed_over]:
         warnings.warn(f"{line}; recomputing rounds", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
-    fed.go_on_from(ledger)
-    again = Replay(run, fed, state, begin, dataset, splits, spec, engine, ledger)
+    runner.carry_on(ledger)
+    again = Replay(run, runner, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
-    fed.begin_round(again.after)  # checkpoints do not set the federation's round
+    runner.begin(again.after)  # checkpoints do not set the round
     return again
 
 
@@ -479,7 +492,9 @@ class ModelSnapshot:
         if self.client is not None and isinstance(own, Tensor):
             arrays = experiment.method.global_model(again.fed, state)
             if arrays:
-                beside["global model"] = self._flat(again.fed.tensor(state.weights)).module.eval()
+                beside["global model"] = self._flat(
+                    again.fed.server.tensor(state.weights)
+                ).module.eval()
         return ExplainedModel(
             section=again.spec.model,
             title=self.title,
@@ -511,7 +526,7 @@ class ModelSnapshot:
         """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
         if not isinstance(self.own, Tensor):
             return {}
-        self.again.fed.begin_round(self.again.after)  # for the same random numbers
+        self.again.runner.begin(self.again.after)  # for the same random numbers
         return self.again.fed.evaluate(self.own.cpu().numpy())
 
     def network(self) -> nn.Module:
@@ -532,7 +547,7 @@ class ModelSnapshot:
         Args:
             labels: in continual learning, the classes that it can predict.
         """
-        model = FlatModel(self.again.spec.build_model(), self.again.fed.device)
+        model = FlatModel(self.again.spec.build_model(), self.again.runner.context.device)
         model.restrict_classes(labels)
         model.load(weights)
         return model
@@ -605,7 +620,7 @@ def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:
     """Raw inputs, prepared for the network."""
-    return fed.prepare(x, np.zeros(len(x), np.int64)).x
+    return fed.server.prepare(x, np.zeros(len(x), np.int64)).x
 
 
 def _rounds_of(run: Run, client: int) -> list[int]:

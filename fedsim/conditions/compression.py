@@ -189,7 +189,7 @@ class Downlink(Condition):
     codec: Codec
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        arrived, saved = Link(self.codec, round.layers()).arguments(
+        arrived, saved = Link(self.codec, round.runner.layers).arguments(
             exchange.arguments,
             lambda name: round.rng(f"downlink/{exchange.function}/{name}"),
         )

@@ -39,12 +39,6 @@ TRAINING = 3.0  # forward and backward pass of an example, in forward passes
 Clients = Sequence[int] | NDArray[np.int64]
 Amount = NDArray[Any] | float  # one for each client, or the same for all
 
-# Columns of rounds.parquet.
-CLOCK = (
-    *("dropped", "simulated_seconds", "energy_joules"),
-    *("total_simulated_seconds", "total_energy_joules"),
-)
-
 # Why a client that was sampled sends nothing.
 Reason = Literal["dropout", "deadline", "surplus"]
 
@@ -181,13 +175,11 @@ class Allowance:
         seconds: left when it has received what the server sends.
         speed: examples per second.
         upload: bytes per second.
-        partial: whether it trains on fewer batches rather than miss the deadline.
     """
 
     seconds: float
     speed: float
     upload: float
-    partial: bool
 
     def examples(self, up: int = 0) -> int:
         """On how many it can train and still send so many bytes; below 0 for none at all."""
@@ -333,13 +325,13 @@ class Fleet:
             elapsed: seconds of the round so far.
             down: bytes that the server sends to each of them.
         """
-        deadline, partial = self.settings.deadline, self.settings.partial_work
+        deadline = self.settings.deadline
         if deadline is None:
             return {}
         return {
             k: Allowance(
                 deadline - elapsed - moved / float(self.download[k]),
-                *(float(self.speed[k]), float(self.upload[k]), partial),
+                *(float(self.speed[k]), float(self.upload[k])),
             )
             for k, moved in zip(clients, down, strict=True)
         }

@@ -40,9 +40,9 @@ class ClientPrivacy(ConditionOnMeans):
         return self.privacy.hides
 
     def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
-        drawn = np.array_equal(cohort, round.sample())
-        q = round.participation if drawn else 1.0
-        count = q * round.num_clients if drawn else float(len(cohort))
+        drawn = np.array_equal(cohort, round.runner.sample(round.t))
+        q = round.runner.settings.participation if drawn else 1.0
+        count = q * round.runner.num_clients if drawn else float(len(cohort))
         number = round.note(self.name, q)
         return NoisyMean(self.privacy, count, round.rng(f"privacy/{number}"))
 
@@ -125,6 +125,6 @@ class ExamplePrivacy(Condition):
             known.update(steps)
             spent[str(k)] = [[q, n] for q, n in sorted(known.items())]
             epsilon = self.privacy.epsilon({(q, 1): n for q, n in known.items()})
-            round.rows().setdefault(k, {})["epsilon"] = epsilon
+            round.runner.rows.setdefault(k, {})["epsilon"] = epsilon
             ledger["epsilon"] = max(ledger.get("epsilon", 0.0), epsilon)
         return {"epsilon": ledger.get("epsilon", 0.0)}

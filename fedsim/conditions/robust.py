@@ -16,7 +16,8 @@ from fedsim.conditions.aggregators import Aggregator
 from fedsim.conditions.privacy import reference
 from fedsim.errors import RunError
 from fedsim.federation.cohort import Cohort
-from fedsim.federation.condition import ConditionOnMeans, Round
+from fedsim.federation.condition import Condition, ConditionOnMeans, Round
+from fedsim.federation.context import WorkerContext
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -25,6 +26,7 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.wire import to_arrays
+from fedsim.objectives import Metric, Totals
 
 
 class RobustAggregation(ConditionOnMeans):
@@ -45,8 +47,32 @@ class RobustAggregation(ConditionOnMeans):
         colluding = self.adversaries.intersection(cohort.tolist())
         attack = self.attack if colluding else None
         rng = round.rng(f"attack/{round.note(self.name, None)}")
-        trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.layers().items()}
+        trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.runner.layers.items()}
         return GatheredMean(self.rule, attack, colluding, trained, rng)
+
+
+class AttackSuccess(Condition):
+    """How many test examples with an attack's trigger the global model takes as wished."""
+
+    name: str = "adversaries/success"
+    attack: Attack
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return () if self.attack.success is None else (self.attack.success,)
+
+    @torch.no_grad()
+    def totals(self, context: WorkerContext, part: slice) -> Totals:
+        found = context.prepare(*self.attack.triggered(context.dataset, part))
+        if not len(found):
+            return {}
+        objective, network = context.spec.objective, context.model.module
+        predicted = objective.predictions(objective.outputs(network, found.x)).argmax(dim=1)
+        return {"hits": int((predicted == found.y).sum()), "tried": len(found)}
+
+    def scores(self, totals: Totals) -> dict[str, float]:
+        (metric,) = self.metrics
+        return {metric.column: totals["hits"] / totals["tried"]}
 
 
 class GatheredMean(WeightedMean):

@@ -110,7 +110,7 @@ class SecureAggregation(ConditionOnMeans):
             )
         purpose = f"secure_aggregation/{len(round.notes.get(self.name, ())) + 1}"
         lost = round.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
-        masks = Masks(round.seed, purpose, round.t, cohort.tolist())
+        masks = Masks(round.runner.seed, purpose, round.t, cohort.tolist())
         dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
         round.note(self.name, len(dropped))
         return MaskedMean(masks, dropped, self.settings.threshold)

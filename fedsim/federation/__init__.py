@@ -3,7 +3,18 @@
 from fedsim.cluster.settings import EngineSettings
 from fedsim.federation.client import Client, client_function
 from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
-from fedsim.federation.condition import Asked, Condition, Exchange, Round, Sent, conditions
+from fedsim.federation.condition import (
+    Asked,
+    Clock,
+    Condition,
+    Exchange,
+    Round,
+    Runner,
+    Sent,
+    Withdrawn,
+    Work,
+    conditions,
+)
 from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
@@ -21,11 +32,14 @@ from fedsim.federation.reduction import (
     Reduction,
     Update,
 )
+from fedsim.federation.runner import RoundRunner
+from fedsim.federation.server import Server
 from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
     "Asked",
     "Client",
+    "Clock",
     "Cohort",
     "Condition",
     "DivergedUpdate",
@@ -43,10 +57,15 @@ __all__ = [
     "PerClient",
     "Reduction",
     "Round",
+    "RoundRunner",
     "RunSpec",
+    "Runner",
     "Sent",
+    "Server",
     "Update",
     "Vector",
+    "Withdrawn",
+    "Work",
     "client_function",
     "cohort_size",
     "conditions",

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 
 from fedsim.errors import Damaged, RunError
 from fedsim.federation.engine import Handle
-from fedsim.federation.federation import Federation
+from fedsim.federation.runner import RoundRunner
 from fedsim.support import atomic
 
 S = TypeVar("S")
@@ -213,20 +213,20 @@ class Checkpoints:
         self.passed_over: list[str] = []
         self.unnamed: list[int] = []
 
-    def save(self, t: int, state: Any, fed: Federation, progress: Mapping[str, Any]) -> None:
+    def save(self, t: int, state: Any, runner: RoundRunner, progress: Mapping[str, Any]) -> None:
         """Write the server's state after round t, a dataclass, and all kept client states.
 
         Args:
             progress: what else the training loop needs to continue (JSON).
         """
         self._clients.mkdir(parents=True, exist_ok=True)
-        for id, handle in fed.states().items():
+        for id, handle in runner.states().items():
             before = self._written.get(id)
             if before is None or before[0] is not handle:
                 name = f"{id}-{t:06d}.safetensors"
-                checksum = write_tree(self._clients / name, fed.fetch(handle))
+                checksum = write_tree(self._clients / name, runner.fetch(handle))
                 self._written[id] = (handle, name, checksum)
-        kept = {id: self._written[id][1:] for id in fed.states()}
+        kept = {id: self._written[id][1:] for id in runner.states()}
         content = _Content(
             round=t,
             state={f.name: getattr(state, f.name) for f in dataclasses.fields(state)},
@@ -274,7 +274,7 @@ class Checkpoints:
     def latest(
         self,
         template: S,
-        fed: Federation,
+        runner: RoundRunner,
         until: float = math.inf,
         check: Check = lambda t, progress: None,
     ) -> Checkpoint[S] | None:
@@ -302,8 +302,8 @@ class Checkpoints:
             except Damaged as damage:
                 self.passed_over.append(str(damage))
                 continue
-            fed.restore(states)
-            handles = fed.states()
+            runner.restore(states)
+            handles = runner.states()
             self._written = {
                 id: (handles[id], name, content.checksums[id])
                 for id, name in content.clients.items()
@@ -311,7 +311,7 @@ class Checkpoints:
             }
             self._latest = set(content.clients.values())
             return Checkpoint(t, state, content.progress)
-        fed.restore({})
+        runner.restore({})
         self._written, self._latest = {}, set()
         return None
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 
-from fedsim.conditions.devices import Allowance
 from fedsim.data import ClientSplits
 from fedsim.federation.context import Examples, WorkerContext
 from fedsim.federation.wire import PROTOCOL_COLUMNS
@@ -29,7 +27,6 @@ from fedsim.training import (
     Train,
     Trained,
     TrainingJob,
-    work_of,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,16 +90,6 @@ def check_table(table: str) -> None:
         raise ValueError(f"there is no table '{table}'; known: {', '.join(RECORDED)}")
 
 
-class DeadlineMissed(BaseException):
-    """A client's device cannot finish in time, with so many examples to train on.
-
-    Not an Exception, so that no client function catches it.
-    """
-
-    def __init__(self, examples: int) -> None:
-        self.examples = examples
-
-
 class Trainer(Protocol):
     """Carries out a client's local training, alone or in a stack."""
 
@@ -125,7 +112,10 @@ class Client:
             trains without `train` sets it.
         examples: number of examples trained on in this call, each pass counted; it determines
             simulated time. A client function that trains without `train` calls `visit`.
+        told: what conditions tell their side at this client, by their names.
         notes: what conditions note of this call for the server, by their names.
+        lost: whether its message never arrives.
+        context: the network and the data of the process, for conditions.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: the examples that each client holds in this round.
@@ -139,8 +129,7 @@ class Client:
         rng: str,
         state: Mapping[str, Any],
         trainer: Trainer,
-        allowance: Allowance | None = None,
-        share: tuple[int, int] | None = None,
+        told: Mapping[str, Any],
     ) -> None:
         self.id, self.round = id, round
         self.state = dict(state)
@@ -148,44 +137,45 @@ class Client:
         self.steps = 0
         self.trained: Any = None
         self.examples = 0
+        self.told = told
         self.notes: dict[str, Any] = {}
+        self.lost = False
         self.row: dict[str, Any] = {}
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.splits: ClientSplits = context.splits_at(round)
-        self._context = context
+        self.context = context
         self._trainer = trainer
-        self._allowance, self._share = allowance, share
         self._rng = rng
         self._asked: Counter[str] = Counter()
 
     @property
     def model(self) -> FlatModel:
-        return self._context.model
+        return self.context.model
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network by name, such as a generator, kept in the process that does the work.
 
         Its weights may have been left by another client, so load weights first.
         """
-        return self._context.network(name, build)
+        return self.context.network(name, build)
 
     @property
     def learner(self) -> Model:
         """The experiment's `model` section, which builds networks or learns rules."""
-        return self._context.spec.model
+        return self.context.spec.model
 
     @property
     def objective(self) -> Objective:
         """The objective: the training loss and the scores."""
-        return self._context.spec.objective
+        return self.context.spec.objective
 
     @property
     def settings(self) -> Train:
-        return self._context.spec.train
+        return self.context.spec.train
 
     @property
     def device(self) -> Any:
-        return self._context.device
+        return self.context.device
 
     @property
     def num_samples(self) -> int:
@@ -195,7 +185,7 @@ class Client:
     @property
     def num_classes(self) -> int:
         """C, the number of classes; 0 for regression."""
-        return self._context.spec.data.num_classes
+        return self.context.spec.data.num_classes
 
     @property
     def labels(self) -> tuple[int, ...] | None:
@@ -205,37 +195,37 @@ class Client:
     @cached_property
     def data(self) -> Examples:
         """The client's labelled training examples."""
-        return self._context.examples(self.splits.train[self.id])
+        return self.context.examples(self.splits.train[self.id])
 
     @cached_property
     def unlabelled(self) -> Tensor:
         """The inputs (n, ...) of the client's examples whose labels it does not know."""
-        return self._context.examples(self.splits.unlabelled[self.id]).x
+        return self.context.examples(self.splits.unlabelled[self.id]).x
 
     @cached_property
     def test(self) -> Examples:
         """The client's own test examples."""
         rows = self.splits.test[self.id]
         if self.splits.test_is_central:
-            return self._context.test_examples(rows)
-        return self._context.examples(rows)
+            return self.context.test_examples(rows)
+        return self.context.examples(rows)
 
     @cached_property
     def validation(self) -> Examples:
         """Validation examples of this round's training examples, if the partition has any."""
         if self.splits.validation is None:
-            return self._context.examples(self.splits.train[self.id][:0])
-        return self._context.examples(self.splits.validation[self.id])
+            return self.context.examples(self.splits.train[self.id][:0])
+        return self.context.examples(self.splits.validation[self.id])
 
     @property
     def central_test(self) -> Examples:
         """The central test set, which a real client would not have; for diagnostics."""
-        return self._context.central_test
+        return self.context.central_test
 
     @property
     def central_validation(self) -> Examples:
         """The validation set, which a real client would not have either."""
-        return self._context.examples(self.splits.held_out)
+        return self.context.examples(self.splits.held_out)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream for this client, this round and one purpose.
@@ -244,7 +234,7 @@ class Client:
         """
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
-        seed = self._context.spec.seed
+        seed = self.context.spec.seed
         return keyed_rng(seed, f"{self._rng}/{purpose}{again}", self.round, self.id)
 
     def train(
@@ -308,51 +298,26 @@ class Client:
         job = TrainingJob(
             *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps)
         )
-        for condition in self._context.spec.conditions:
+        for condition in self.context.spec.conditions:
             job = condition.training(self, job)
-        if self._allowance is not None or self._share is not None:
-            job = self._in_time(job)
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         self.visit(trained.visited)
-        for condition in self._context.spec.conditions:
+        for condition in self.context.spec.conditions:
             condition.trained(self, job, trained)
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights
 
     def visit(self, examples: int) -> None:
-        """Count examples that the client has trained on.
-
-        Raises:
-            DeadlineMissed: its device cannot train on so many in time.
-        """
+        """Count examples that the client has trained on."""
         self.examples += examples
-        if self._allowance is None or self._share is not None:
-            return
-        if self.examples > self._allowance.examples():
-            raise DeadlineMissed(self.examples)
-
-    def _in_time(self, job: TrainingJob) -> TrainingJob:
-        """The job, with its share of the steps if the client must hurry.
-
-        Raises:
-            DeadlineMissed: it would not be finished in time.
-        """
-        _, visits = work_of(self.model, job, self.settings)
-        if self._share is None:
-            assert self._allowance is not None
-            if self.examples + visits > self._allowance.examples():
-                raise DeadlineMissed(self.examples + visits)
-            return job
-        allowed, total = self._share
-        batch = max(1, min(self.settings.batch_size, len(job.y)))
-        steps = max(1, allowed * visits // total // batch)
-        return replace(job, most_steps=min(steps, job.most_steps or steps))
+        for condition in self.context.spec.conditions:
+            condition.visited(self)
 
     def _apart(self, vector: Tensor) -> Tensor:
         """The vector, copied if it shares memory with the network, which training changes."""
-        network = self._context.model.vector.untyped_storage().data_ptr()
+        network = self.context.model.vector.untyped_storage().data_ptr()
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
     def evaluate(self, weights: Tensor) -> None:
@@ -380,17 +345,17 @@ class Client:
         In continual learning, the scores of each of the client's tasks are recorded in
         tasks.parquet instead.
         """
-        slices, model = self._context.slices, self.model
+        slices, model = self.context.slices, self.model
         model.load(weights)
         model.restrict_classes(None)
-        totals = slices.totals(model.module, self._context.central_batch, 0, self.id)
+        totals = slices.totals(model.module, self.context.central_batch, 0, self.id)
         model.restrict_classes(self.labels)
         scores, rows = slices.scores(totals, self.splits.task, self.id)
         for table, added in rows.items():
             for row in added:
                 self.record(table, **row)
         if len(self.splits.held_out):
-            batch = self._context.validation_batch(slice(None))
+            batch = self.context.validation_batch(slice(None))
             totals = evaluate(self.objective, model.module, batch)
             scores = {**scores, **of_validation(scores_of(self.objective, totals))}
         return scores
@@ -414,4 +379,4 @@ class Client:
 
     def parameters(self, weights: Tensor) -> Tensor:
         """(P,) the trainable parameters among (size,) weights, to which gradients refer."""
-        return weights[: self._context.model.num_parameters]
+        return weights[: self.context.model.num_parameters]

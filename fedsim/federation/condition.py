@@ -6,20 +6,23 @@ import itertools
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.config.registry import Component, Registry
+from fedsim.errors import RunError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.reduction import Reduction, WeightedMean
-from fedsim.federation.wire import sent_to_all
+from fedsim.federation.wire import NotCounted, PerClient, nbytes, sent_to_all
+from fedsim.objectives import Metric, Totals
 from fedsim.support.rng import keyed_rng
-from fedsim.training import FlatModel, Trained, TrainingJob
+from fedsim.training import FlatModel, Train, Trained, TrainingJob
 
 Vector = NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -41,6 +44,7 @@ class Exchange:
         reduction: of the clients' messages.
         saved: by how many bytes fewer the arguments are sent: those to all (None), and the parts
             of each client.
+        told: what conditions tell their own side at a client, by their names and by client.
     """
 
     function: str
@@ -48,11 +52,23 @@ class Exchange:
     arguments: Mapping[str, Any]
     reduction: Reduction
     saved: Counter[int | None] = field(default_factory=Counter)
+    told: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
 
     @property
     def to_all(self) -> dict[str, Any]:
         """What all clients receive, by name."""
         return sent_to_all(self.arguments)
+
+    @cached_property
+    def _bytes_to_all(self) -> int:
+        apart = NotCounted | PerClient
+        return sum(nbytes(v) for v in self.arguments.values() if not isinstance(v, apart))
+
+    def bytes_down(self, client: int) -> int:
+        """The bytes of the arguments that a client receives."""
+        own = [v.parts for v in self.arguments.values() if isinstance(v, PerClient)]
+        parts = sum(nbytes(each.get(client)) for each in own)
+        return self._bytes_to_all + parts - self.saved.get(None, 0) - self.saved.get(client, 0)
 
 
 @dataclass(frozen=True)
@@ -74,34 +90,110 @@ class Sent:
     memory: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a call was for the clients.
+
+    Attributes:
+        costs: of those that answered or failed: `bytes_down`, `bytes_up`, `seconds`; conditions
+            may add columns of clients.parquet whose sums count.
+        examples: on how many they trained, each pass counted.
+        withdrawn: the same for those that took no further part (`Withdrawn`).
+    """
+
+    costs: dict[int, dict[str, float]]
+    examples: Mapping[int, int]
+    withdrawn: Mapping[int, int]
+
+
+class Runner(Protocol):
+    """What conditions may use of the rounds of a run, on the server.
+
+    Attributes:
+        num_clients: K.
+        seed, settings: the experiment's, and its `train` section.
+        independent_draws: whether each client is drawn for a cohort independently.
+        num_samples: (K,) labelled training examples that each client holds in this round.
+        planned_bytes: of the model as it is sent to a client, and of the client's update.
+        layers: see `trained_layers`.
+        rows: the rows of clients.parquet so far, by client; conditions may add to them.
+    """
+
+    @property
+    def num_clients(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def settings(self) -> Train: ...
+    @property
+    def independent_draws(self) -> bool: ...
+    @property
+    def num_samples(self) -> NDArray[np.int64]: ...
+    @property
+    def planned_bytes(self) -> tuple[int, int]: ...
+    @property
+    def layers(self) -> Layers: ...
+    @property
+    def rows(self) -> dict[int, dict[str, Any]]: ...
+
+    def draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
+        """A cohort, as `draw_cohort` draws it."""
+
+    def sample(self, t: int) -> Cohort:
+        """The clients that take part in round t."""
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What a condition makes once in a run."""
+
+    def states(self) -> Mapping[int, Any]:
+        """Clients that keep a state, and handles of these."""
+
+    def ledger(self, name: str) -> dict[str, Any]:
+        """What a condition carries from round to round; saved in checkpoints."""
+
+    def ask(
+        self,
+        function: str,
+        clients: Sequence[int],
+        arguments: Mapping[str, Any],
+        told: Mapping[str, Mapping[int, Any]],
+    ) -> Mapping[int, Mapping[str, Any]]:
+        """The notes of conditions on clients that run a function aside: nothing is recorded."""
+
+    def pieces(
+        self, name: str, numbers: Sequence[int], arguments: Mapping[str, Any]
+    ) -> dict[int, Any]:
+        """Have workers carry out `Condition.piece` of a condition, by number."""
+
+    def record(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to a table of the round."""
+
+    def notice(self, line: str) -> None:
+        """Show the user a line, once in a run."""
+
+
 @dataclass
 class Round:
     """A round on the server, as conditions see it.
 
     Attributes:
         t: its number.
-        seed: the experiment's.
-        num_clients: K.
-        participation: share of the clients in a cohort.
-        layers: see `trained_layers`.
-        sample: the clients that take part.
-        rows: the rows of clients.parquet so far, by client; conditions may add to them.
+        runner: the rounds of the run.
+        running: whether clients are at work; evaluation is no part of the protocol.
+        kept: what conditions keep until the round ends, by their names.
         notes: what conditions note until the round ends, by their names; those of clients
             (`Client.notes`) as pairs of the client and the note.
     """
 
     t: int
-    seed: int
-    num_clients: int
-    participation: float
-    layers: Callable[[], Layers]
-    sample: Callable[[], Cohort]
-    rows: Callable[[], dict[int, dict[str, Any]]]
+    runner: Runner
+    running: bool = False
+    kept: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, list[Any]] = field(default_factory=dict)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The server's random stream for one purpose in this round."""
-        return keyed_rng(self.seed, f"server/{purpose}", self.t)
+        return keyed_rng(self.runner.seed, f"server/{purpose}", self.t)
 
     def note(self, name: str, what: Any) -> int:
         """Note something; returns how often the condition has done so in this round."""
@@ -109,13 +201,72 @@ class Round:
         return len(self.notes[name])
 
 
+class Clock(Protocol):
+    """Simulated time, for methods that do not wait for the slowest client.
+
+    Attributes:
+        now: seconds since the first round began, at the start of this round.
+        loss: chance that a client's update never arrives.
+        retry: seconds until a server that finds nobody looks again.
+    """
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def retry(self) -> float: ...
+
+    def online(self, now: float) -> NDArray[np.bool_]:
+        """(K,) whether each client is online in this round, and at that time."""
+
+    def planned_seconds(self, clients: Sequence[int] | Cohort) -> NDArray[np.float64]:
+        """(n,) how long clients need for a round: the model both ways, and training."""
+
+    def set_round_time(self, seconds: float) -> None:
+        """Set the simulated time of this round; by default that of its slowest clients."""
+
+
+class Withdrawn(BaseException):
+    """A condition takes a client out of the round.
+
+    Not an Exception, so that no client function catches it.
+
+    Args:
+        examples: on how many it would have trained.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+
+
+class ConditionFailed(RunError):
+    """What a condition uses raised an exception at a client: the run cannot continue."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A client function that was run without training.
+
+    Attributes:
+        client: afterwards; `client.examples` counts what it computes beside training as well.
+        trained: on how many examples it would train, each pass counted.
+        size: bytes that it would send.
+    """
+
+    client: Any
+    trained: int
+    size: int
+
+
 class Condition(Component):
     """What happens to requests and messages between server and clients.
 
     Conditions form a chain in ascending `order`: a request passes it from the first to the last,
-    messages and results come back from the last to the first. Hooks do nothing by default. They
-    keep nothing in the condition itself: on the server use `Round.notes` and the ledger, at the
-    client `Sent.memory`.
+    messages (`sent`) and results (`incoming`) come back from the last to the first; other hooks
+    are called in ascending order. Hooks do nothing by default. They keep nothing in the condition
+    itself: on the server use `Round.kept`, `Round.notes` and the ledger, at the client
+    `Sent.memory`.
 
     Sections of the experiment are conditions; your own are named in its list `conditions`.
 
@@ -128,6 +279,8 @@ class Condition(Component):
         idle: what is missing if it never changes anything, such as "clients send no updates":
             then the run ends after its first round. By default it may have nothing to do.
         patient: it may have nothing to do before the last round.
+        loses_clients: clients may take no part without a fault of theirs, all of them too.
+        metrics: further scores of models, which `scores` returns.
 
     Example:
         >>> class Halved(Condition):
@@ -142,14 +295,38 @@ class Condition(Component):
 
     name: str
     order: ClassVar[int] = 50
-    columns: ClassVar[tuple[str, ...]] = ()
     independent_draws: ClassVar[bool] = False
     idle: ClassVar[str] = ""
     patient: ClassVar[bool] = False
+    loses_clients: ClassVar[bool] = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def hides(self) -> frozenset[str]:
         return frozenset()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return ()
+
+    def clock(self, round: Round) -> Clock | None:
+        """(server) Simulated time, if the condition has any."""
+        return None
+
+    def sample(self, round: Round) -> Cohort | None:
+        """(server) The clients that take part in the round; None for those that are drawn.
+
+        Raises:
+            NobodyAnswers: nobody does.
+        """
+        return None
+
+    def cohort(self, round: Round, cohort: Cohort) -> Cohort:
+        """(server) Those of a cohort that a request reaches."""
+        return cohort
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         """(server) The request as it goes out; the same object if nothing changes.
@@ -158,12 +335,24 @@ class Condition(Component):
         """
         return exchange
 
+    def begin(self, id: int, told: Any, rehearse: Callable[[], Rehearsed]) -> Any:
+        """(client) Before its function; returns what becomes of `Exchange.told`.
+
+        Args:
+            told: what `outgoing` has told this client; it is not called if that is nothing.
+            rehearse: runs the function without training.
+        """
+        return told
+
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:
         """(client) Local training as it is carried out, if the method uses `Client.train`."""
         return job
 
     def trained(self, client: Any, job: TrainingJob, done: Trained) -> None:
         """(client) After local training; `client.notes` takes what the server's side counts."""
+
+    def visited(self, client: Any) -> None:
+        """(client) After it has trained on examples, counted in `client.examples`."""
 
     def sent(self, client: Any, sent: Sent) -> Sent:
         """(client) The message as it arrives; the same object if nothing changes.
@@ -175,6 +364,18 @@ class Condition(Component):
         """
         return sent
 
+    def answered(self, client: Any, size: int) -> int:
+        """(client) At the end of its work; returns how many bytes it sends in all.
+
+        Args:
+            size: bytes of its message and of what others send beside it.
+        """
+        return size
+
+    def worked(self, round: Round, exchange: Exchange, work: Work) -> str | None:
+        """(server) After a call; returns why nobody answers, if that ends the round."""
+        return None
+
     def incoming(self, round: Round, before: Exchange, after: Exchange, result: Any) -> Any:
         """(server) The result of the reduction, as the method gets it.
 
@@ -183,12 +384,42 @@ class Condition(Component):
         """
         return result
 
+    def evaluated(
+        self, round: Round, model: Any, own_models: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """(server) After the models of a round were evaluated.
+
+        Args:
+            model: weights (size,), or the arrays of rules.
+            own_models: returns what clients make their personal models from.
+        """
+
     def close(self, round: Round, ledger: dict[str, Any]) -> Mapping[str, float]:
         """(server) Columns of the round in rounds.parquet.
 
         Args:
             ledger: the condition's own, carried from round to round and saved in checkpoints.
         """
+        return {}
+
+    def piece(self, context: Any, number: int, round: int, arguments: Mapping[str, Any]) -> Any:
+        """(worker) A piece of work that is no client's; see `Runner.pieces`.
+
+        Args:
+            context: the worker's network and data.
+        """
+        raise NotImplementedError
+
+    def totals(self, context: Any, part: slice) -> Totals:
+        """(worker) Totals of a part of the test set, of the network that is loaded."""
+        return {}
+
+    def scores(self, totals: Totals) -> dict[str, float]:
+        """(server) The condition's `metrics`, from the sums of its totals."""
+        return {}
+
+    def manifest(self, dataset: Any) -> dict[str, Any]:
+        """(server) Entries of the run's manifest."""
         return {}
 
     def planned(

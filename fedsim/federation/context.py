@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.conditions.adversaries import Attack
-from fedsim.conditions.devices import Devices
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
-from fedsim.explain import ExplainedData
-from fedsim.explain.scores.measure import ExplainedInputs
-from fedsim.explain.section import Explain
 from fedsim.federation.condition import Condition, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
@@ -35,6 +30,8 @@ from fedsim.training import (
     load_weights,
 )
 from fedsim.training import train as train_alone
+
+T = TypeVar("T")
 
 TEST_SHARD = 500  # examples of the central test set per shard, the unit of evaluation
 
@@ -76,9 +73,6 @@ class RunSpec:
         outputs: number of outputs of a network for one input.
         conditions: what happens between server and clients, in ascending order.
         size: number of a model's weights, including buffers; 0 if it has none.
-        explain: which models are explained, and how; None for none.
-        devices: the clients' devices; None if they are not simulated.
-        attack: what adversaries do; None if there are none.
     """
 
     model: Model
@@ -90,14 +84,11 @@ class RunSpec:
     outputs: int
     conditions: tuple[Condition, ...] = ()
     size: int = 0
-    explain: Explain | None = None
-    devices: Devices | None = None
-    attack: Attack | None = None
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
         """The metrics that the run records."""
-        success = None if self.attack is None else self.attack.success
-        return *self.objective.shown(dataset), *(() if success is None else (success,))
+        own = [metric for condition in self.conditions for metric in condition.metrics]
+        return *self.objective.shown(dataset), *own
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """Approximate memory of a worker's arrays, without examples and activations.
@@ -132,6 +123,7 @@ class WorkerContext:
         card_part: the worker's share of a GPU, 0 to 1; training examples may be kept there.
 
     Attributes:
+        dataset: the data.
         notice: what the user should know of where the data are, if anything.
     """
 
@@ -146,9 +138,10 @@ class WorkerContext:
         self.spec, self.splits, self.device = spec, splits, device
         self.model = FlatModel(spec.build_model(), device)
         self.slices = slices_of(spec.objective, dataset, splits)
-        self._dataset = dataset
+        self.dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
         self._networks: dict[str, FlatModel] = {}
+        self._made: dict[str, Any] = {}
 
     @cached_property
     def layers(self) -> dict[int, list[Shape]]:
@@ -194,7 +187,7 @@ class WorkerContext:
 
     def examples(self, indices: NDArray[np.int64]) -> Examples:
         """Training examples by index."""
-        data = self._dataset
+        data = self.dataset
         if self._on_card is None:
             return self.prepare(data.x[indices], data.y[indices])
         x, y = self._on_card.rows(indices)
@@ -202,52 +195,29 @@ class WorkerContext:
 
     def test_examples(self, indices: NDArray[np.int64] | slice) -> Examples:
         """Examples of the central test set by index."""
-        return self.prepare(self._dataset.test_x[indices], self._dataset.test_y[indices])
+        return self.prepare(self.dataset.test_x[indices], self.dataset.test_y[indices])
 
     def test_batch(self, part: slice) -> Batch:
         """A part of the central test set to score models on, targets in full precision."""
-        y = torch.tensor(self._dataset.test_y[part], device=self.device)
+        y = torch.tensor(self.dataset.test_y[part], device=self.device)
         return Batch(self.test_examples(part).x, y, facts=self._facts(part))
-
-    def triggered_batch(self, part: slice) -> Batch | None:
-        """Test examples with the attack's trigger, and what adversaries want them taken for.
-
-        None if there are none.
-        """
-        attack = self.spec.attack
-        if attack is None or attack.success is None:
-            return None
-        found = self.prepare(*attack.triggered(self._dataset, part))
-        return Batch(found.x, found.y) if len(found) else None
 
     def validation_batch(self, part: slice) -> Batch:
         """A part of the validation set to score models on, targets in full precision."""
         rows = self.splits.held_out[part]
-        y = torch.tensor(self._dataset.y[rows], device=self.device)
+        y = torch.tensor(self.dataset.y[rows], device=self.device)
         return Batch(self.examples(rows).x, y)
 
-    def raw(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Inputs of training examples, before scaling and normalisation."""
-        return self._dataset.x[indices]
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What a condition makes once in this process."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
 
-    @cached_property
-    def explained_inputs(self) -> ExplainedInputs:
-        """The inputs of the central test set whose predictions are explained."""
-        assert self.spec.explain is not None
-        data = self._dataset
-        rows = self.spec.explain.rows(data, self.spec.seed)
-        truth = {kind: where[rows] for kind, where in data.truth.items()}
-        examples = self.test_examples(rows)
-        return ExplainedInputs(rows, examples.x, examples.y, truth)
-
-    def explained_data(self, own: NDArray[Any] | None) -> ExplainedData:
-        """The data that explainers get.
-
-        Args:
-            own: raw inputs of the client whose model is explained.
-        """
-        data = self._dataset
-        return ExplainedData(data, lambda x: scaled(data, _tensor(x).to(self.device)), own)
+    def inputs(self, x: NDArray[Any]) -> Tensor:
+        """(n, ...) raw inputs as networks take them."""
+        return scaled(self.dataset, _tensor(x).to(self.device))
 
     @cached_property
     def central_batch(self) -> Batch:
@@ -256,7 +226,7 @@ class WorkerContext:
         return Batch(test.x, test.y, facts=self._facts(slice(None)))
 
     def _facts(self, part: slice) -> dict[str, Tensor]:
-        truth = self._dataset.truth
+        truth = self.dataset.truth
         return {name: torch.tensor(a[part], device=self.device) for name, a in truth.items()}
 
     @cached_property
@@ -276,7 +246,7 @@ class WorkerContext:
         arrays: Callable[[], tuple[NDArray[Any], NDArray[Any]]],
     ) -> Examples:
         labels = labels.float() if labels.is_floating_point() else labels
-        return Examples(scaled(self._dataset, inputs), labels, arrays)
+        return Examples(scaled(self.dataset, inputs), labels, arrays)
 
 
 def scaled(dataset: Dataset, inputs: Tensor) -> Tensor:

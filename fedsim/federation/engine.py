@@ -148,7 +148,7 @@ class LocalEngine(Engine):
         context = self._worker.context
         trainer = StackedTrainer(context)
         trainer.alone = True
-        return Client(context, id, round, "", to_tensors(state, context.device), trainer)
+        return Client(context, id, round, "", to_tensors(state, context.device), trainer, {})
 
     def run(
         self,

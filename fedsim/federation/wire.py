@@ -24,6 +24,12 @@ PROTOCOL = {
 }
 PROTOCOL_COLUMNS = frozenset({*PROTOCOL.values(), "protocol_rounds", "protocol_dropped"})
 
+# Columns of simulated time.
+TIME_COLUMNS = (
+    *("dropped", "simulated_seconds", "energy_joules"),
+    *("total_simulated_seconds", "total_energy_joules"),
+)
+
 _PART = 1 << 14  # entries that are compared at a time
 
 

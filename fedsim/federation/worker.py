@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.conditions.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
-from fedsim.explain.scores.measure import Explained
-from fedsim.explain.share import Share
-from fedsim.federation.client import Client, DeadlineMissed, Trainer
-from fedsim.federation.condition import Sent
+from fedsim.federation.client import Client, Trainer
+from fedsim.federation.condition import (
+    Condition,
+    ConditionFailed,
+    Rehearsed,
+    Sent,
+    Withdrawn,
+)
 from fedsim.federation.context import TEST_SHARD, WorkerContext
-from fedsim.federation.explaining import ExplainerFailed, explain_client, explain_global
 from fedsim.federation.reduction import (
     Discard,
     DivergedUpdate,
@@ -39,12 +41,16 @@ from fedsim.federation.wire import (
     to_arrays,
     to_tensors,
 )
-from fedsim.objectives import Batch, Objective, Totals, evaluate
+from fedsim.objectives import evaluate
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
 MEMORY = "memory of conditions"  # where a client's kept state has what conditions keep
-TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger
+
+
+def totals_of(condition: Condition) -> str:
+    """The key of a condition's totals among those of slices of the test set."""
+    return f"condition/{condition.name}"
 
 
 @dataclass(frozen=True)
@@ -52,16 +58,15 @@ class Call:
     """One request of the server to a cohort, or to score a model.
 
     Attributes:
-        function: the name of the client function; for shards `evaluate` or `validate`.
+        function: the name of the client function; for shards `evaluate` or `validate`, and for
+            pieces the condition whose work they are.
         reduction: reduces the results; each worker folds them into a copy.
         round: t.
         serial: the number of the call, which tells its partial results from those of other calls.
         clients_per_step: V, how many clients are trained at once.
         unit: what blocks hold: `clients`, `shards` of the central test set or of the validation
-            set, or `explainers`.
-        explained: clients whose models are explained after training.
-        lost: clients whose messages are lost.
-        allowances: what clients' devices can do before the round's deadline, if there is one.
+            set, or `pieces` of a condition's work.
+        told: what conditions tell their side at a client, by their names and by client.
     """
 
     function: str
@@ -69,10 +74,8 @@ class Call:
     round: int
     serial: int
     clients_per_step: int
-    unit: Literal["clients", "shards", "explainers"] = "clients"
-    explained: frozenset[int] = frozenset()
-    lost: frozenset[int] = frozenset()
-    allowances: Mapping[int, Allowance] = field(default_factory=dict)
+    unit: Literal["clients", "shards", "pieces"] = "clients"
+    told: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,12 +85,11 @@ class BlockResult:
     Attributes:
         rows: recorded columns.
         failures: why a client failed.
-        late: examples that clients would have trained on that miss the deadline; nothing else of
-            them is kept.
+        withdrawn: examples that clients would have trained on whom a condition took out of the
+            round; nothing else of them is kept.
         states: kept states that changed.
         records: rows of further tables, by table.
         notices: lines for the user.
-        explained: explanations of clients' models, by explainer.
         examples: number of examples that clients trained on, each pass counted.
         acted: sections of conditions that have changed messages.
         notes: what conditions note of clients, by their names.
@@ -96,11 +98,10 @@ class BlockResult:
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    late: dict[int, int] = field(default_factory=dict)
+    withdrawn: dict[int, int] = field(default_factory=dict)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     records: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
-    explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
     acted: set[str] = field(default_factory=set)
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -127,9 +128,11 @@ class SharedInputMutated(InvalidUpdate):
 
 @dataclass(frozen=True)
 class Answer:
-    """What arrives of a client's message, its bytes, and the client's state afterwards.
+    """What arrives of a client's message, and the client's state afterwards.
 
-    `acted` has the sections of the conditions that have changed the message.
+    Attributes:
+        size: its bytes.
+        acted: names of the conditions that have changed the message.
     """
 
     message: Any
@@ -217,10 +220,10 @@ class Worker:
         if call.unit == "shards":
             for shard in block:
                 self._partial.fold(shard, self._score(call, shard), {})
-        elif call.unit == "explainers":
+        elif call.unit == "pieces":
+            whose = next(c for c in self.context.spec.conditions if c.name == call.function)
             for number in block:
-                model, given = self._lent["model"], self._lent.get("given", {}).get(number)
-                found = explain_global(self.context, number, model, call.round, given)
+                found = whose.piece(self.context, number, call.round, self._lent)
                 self._partial.fold(number, found, {})
         else:
             for start in range(0, len(block), call.clients_per_step):
@@ -292,9 +295,9 @@ class Worker:
                     self._run_client(id, call, states.get(id, {}), trainers[id], partial, result)
                 except SuspendForStack as reached:
                     suspended[id] = reached
-                except DeadlineMissed as missed:
-                    result.late[id] = missed.examples
-                except ExplainerFailed:
+                except Withdrawn as withdrawn:
+                    result.withdrawn[id] = withdrawn.examples
+                except ConditionFailed:
                     raise
                 except Exception as error:
                     self._failed(id, call, error, result)
@@ -320,28 +323,25 @@ class Worker:
         Nothing is stored of a client that fails.
 
         Raises:
-            DeadlineMissed: the client is too slow.
+            Withdrawn: a condition takes the client out of the round.
         """
         started = time.perf_counter()
-        allowance, share = call.allowances.get(id), None
-        if allowance is not None and allowance.partial:
-            share = self._share_of(id, call, state, partial, allowance)
-        client, answer = self._call(id, call, state, trainer, partial, allowance, share)
+        told = {name: own[id] for name, own in call.told.items() if id in own}
+
+        for condition in self.context.spec.conditions:
+            if condition.name in told:
+                others = {n: what for n, what in told.items() if n != condition.name}
+                rehearse = functools.partial(self._rehearse, id, call, state, partial, others)
+                told[condition.name] = condition.begin(id, told[condition.name], rehearse)
+        client, answer = self._call(id, call, state, trainer, partial, told)
         seconds = time.perf_counter() - started + trainer.seconds
-        explained = self._explain(client, call)
-        up = answer.size + self._shared_bytes(explained)
-        # What a client neither trains on nor answers may reach it after the deadline.
-        awaited = client.examples > 0 or up > 0
-        if allowance is not None and awaited and not allowance.covers(client.examples, up):
-            raise DeadlineMissed(client.examples)
+        size = self._answered(client, answer.size)
         self.on_client_done(client)
         changed = not same(answer.kept, state)
-        if id in call.lost:
+        if client.lost:
             client.row["lost"] = 1
         else:
             partial.fold(id, answer.message, self._lent)
-        if explained:
-            result.explained[id] = explained
         result.examples[id] = client.examples
         result.acted |= answer.acted
         if client.notes:
@@ -353,51 +353,28 @@ class Worker:
         result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
-            "bytes_up": up,
+            "bytes_up": size,
             "seconds": seconds,
         }
 
-    def _explain(self, client: Client, call: Call) -> dict[str, Explained]:
-        """Explanations of the model that a client has trained, if it is to be explained."""
-        if client.id not in call.explained or client.trained is None:
-            return {}
-        return explain_client(self.context, client)
+    def _answered(self, client: Client, size: int) -> int:
+        """How many bytes a client sends in all, given those of its message."""
+        for condition in self.context.spec.conditions:
+            size = condition.answered(client, size)
+        return size
 
-    def _shared_bytes(self, explained: Mapping[str, Explained]) -> int:
-        """The bytes of explanations that a client sends to the server."""
-        share = self._sharing
-        return sum(share.size(one.present) for one in explained.values()) if share else 0
-
-    @property
-    def _sharing(self) -> Share | None:
-        """How clients send their explanations, if they do."""
-        section = self.context.spec.explain
-        return None if section is None else section.share
-
-    def _share_of(
+    def _rehearse(
         self,
         id: int,
         call: Call,
         state: Mapping[str, Any],
         partial: Reduction,
-        allowance: Allowance,
-    ) -> tuple[int, int] | None:
-        """How many of how many examples a client can train on; None if all.
-
-        It runs the client function without training, to see how much that is in all. What it
-        computes beside training, such as a gradient of all examples, cannot be less.
-        """
+        told: Mapping[str, Any],
+    ) -> Rehearsed:
+        """Run the client function without training, and keep nothing of it."""
         rehearsal = Rehearsal(self.context)
-        client, answer = self._call(id, call, state, rehearsal, partial)
-        up = answer.size
-        if self._sharing is not None:
-            up += self._shared_bytes(self._explain(client, call))
-        left = allowance.examples(up) - (client.examples - rehearsal.visited)
-        if rehearsal.visited <= max(left, 0):
-            return None
-        if left < max(1, min(self.context.spec.train.batch_size, rehearsal.visited)):
-            raise DeadlineMissed(client.examples)
-        return left, rehearsal.visited
+        client, answer = self._call(id, call, state, rehearsal, partial, told)
+        return Rehearsed(client, rehearsal.visited, self._answered(client, answer.size))
 
     def _call(
         self,
@@ -406,8 +383,7 @@ class Worker:
         state: Mapping[str, Any],
         trainer: Trainer,
         partial: Reduction,
-        allowance: Allowance | None = None,
-        share: tuple[int, int] | None = None,
+        told: Mapping[str, Any],
     ) -> tuple[Client, Answer]:
         """The client after its function, and what arrives of what it returns."""
         context = self.context
@@ -415,7 +391,7 @@ class Worker:
         rng = getattr(function, "rng", call.function)
         own_state = {name: part for name, part in state.items() if name != MEMORY}
         own_state = to_tensors(own_state, context.device)
-        client = Client(context, id, call.round, rng, own_state, trainer, allowance, share)
+        client = Client(context, id, call.round, rng, own_state, trainer, told)
         context.model.train()
         context.model.restrict_classes(client.labels)
         lent = each_leaf(self._lent)  # the client gets its own dicts and lists
@@ -516,16 +492,10 @@ class Worker:
                 batch = context.validation_batch(part)
                 return {"": evaluate(context.spec.objective, network, batch)}
             totals = dict(context.slices.totals(network, context.test_batch(part), start))
-            if (triggered := context.triggered_batch(part)) is not None:
-                totals[TRIGGERED] = _taken_for(context.spec.objective, network, triggered)
+            for condition in context.spec.conditions:
+                if own := condition.totals(context, part):
+                    totals[totals_of(condition)] = own
             return totals
-
-
-@torch.no_grad()
-def _taken_for(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
-    """How many examples a network, which is in evaluation, takes for the class they have."""
-    predicted = objective.predictions(objective.outputs(network, batch.x)).argmax(dim=1)
-    return {"hits": int((predicted == batch.y).sum()), "tried": len(batch)}
 
 
 def _versions(tree: Any) -> list[int]:

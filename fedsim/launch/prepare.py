@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,11 @@ from torch import nn
 from fedsim.conditions.codecs import Codec
 from fedsim.conditions.compression import Downlink, Link, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
+from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
-from fedsim.conditions.robust import RobustAggregation
+from fedsim.conditions.robust import AttackSuccess, RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
+from fedsim.conditions.timing import SimulatedTime
 from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
@@ -37,7 +39,7 @@ from fedsim.federation import (
 )
 from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext, scaled
-from fedsim.federation.federation import RESERVED
+from fedsim.federation.runner import RESERVED
 from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
@@ -118,9 +120,7 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        conditions=_conditions(experiment, splits),
-        devices=experiment.devices,
-        attack=None if experiment.adversaries is None else experiment.adversaries.attack,
+        conditions=_in_order(_conditions(experiment, splits)),
     )
     network = _try_model(spec)
     _check_saved(network, spec)
@@ -135,7 +135,11 @@ def prepare(
     experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
-    explain = experiment.explain and _check_explain(experiment, dataset, network)
+    if experiment.explain is not None:
+        section = _check_explain(experiment, dataset, network)
+        scored = tuple(metric.column for metric in section.metrics(dataset))
+        explanations = Explanations(section=section, scored=scored)
+        spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
     if experiment.devices is not None:
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         # A codec's messages are shorter by an amount that is not known yet.
@@ -144,7 +148,7 @@ def prepare(
             4 * sent if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
         )
         check_deadline(fleet, experiment.train, splits.train.lengths, down, up)
-    return dataset, splits, replace(spec, size=size, explain=explain)
+    return dataset, splits, replace(spec, size=size)
 
 
 def defined_here(experiment: Experiment) -> str | None:
@@ -184,8 +188,12 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             yield from _sections(part, key)
 
 
-def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition, ...]:
-    """What happens between server and clients, in ascending order."""
+def _in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
+    return tuple(sorted(found, key=lambda condition: condition.order))
+
+
+def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]:
+    """What happens between server and clients."""
     found: list[Condition] = list(experiment.conditions)
     if experiment.privacy is not None:
         kind = ClientPrivacy if experiment.privacy.level == "client" else ExamplePrivacy
@@ -193,6 +201,8 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition
     if experiment.secure_aggregation is not None:
         found.append(SecureAggregation(settings=experiment.secure_aggregation))
     attack = experiment.adversaries and experiment.adversaries.attack
+    if attack and attack.success is not None:
+        found.append(AttackSuccess(attack=attack))
     attack = attack if attack and attack.forges else None
     if experiment.aggregation is not None or attack is not None:
         name = "adversaries" if experiment.aggregation is None else "aggregation"
@@ -206,7 +216,9 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> tuple[Condition
         found.append(Uplink(codec=experiment.uplink))
     if experiment.downlink is not None:
         found.append(Downlink(codec=experiment.downlink))
-    return tuple(sorted(found, key=lambda condition: condition.order))
+    if experiment.devices is not None:
+        found.append(SimulatedTime(settings=experiment.devices))
+    return found
 
 
 def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
@@ -487,7 +499,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
 def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
     """A job of the first client with examples, as the experiment's conditions make it."""
     holder = int(np.flatnonzero(context.splits.train.lengths)[0])
-    client = Client(context, holder, 1, "try training", {}, Rehearsal(context))
+    client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
     for condition in context.spec.conditions:
         try:
             job = condition.training(client, job)

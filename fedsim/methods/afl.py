@@ -53,7 +53,9 @@ class AFL(Method[AFLState]):
     mixture_lr: float = Field(0.01, ge=0)
 
     def init(self, fed: Federation) -> AFLState:
-        return AFLState(fed.initial_weights(), fed.num_samples / fed.num_samples.sum())
+        return AFLState(
+            fed.initial_weights(), fed.server.num_samples / fed.server.num_samples.sum()
+        )
 
     def round(self, fed: Federation, state: AFLState, t: int) -> AFLState:
         cohort = fed.sample(t)

@@ -29,17 +29,17 @@ class Centralised(Method[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        union = fed.labelled_data
+        union = fed.server.labelled_data
         job = TrainingJob(
-            weights=fed.tensor(state.weights),
+            weights=fed.server.tensor(state.weights),
             x=union.x,
             y=union.y,
             lr=fed.settings.lr(t),
             epochs=fed.settings.most_epochs,
             rng=fed.rng("batches"),
-            hooks=Hooks(fed.objective.loss),
+            hooks=Hooks(fed.server.objective.loss),
             most_steps=fed.settings.local_steps,
         )
-        trained = train(fed.model, job, fed.settings)
+        trained = train(fed.server.model, job, fed.settings)
         fed.log(train_loss=trained.loss)
         return replace(state, weights=trained.weights.cpu().numpy())

@@ -128,8 +128,8 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     def init(self, fed: Federation) -> FedAUXState:
         weights, x = fed.initial_weights(), self.inputs(fed)
         if self.encoder is not None:
-            views = fed.model.named(torch.from_numpy(weights))
-            for name, tensor in read_features(self.encoder, fed.model).items():
+            views = fed.server.model.named(torch.from_numpy(weights))
+            for name, tensor in read_features(self.encoder, fed.server.model).items():
                 views[name].copy_(tensor)
         elif self.pretrain_epochs:
             weights = pretrain(fed, weights, x, self.pretrain_epochs, self.batch_size)
@@ -141,9 +141,9 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     def split(self, fed: Federation) -> tuple[Tensor, Tensor]:
         """Rows of the auxiliary inputs: the negatives, and those to distil on."""
         n = len(self.inputs(fed))
-        order = torch.from_numpy(keyed_rng(fed.seed, "server/negatives").permutation(n))
+        order = torch.from_numpy(keyed_rng(fed.server.seed, "server/negatives").permutation(n))
         cut = round(NEGATIVES * n)
-        order = order.to(fed.device)
+        order = order.to(fed.server.device)
         return order[:cut].sort().values, order[cut:].sort().values
 
     def round(self, fed: Federation, state: FedAUXState, t: int) -> FedAUXState:
@@ -152,14 +152,14 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             state = self.ask_for_scores(fed, state, cohort)
         messages = fed.gather(self.local_update, cohort, weights=state.weights)
         models = {k: message["weights"] for k, message in messages.items()}
-        weights = fed.average(models)
+        weights = fed.server.average(models)
         place = {k: i for i, k in enumerate(state.scored.tolist())}
         teachers = [k for k in models if k in place]
         if teachers:
             x, (_, distillation) = self.inputs(fed), self.split(fed)
-            scores = torch.zeros(len(teachers), len(x), device=fed.device)
+            scores = torch.zeros(len(teachers), len(x), device=fed.server.device)
             sent = state.scores[[place[k] for k in teachers]]
-            scores[:, distillation] = torch.from_numpy(sent).to(fed.device)
+            scores[:, distillation] = torch.from_numpy(sent).to(fed.server.device)
             own = [models[k] for k in teachers]
             targets = ensemble(fed, own, list(scores), x, distillation)
             batches = draw_batches(fed, distillation, self.batch_size, self.epochs)
@@ -171,12 +171,16 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         new = np.setdiff1d(cohort, state.scored)
         if len(new) == 0:
             return state
-        fed.model.load(torch.tensor(state.initial))
+        fed.server.model.load(torch.tensor(state.initial))
         x = self.inputs(fed)
         # Features of public inputs are the same for all clients and computed once.
-        negatives, distillation = (represent(fed.model, x[rows]) for rows in self.split(fed))
-        if problem := self.swamped(int(fed.num_samples[new].max()) + len(negatives), negatives):
-            fed.notice(problem)
+        negatives, distillation = (
+            represent(fed.server.model, x[rows]) for rows in self.split(fed)
+        )
+        if problem := self.swamped(
+            int(fed.server.num_samples[new].max()) + len(negatives), negatives
+        ):
+            fed.server.notice(problem)
         with fed.setup_traffic():
             sent = fed.gather(
                 self.score,

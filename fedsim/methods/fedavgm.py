@@ -39,11 +39,11 @@ class FedAvgM(ServerOptimizer[FedAvgMState]):
     beta: float = Field(0.9, ge=0, lt=1)
 
     def init(self, fed: Federation) -> FedAvgMState:
-        velocity = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        velocity = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
         return FedAvgMState(weights=fed.initial_weights(), velocity=velocity)
 
     def round(self, fed: Federation, state: FedAvgMState, t: int) -> FedAvgMState:
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         velocity = self.beta * state.velocity + (state.weights - mean.weights)[:P]
         weights = mean.weights.copy()

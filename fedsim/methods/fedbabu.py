@@ -57,7 +57,7 @@ class FedBABU(Method[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        head = fed.model.part("head")
+        head = fed.server.model.part("head")
         body = np.delete(state.weights, head)
         mean = fed.mean(
             self.local_update,

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.conditions.devices import RETRY
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import (
@@ -100,9 +99,8 @@ class FedBuff(Method[FedBuffState]):
         return FedBuffState(weights, nobody, np.zeros(0), nobody, {}, {}, 0)
 
     def round(self, fed: Federation, state: FedBuffState, t: int) -> FedBuffState:
-        rng, clock = fed.rng("arrivals"), fed.clock
-        devices = fed.devices
-        lost = 1 - (1 - devices.dropout) * (1 - devices.packet_error)
+        rng, time = fed.rng("arrivals"), fed.time
+        clock = time.now
         M = cohort_size(fed.settings.participation, fed.num_clients)
         at_work = [
             (float(finish), int(client), int(version))
@@ -115,24 +113,24 @@ class FedBuff(Method[FedBuffState]):
         buffer = {int(k): version for k, version in state.buffer.items()}
         while True:
             busy = {client for _, client, _ in at_work} | buffer.keys()
-            idle = [int(k) for k in np.flatnonzero(fed.online(clock)) if k not in busy]
+            idle = [int(k) for k in np.flatnonzero(time.online(clock)) if k not in busy]
             count = min(M - len(at_work), len(idle))
             if count:
                 starting = rng.choice(idle, size=count, replace=False).tolist()
-                seconds = fed.planned_seconds(starting).tolist()
+                seconds = time.planned_seconds(starting).tolist()
                 for k, takes in zip(starting, seconds, strict=True):
                     heapq.heappush(at_work, (clock + takes, k, steps))
             if not at_work:
-                clock += RETRY
+                clock += time.retry
                 break
             finish, client, version = heapq.heappop(at_work)
             clock = max(clock, finish)
-            if rng.random() >= lost:
+            if rng.random() >= time.loss:
                 buffer[client] = version
             if len(buffer) == self.buffer:
                 break
         models = {**state.models, str(steps): weights}
-        fed.take(clock - fed.clock)
+        time.set_round_time(clock - time.now)
         if len(buffer) == self.buffer:
             staleness = {k: steps - version for k, version in buffer.items()}
             fed.log(staleness=sum(staleness.values()) / len(buffer))
@@ -145,7 +143,7 @@ class FedBuff(Method[FedBuffState]):
             weights = weights + np.float32(self.server_lr) * mean.change
             buffer, steps = {}, steps + 1
         else:
-            fed.notice(
+            fed.server.notice(
                 f"round {t} makes no step: {len(buffer)} updates have arrived, and nobody is "
                 f"online to send the rest of method.buffer={self.buffer}; they wait"
             )

@@ -55,13 +55,13 @@ class FedDF(AuxiliaryMethod[State]):
     def round(self, fed: Federation, state: State, t: int) -> State:
         sent = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
         models = {k: message["weights"] for k, message in sent.items()}
-        mean = fed.average(models)
+        mean = fed.server.average(models)
         x = self.inputs(fed)
-        rows = torch.arange(len(x), device=fed.device)
+        rows = torch.arange(len(x), device=fed.server.device)
         batches = draw_batches(fed, rows, self.batch_size, self.epochs, self.steps)
         if not batches:
             return replace(state, weights=mean)
-        equal = [torch.ones(len(x), device=fed.device)] * len(models)
+        equal = [torch.ones(len(x), device=fed.server.device)] * len(models)
         used = torch.unique(torch.cat(batches))
         targets = ensemble(fed, list(models.values()), equal, x, used)
         rates = [self.rate(s, len(batches)) for s in range(len(batches))]

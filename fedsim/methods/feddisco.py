@@ -57,7 +57,7 @@ class FedDisco(Method[FedDiscoState]):
         cohort = fed.sample(t)
         divergence = self.ask(fed, cohort, state.divergence)
         cohort = cohort[divergence[cohort] != UNKNOWN]  # without clients that failed to send it
-        shares = self.shares(fed.num_samples[cohort], divergence[cohort])
+        shares = self.shares(fed.server.num_samples[cohort], divergence[cohort])
         of_client = NotCounted(dict(zip(cohort.tolist(), shares.tolist(), strict=True)))
         mean = fed.mean(self.local_update, cohort, weights=state.weights, shares=of_client)
         weights = mean.weights if mean.count else state.weights

@@ -66,12 +66,12 @@ class FedDyn(Method[FedDynState]):
 
     def init(self, fed: Federation) -> FedDynState:
         weights = fed.initial_weights()
-        h = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        h = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
         return FedDynState(weights=weights, server=weights, h=h)
 
     def round(self, fed: Federation, state: FedDynState, t: int) -> FedDynState:
-        P = fed.model.num_parameters
-        mean_samples = float(fed.num_samples.mean()) if self.scale == "samples" else None
+        P = fed.server.model.num_parameters
+        mean_samples = float(fed.server.num_samples.mean()) if self.scale == "samples" else None
         mean = fed.mean(
             self.local_update, fed.sample(t), weights=state.server, mean_samples=mean_samples
         )

@@ -173,14 +173,14 @@ class FedFed(PoolMethod[FedFedState]):
     # -- the server ----------------------------------------------------------------------------
 
     def init(self, fed: Federation) -> FedFedState:
-        nothing = np.empty((0, *fed.shape), dtype=np.float32)
+        nothing = np.empty((0, *fed.server.shape), dtype=np.float32)
         return FedFedState(
             weights=fed.initial_weights(),
             phase="distil" if self.distillation_rounds else "train",
-            generator=fed.network("generator", self.build(fed.shape)).weights(),
+            generator=fed.server.network("generator", self.build(fed.server.shape)).weights(),
             shared1=nothing,
             shared2=nothing,
-            labels=np.empty(0, dtype=label_type(fed.num_classes)),
+            labels=np.empty(0, dtype=label_type(fed.server.num_classes)),
         )
 
     def round(self, fed: Federation, state: FedFedState, t: int) -> FedFedState:
@@ -209,7 +209,7 @@ class FedFed(PoolMethod[FedFedState]):
             weights=state.weights,
             generator=state.generator,
             pixels=NotCounted(pixel_range(fed)),
-            mean_samples=float(fed.num_samples.mean()),
+            mean_samples=float(fed.server.num_samples.mean()),
         )
         return replace(
             state,
@@ -333,12 +333,12 @@ class FedFed(PoolMethod[FedFedState]):
         self, fed: Federation, state: FedFedState, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `fedsim.methods.shared.pool`; the pool is in the clients' order."""
-        fed.begin_round(self.distillation_rounds + 1)  # the round of sharing
-        train = fed.splits.train
+        fed.server.replay(self.distillation_rounds + 1)  # the round of sharing
+        train = fed.server.splits.train
         rows, part = train[client], slice(*train.offsets[client : client + 2])
-        held = fed.prepare(fed.data.x[rows], fed.data.y[rows])
-        items = (fed.tensor(pool[part]) for pool in (state.shared1, state.shared2))
-        pixels = to_pixels(held.x, fed.tensor(pixel_range(fed))).clamp(0, 1)
+        held = fed.server.prepare(fed.server.data.x[rows], fed.server.data.y[rows])
+        items = (fed.server.tensor(pool[part]) for pool in (state.shared1, state.shared2))
+        pixels = to_pixels(held.x, fed.server.tensor(pixel_range(fed))).clamp(0, 1)
         return pixels, self.combined(*items), held.y
 
     def obscured(
@@ -349,9 +349,9 @@ class FedFed(PoolMethod[FedFedState]):
         This is what an attacker of the pool can compute: the mean of x_r + n₁ and x_r + n₂,
         weighted by their precisions.
         """
-        vae = fed.network("generator", self.build(fed.shape))
-        vae.load(fed.tensor(state.generator))
-        rx = split(vae.module, to_pixels(x, fed.tensor(pixel_range(fed))))
+        vae = fed.server.network("generator", self.build(fed.server.shape))
+        vae.load(fed.server.tensor(state.generator))
+        rx = split(vae.module, to_pixels(x, fed.server.tensor(pixel_range(fed))))
         items = []
         for sigma in (self.sigma1, self.sigma2):
             drawn = rng.standard_normal(rx.shape, dtype=np.float32)

@@ -142,7 +142,7 @@ class FedFTG(Method[FedFTGState]):
     def round(self, fed: Federation, state: FedFTGState, t: int) -> FedFTGState:
         sent = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
         models = {k: message["weights"] for k, message in sent.items()}
-        averaged = replace(state, weights=fed.average(models))
+        averaged = replace(state, weights=fed.server.average(models))
         counts = np.stack([message["counts"] for message in sent.values()])
         return self.fine_tune(fed, averaged, list(models.values()), counts)
 
@@ -155,9 +155,9 @@ class FedFTG(Method[FedFTGState]):
         self, fed: Federation, state: FedFTGState, models: Sequence[Vector], counts: Counts
     ) -> FedFTGState:
         """The student, starting from the average, and G."""
-        student, G = fed.model, self.generator(fed)
-        student.load(fed.tensor(state.weights))
-        G.load(fed.tensor(state.generator))
+        student, G = fed.server.model, self.generator(fed)
+        student.load(fed.server.tensor(state.weights))
+        G.load(fed.server.tensor(state.generator))
         w, v = (nn.Parameter(m.vector[: m.num_parameters]) for m in (student, G))
         decay = fed.settings.lr_factor(fed.round)
         sgd = torch.optim.SGD(
@@ -165,15 +165,15 @@ class FedFTG(Method[FedFTGState]):
         )
         adam = torch.optim.Adam([v], lr=self.generator_lr * decay)
         teachers = [
-            partial(functional_call, student.module, student.named(fed.tensor(model)))
+            partial(functional_call, student.module, student.named(fed.server.tensor(model)))
             for model in models
         ]
-        shares = fed.tensor(label_shares(counts))
+        shares = fed.server.tensor(label_shares(counts))
         of_label = counts.sum(axis=0) / counts.sum()
         rng = fed.rng("generator")
         for _ in range(self.iterations):
-            y = fed.tensor(rng.choice(len(of_label), self.batch_size, p=of_label))
-            z = fed.tensor(
+            y = fed.server.tensor(rng.choice(len(of_label), self.batch_size, p=of_label))
+            z = fed.server.tensor(
                 rng.standard_normal((self.batch_size, self.noise_size), dtype=np.float32)
             )
             share = shares[:, y]
@@ -209,11 +209,16 @@ class FedFTG(Method[FedFTGState]):
 
     def generator(self, fed: Federation) -> FlatModel:
         """The network of G on the server."""
-        channels, height, width = fed.shape
+        channels, height, width = fed.server.shape
         shape = (channels, height, width)
-        return fed.network(
+        return fed.server.network(
             "generator",
             partial(
-                ImageGenerator, self.noise_size, fed.num_classes, self.width, shape, self.pixels
+                ImageGenerator,
+                self.noise_size,
+                fed.server.num_classes,
+                self.width,
+                shape,
+                self.pixels,
             ),
         )

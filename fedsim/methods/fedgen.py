@@ -129,13 +129,13 @@ class FedGen(Method[FedGenState]):
         needs_classifier(self.name, network)
 
     def init(self, fed: Federation) -> FedGenState:
-        G = fed.network("generator", self.build(fed.model))
+        G = fed.server.network("generator", self.build(fed.server.model))
         return FedGenState(
             weights=fed.initial_weights(),
             generator=G.weights(),
             first_moment=np.zeros(G.num_parameters, dtype=np.float32),
             second_moment=np.zeros(G.num_parameters, dtype=np.float32),
-            classes=np.zeros(fed.num_classes, dtype=np.bool_),
+            classes=np.zeros(fed.server.num_classes, dtype=np.bool_),
         )
 
     def round(self, fed: Federation, state: FedGenState, t: int) -> FedGenState:
@@ -148,7 +148,7 @@ class FedGen(Method[FedGenState]):
             classes=state.classes if trained else None,
         )
         models = {k: message["weights"] for k, message in sent.items()}
-        averaged = replace(state, weights=fed.average(models))
+        averaged = replace(state, weights=fed.server.average(models))
         counts = np.stack([message["counts"] for message in sent.values()])
         return self.train_generator(fed, averaged, list(models.values()), counts)
 
@@ -207,8 +207,8 @@ class FedGen(Method[FedGenState]):
         self, fed: Federation, state: FedGenState, models: Sequence[Vector], counts: Counts
     ) -> FedGenState:
         """The state after a round's steps of G on the heads of the cohort's models."""
-        G = fed.network("generator", self.build(fed.model))
-        G.load(fed.tensor(state.generator))
+        G = fed.server.network("generator", self.build(fed.server.model))
+        G.load(fed.server.tensor(state.generator))
         G.module.train()
         parameters = nn.Parameter(G.vector[: G.num_parameters])
         adam = torch.optim.Adam(
@@ -218,16 +218,16 @@ class FedGen(Method[FedGenState]):
         )
         adam.state[parameters] = {
             "step": torch.tensor(float(self.generator_steps * (fed.round - 1))),
-            "exp_avg": fed.tensor(state.first_moment),
-            "exp_avg_sq": fed.tensor(state.second_moment),
+            "exp_avg": fed.server.tensor(state.first_moment),
+            "exp_avg_sq": fed.server.tensor(state.second_moment),
         }
-        heads = joined_heads(fed.model, [fed.tensor(model) for model in models])
-        shares = fed.tensor(label_shares(counts))
+        heads = joined_heads(fed.server.model, [fed.server.tensor(model) for model in models])
+        shares = fed.server.tensor(label_shares(counts))
         classes = counts.sum(axis=0) > 0
         rng = fed.rng("generator")
         for _ in range(self.generator_steps):
-            y = fed.tensor(rng.choice(np.flatnonzero(classes), self.generator_batch_size))
-            noise = self.draw_noise(rng, len(y), fed.device)
+            y = fed.server.tensor(rng.choice(np.flatnonzero(classes), self.generator_batch_size))
+            noise = self.draw_noise(rng, len(y), fed.server.device)
             parameters.grad = G.gradient(self.generator_loss(G.module, heads, shares, noise, y))
             adam.step()
         kept = adam.state[parameters]

@@ -54,7 +54,7 @@ class FedNova(Method[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         (tau_eff,) = mean.worth
         fed.log(tau_eff=tau_eff)

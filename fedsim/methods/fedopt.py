@@ -83,11 +83,11 @@ class FedOpt(ServerOptimizer[FedOptState]):
         """The next v, from the last one and Δ²."""
 
     def init(self, fed: Federation) -> FedOptState:
-        m = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        m = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
         return FedOptState(weights=fed.initial_weights(), m=m, v=np.full_like(m, self.tau**2))
 
     def round(self, fed: Federation, state: FedOptState, t: int) -> FedOptState:
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         delta = (mean.weights - state.weights)[:P]
         m = self.beta1 * state.m + (1 - self.beta1) * delta

@@ -102,7 +102,7 @@ class FedSeIT(FedWeIT):
         for k in new:  # discards the previous choice of clients that do not answer
             chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
-            centres[key(k, fed.splits.task)] = found
+            centres[key(k, fed.server.splits.task)] = found
             ranked = most_similar(found, state.knowledge, centres, self.similarity)
             chosen[str(k)] = ranked[: self.top_k]
         return replace(state, centres=centres, chosen=chosen)

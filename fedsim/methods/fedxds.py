@@ -198,8 +198,8 @@ class FedXDS(PoolMethod[FedXDSState]):
         return FedXDSState(
             weights=fed.initial_weights(),
             phase=("warm up" if self.warmup_rounds else "share") if self.fraction else "train",
-            shared=np.empty((0, *fed.shape), dtype=encoding),
-            labels=np.empty(0, dtype=label_type(fed.num_classes)),
+            shared=np.empty((0, *fed.server.shape), dtype=encoding),
+            labels=np.empty(0, dtype=label_type(fed.server.num_classes)),
             attributor=np.empty(0, dtype=np.float32),
         )
 
@@ -319,14 +319,14 @@ class FedXDS(PoolMethod[FedXDSState]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `fedsim.methods.shared.pool`."""
         sent = self.share_again(fed, state, [client])[client]
-        held, shared, labels = (fed.tensor(sent[n]) for n in ("x", "shared", "labels"))
+        held, shared, labels = (fed.server.tensor(sent[n]) for n in ("x", "shared", "labels"))
         return held, shared, labels.long()
 
     def share_again(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]
     ) -> dict[int, dict[str, Any]]:
         """Clients' images and what they shared of them, recomputed after the run, in pixels."""
-        fed.begin_round(self.warmup_rounds + 1)
+        fed.server.replay(self.warmup_rounds + 1)
         levels = self.levels(fed)
         sent = fed.gather(
             self.share,
@@ -351,12 +351,12 @@ class FedXDS(PoolMethod[FedXDSState]):
         rng: np.random.Generator,
     ) -> Tensor:
         """(n, C, H, W) f of any images, in pixels, as an attacker of the pool can compute it."""
-        fed.model.load(fed.tensor(state.attributor))
-        _, _, f = self.f(fed.model.module, x, y, rng, rng)
+        fed.server.model.load(fed.server.tensor(state.attributor))
+        _, _, f = self.f(fed.server.model.module, x, y, rng, rng)
         if self.encoding == "uint8":
-            levels = fed.tensor(self.levels(fed))
+            levels = fed.server.tensor(self.levels(fed))
             f = decode(encode(f, levels), levels)
-        return to_pixels(f, fed.tensor(pixel_range(fed)))
+        return to_pixels(f, fed.server.tensor(pixel_range(fed)))
 
     def f(
         self,

@@ -57,8 +57,14 @@ class IFCA(Method[IFCAState]):
     clusters: int = Field(2, ge=1)
 
     def init(self, fed: Federation) -> IFCAState:
-        build = partial(fed.learner.build_for, fed.data.spec, fed.objective.num_outputs(fed.data))
-        drawn = [fed.network(f"cluster {j}", build).weights() for j in range(1, self.clusters)]
+        build = partial(
+            fed.server.learner.build_for,
+            fed.server.data.spec,
+            fed.server.objective.num_outputs(fed.server.data),
+        )
+        drawn = [
+            fed.server.network(f"cluster {j}", build).weights() for j in range(1, self.clusters)
+        ]
         return self.state(np.stack([fed.initial_weights(), *drawn]))
 
     def round(self, fed: Federation, state: IFCAState, t: int) -> IFCAState:

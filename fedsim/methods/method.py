@@ -146,7 +146,7 @@ class Method(Component, ABC, Generic[S]):
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as stored in the run's `weights/`."""
-        return fed.model.named_arrays(state.weights)
+        return fed.server.model.named_arrays(state.weights)
 
     def explainer(self) -> Explainer | None:
         """The default explainer of models of a run; unless overridden, the model's own."""
@@ -239,11 +239,11 @@ def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     Raises:
         RunError: no client has any scores.
     """
-    if fed.splits.sequence is not None:
-        fed.log(**mean_over_tasks(fed.recorded("tasks")))
+    if fed.server.splits.sequence is not None:
+        fed.log(**mean_over_tasks(fed.server.recorded("tasks")))
         return
     scores = [own for own in found if own]
-    if not scores and fed.has_devices:
+    if not scores and fed.server.loses_clients:
         return  # nobody has taken part yet
     if not scores:
         raise RunError(f"round {fed.round}: no client has a model: all were skipped")

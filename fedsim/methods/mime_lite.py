@@ -55,7 +55,7 @@ class MimeLite(Method[MimeLiteState]):
             )
 
     def init(self, fed: Federation) -> MimeLiteState:
-        momentum = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        momentum = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
         return MimeLiteState(weights=fed.initial_weights(), momentum=momentum)
 
     def round(self, fed: Federation, state: MimeLiteState, t: int) -> MimeLiteState:

@@ -18,7 +18,14 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError, ExperimentError, RunError
 from fedsim.explain.explainers.rules import global_explanation, measures
-from fedsim.federation import Client, Examples, Federation, NotCounted, client_function
+from fedsim.federation import (
+    Client,
+    Examples,
+    Federation,
+    NotCounted,
+    Server,
+    client_function,
+)
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
@@ -77,13 +84,16 @@ class RuleMethod(Method[RuleState]):
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Record scores on the central test set, measures of interpretability, and all rules."""
-        (x, y), names = fed.test_data.table, feature_names(fed.shape[0], fed.data.features)
-        model = rule_model(fed)
+        (x, y), names = (
+            fed.server.test_data.table,
+            feature_names(fed.server.shape[0], fed.server.data.features),
+        )
+        model = rule_model(fed.server)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
-        fed.log(**regression(fed).scores_of(found.values, y))
-        fed.log(**validated(fed, state.rules, fed.validation_data))
+        fed.log(**regression(fed.server).scores_of(found.values, y))
+        fed.log(**validated(fed.server, state.rules, fed.server.validation_data))
         fed.log(**measures(rules, found, state.sources))
-        target = fed.data.target or "y"
+        target = fed.server.data.target or "y"
         rows = global_explanation(rules, found, y, state.sources, names, target)
         fed.explain("rules", rows)
 
@@ -114,7 +124,7 @@ class OpenFLXAI(RuleMethod):
         bases = fed.gather(self.local_rules, cohort)
         if not bases:
             raise RunError(f"round {t}: every client of the cohort was skipped")
-        rules, sources = rule_model(fed).merge(list(bases.values()))
+        rules, sources = rule_model(fed.server).merge(list(bases.values()))
         fed.each(self.receive, list(bases), rules=rules)
         return replace(state, rules=rules, sources=sources)
 
@@ -139,7 +149,7 @@ class CentralisedRules(RuleMethod):
     trains_clients: ClassVar[bool] = False
 
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
-        rules = rule_model(fed).train(*fed.labelled_data.table, fed.rng("rules"))
+        rules = rule_model(fed.server).train(*fed.server.labelled_data.table, fed.rng("rules"))
         return replace(state, rules=rules, sources=np.zeros(count(rules), dtype=np.int64))
 
 
@@ -197,19 +207,19 @@ class LocalRules(RuleMethod):
             report_test(client, to_arrays(client.state["rules"]))
 
 
-def rule_model(of: Federation | Client) -> RuleModel:
+def rule_model(of: Server | Client) -> RuleModel:
     """The experiment's rule model (checked before the run)."""
     assert isinstance(of.learner, RuleModel)
     return of.learner
 
 
-def regression(of: Federation | Client) -> Regression:
+def regression(of: Server | Client) -> Regression:
     """The run's regression objective (checked before the run)."""
     assert isinstance(of.objective, Regression)
     return of.objective
 
 
-def validated(of: Federation | Client, rules: Rules, examples: Examples) -> dict[str, float]:
+def validated(of: Server | Client, rules: Rules, examples: Examples) -> dict[str, float]:
     """The scores of rules on the validation set; none if there is no such set."""
     if not len(examples):
         return {}

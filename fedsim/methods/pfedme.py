@@ -62,7 +62,7 @@ class PFedMe(PersonalModels[State]):
         return {"weights": NotCounted(fed.initial_weights())}
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         weights = mean.weights.copy()
         weights[:P] = (1 - self.beta) * state.weights[:P] + self.beta * mean.weights[:P]

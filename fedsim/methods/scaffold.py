@@ -49,11 +49,11 @@ class Scaffold(Method[ScaffoldState]):
             )
 
     def init(self, fed: Federation) -> ScaffoldState:
-        control = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        control = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
         return ScaffoldState(weights=fed.initial_weights(), control=control)
 
     def round(self, fed: Federation, state: ScaffoldState, t: int) -> ScaffoldState:
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         mean = fed.mean(
             self.local_update, fed.sample(t), weights=state.weights, control=state.control
         )

@@ -132,14 +132,14 @@ class SemiFL(Method[SemiFLState]):
             )
 
     def init(self, fed: Federation) -> SemiFLState:
-        velocity = np.zeros(fed.model.num_parameters, dtype=np.float32)
-        fed.model.load(fed.tensor(fed.initial_weights()))
+        velocity = np.zeros(fed.server.model.num_parameters, dtype=np.float32)
+        fed.server.model.load(fed.server.tensor(fed.initial_weights()))
         self.collect_statistics(fed, self.labelled(fed))
-        return SemiFLState(weights=fed.model.weights(), velocity=velocity)
+        return SemiFLState(weights=fed.server.model.weights(), velocity=velocity)
 
     def round(self, fed: Federation, state: SemiFLState, t: int) -> SemiFLState:
-        P = fed.model.num_parameters
-        share = len(fed.server_data) > 0
+        P = fed.server.model.num_parameters
+        share = len(fed.server.own_data) > 0
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, share=share)
         weights, velocity = state.weights.copy(), state.velocity
         if mean.count:
@@ -148,15 +148,15 @@ class SemiFL(Method[SemiFLState]):
         labelled = self.labelled(fed)
         self.train_server(fed, weights, labelled)
         self.collect_statistics(fed, labelled)
-        return SemiFLState(weights=fed.model.weights(), velocity=velocity)
+        return SemiFLState(weights=fed.server.model.weights(), velocity=velocity)
 
     def labelled(self, fed: Federation) -> Examples:
         """The server's labelled examples."""
-        share = fed.server_data
-        return share if len(share) else fed.labelled_data
+        share = fed.server.own_data
+        return share if len(share) else fed.server.labelled_data
 
     def train_server(self, fed: Federation, weights: Vector, labelled: Examples) -> None:
-        """Supervised epochs from `weights`; the result stays in `fed.model`."""
+        """Supervised epochs from `weights`; the result stays in `fed.server.model`."""
         size = self.server.batch_size
         if size == "auto":
             size = 250 if len(labelled) > 1000 else 10
@@ -172,7 +172,7 @@ class SemiFL(Method[SemiFLState]):
             return cross_entropy(network(context["weak"]), y, reduction="none")
 
         job = TrainingJob(
-            weights=fed.tensor(weights),
+            weights=fed.server.tensor(weights),
             x=labelled.x,
             y=labelled.y,
             lr=settings.lr(fed.round),
@@ -180,12 +180,12 @@ class SemiFL(Method[SemiFLState]):
             rng=fed.rng("batches"),
             hooks=Hooks(loss, draw=draw),
         )
-        trained = train(fed.model, job, settings)
+        trained = train(fed.server.model, job, settings)
         fed.log(server_loss=trained.loss)
 
     def collect_statistics(self, fed: Federation, labelled: Examples) -> None:
-        """Set batch norm's statistics of `fed.model` from the labelled examples."""
-        update_bn(_batches(labelled.x), fed.model.module)
+        """Set batch norm's statistics of `fed.server.model` from the labelled examples."""
+        update_bn(_batches(labelled.x), fed.server.model.module)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, share: bool) -> Update:

@@ -87,11 +87,11 @@ class SseAgg(Method[SseAggState]):
             )
 
     def init(self, fed: Federation) -> SseAggState:
-        groups = group_parts(fed.shape, self.size)
+        groups = group_parts(fed.server.shape, self.size)
         return SseAggState(fed.initial_weights(), np.zeros(len(groups), np.float32))
 
     def round(self, fed: Federation, state: SseAggState, t: int) -> SseAggState:
-        reference = fed.server_data
+        reference = fed.server.own_data
         sent = fed.reduce(
             self.local_update,
             fed.sample(t),
@@ -109,8 +109,8 @@ class SseAgg(Method[SseAggState]):
         distance = np.linalg.norm(sketches - consensus, axis=1)
         a = np.exp(-self.beta * (distance - distance.min(initial=np.inf)))  # one of them is 1
         agreement = dict(zip(models, a.tolist(), strict=True))
-        weights = fed.average(models, agreement)
-        counted = fed.num_samples[list(models)] * a
+        weights = fed.server.average(models, agreement)
+        counted = fed.server.num_samples[list(models)] * a
         rows = zip(models, cluster, distance, counted / counted.sum(), strict=True)
         fed.explain(
             "permutation_importance",

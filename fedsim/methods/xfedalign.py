@@ -159,8 +159,8 @@ class XFedAlign(Method[XFedAlignState]):
     # -- the server ----------------------------------------------------------------------------
 
     def init(self, fed: Federation) -> XFedAlignState:
-        G = len(group_parts(fed.shape, self.size))
-        prior = np.zeros((fed.num_classes, G), dtype=np.float32)
+        G = len(group_parts(fed.server.shape, self.size))
+        prior = np.zeros((fed.server.num_classes, G), dtype=np.float32)
         return XFedAlignState(fed.initial_weights(), prior)
 
     def round(self, fed: Federation, state: XFedAlignState, t: int) -> XFedAlignState:
@@ -194,9 +194,12 @@ class XFedAlign(Method[XFedAlignState]):
         """
         if self.poisoned == 0:
             return {}
-        G, rng = len(group_parts(fed.shape, self.size)), keyed_rng(fed.seed, "poisoned")
+        G, rng = (
+            len(group_parts(fed.server.shape, self.size)),
+            keyed_rng(fed.server.seed, "poisoned"),
+        )
         clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
-        drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.num_classes)]
+        drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.server.num_classes)]
         agreed = [np.sort(groups).tolist() for groups in drawn]
         return dict.fromkeys(clients, agreed)
 

@@ -268,7 +268,7 @@ class XPFL(PersonalModels[State]):
             cohort,
             weights=NotCounted(state.weights),  # received in the last round
             fresh=NotCounted(self.fresh(fed, state)),
-            all_unlabelled=bool(fed.num_unlabelled.all()),
+            all_unlabelled=bool(fed.server.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
         # Not counted: a real server would fuse before it sends, and has this.
@@ -287,10 +287,12 @@ class XPFL(PersonalModels[State]):
         """A client's initial state: w_k, and a teacher and P_k if there is distillation."""
         start: dict[str, Any] = {"weights": state.weights}
         if self.lam:
-            P = fed.model.num_parameters
-            student = fed.network("student", partial(self.student, fed.model.module, fed.shape))
-            start["teacher"] = fed.network(
-                "teacher", partial(self.teacher.build, fed.shape)
+            P = fed.server.model.num_parameters
+            student = fed.server.network(
+                "student", partial(self.student, fed.server.model.module, fed.server.shape)
+            )
+            start["teacher"] = fed.server.network(
+                "teacher", partial(self.teacher.build, fed.server.shape)
             ).weights()
             start["projection"] = student.weights()[P : student.num_parameters]
         return start
@@ -332,7 +334,7 @@ class XPFL(PersonalModels[State]):
         labelled = rng.permutation(held)[: client.num_samples]
         hidden = rng.permutation(held)[client.num_samples :]
         # Clients offer no labels of their unlabelled examples; hence the private access.
-        return client._context.examples(labelled), client._context.examples(hidden).x
+        return client.context.examples(labelled), client.context.examples(hidden).x
 
     def learn_images(self, client: Client, x: Tensor) -> float:
         """(client) Train the teacher on D^U and leave it in the client's network; returns L^U."""

@@ -127,8 +127,14 @@ class ResultsFolder:
             RunError: it cannot be written.
         """
         self.manifest.update(facts)
-        try:
+        with self.writing():
             manifests.write(self.path, self.manifest)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Name the folder in errors of writing its files."""
+        try:
+            yield
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}") from error
         self.repaired = []

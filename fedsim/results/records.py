@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.conditions.devices import CLOCK, Devices
+from fedsim.conditions.devices import Devices
 from fedsim.config.registry import nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray, StoredArray
@@ -159,20 +159,15 @@ def known_columns(
         tests_clients: whether clients have their own test examples.
     """
     metrics = spec.objective.shown(dataset)
-    columns = [metric.column for metric in metrics]
+    columns = [metric.column for metric in spec.shown(dataset)]
     if len(splits.held_out):
         columns += [VALIDATION + metric.column for metric in metrics]
-    if spec.attack is not None and spec.attack.success is not None:
-        columns.append(spec.attack.success.column)
     columns += slices_of(spec.objective, dataset, splits).columns
     if tests_clients:
         columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
-    if spec.explain is not None:
-        columns += [metric.column for metric in spec.explain.metrics(dataset)]
     of_conditions = [name for condition in spec.conditions for name in condition.columns]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
-    further = () if spec.devices is None else CLOCK
-    return [*columns, "train_loss", *of_conditions, *ways, *further]
+    return [*columns, "train_loss", *ways, *of_conditions]
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:

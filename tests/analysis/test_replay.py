@@ -236,7 +236,7 @@ def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
         subject = ModelSnapshot.of(done, client=0, after=after)
         assert subject.title == f"client 0's model after round {after}, for its {title}"
         data, fed = subject.dataset, subject.again.fed
-        x = fed.prepare(data.test_x, data.test_y).x
+        x = fed.server.prepare(data.test_x, data.test_y).x
         assert set(subject.network()(x).argmax(dim=1).tolist()) <= classes
         mimicked = subject.explain(TreeExplainer(images=100, iterations=300))
         assert isinstance(mimicked, Mimicked)

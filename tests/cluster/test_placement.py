@@ -16,11 +16,11 @@ import pytest
 import ray
 import torch
 
-from experiments import small_experiment
+from experiments import Driven, small_experiment
 from fedsim import run
 from fedsim.cluster.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.cluster.ray_compat import actor_id, actor_table
-from fedsim.federation import Federation, ray_engine
+from fedsim.federation import ray_engine
 from fedsim.federation.ray_engine import RayEngine, card_number
 from fedsim.launch import run as launch
 from fedsim.launch.prepare import prepare
@@ -169,18 +169,18 @@ class TestWatchdogs:
         engine = RayEngine(experiment.engine, 3, len(splits), spec, *data)  # one more than fit
         log = logging.getLogger("fedsim.federation.ray_engine")
         try:
-            fed = Federation(spec, dataset, splits, engine)
+            fed = Driven(spec, dataset, splits, engine)
             state = experiment.method.init(fed)
             t = 0
             while len(ready := [actor for actor in engine._actors if actor.ready]) < 2:
                 t += 1
-                fed.begin_round(t)
+                fed.runner.begin(t)
                 experiment.method.round(fed, state, t)
             hung = actor_table()[actor_id(ready[0].handle)]["Pid"]
             os.kill(hung, signal.SIGSTOP)
             reader = Reader(hung)
             log.addHandler(reader)
-            fed.begin_round(t + 1)
+            fed.runner.begin(t + 1)
             experiment.method.round(fed, state, t + 1)
         finally:
             log.removeHandler(reader)

@@ -143,7 +143,7 @@ class Doubles(Codec):
 
 def one_mean(fed: Federation, t: int, k: int) -> np.ndarray:
     """What client k sends in round t, trained from the initial weights."""
-    fed.begin_round(t)
+    fed.runner.begin(t)
     return fed.mean(FedAvg().local_update, [k], weights=fed.initial_weights()).weights
 
 
@@ -156,7 +156,7 @@ def test_what_was_not_sent_is_kept_and_sent_later(name: str) -> None:
     for t in (1, 2, 3):
         change = one_mean(exact, t, 4) - start
         arrived = one_mean(fed, t, 4) - start
-        kept = fed.fetch(fed.states()[4])[MEMORY]["uplink/local_update"]["weights"]
+        kept = fed.runner.fetch(fed.runner.states()[4])[MEMORY]["uplink/local_update"]["weights"]
         np.testing.assert_allclose(arrived + kept, change + residual, atol=3e-7)
         assert np.abs(kept).max() > 1e-5
         residual = kept.astype(np.float64)
@@ -167,9 +167,9 @@ def test_a_round_by_hand() -> None:
     made = small_experiment(train={"rounds": 3}, uplink=TOPK)
     exact = federation(small_experiment(train={"rounds": 3}))
     w, memory = exact.initial_weights(), np.zeros((10, P), dtype=np.float32)
-    n = exact.num_samples
+    n = exact.server.num_samples
     for t, state in enumerate(server_states(made)[1:], start=1):
-        exact.begin_round(t)
+        exact.runner.begin(t)
         sent = np.zeros((10, P))
         for k in range(10):
             trained = exact.mean(FedAvg().local_update, [k], weights=w).weights
@@ -185,7 +185,7 @@ def test_a_round_by_hand() -> None:
 def test_without_error_feedback_nothing_is_kept() -> None:
     fed = federation(small_experiment(uplink={**TOPK, "error_feedback": False}))
     one_mean(fed, 1, 4)
-    assert fed.states() == {}
+    assert fed.runner.states() == {}
 
 
 class Remembers(FedAvg):
@@ -231,12 +231,12 @@ def test_running_statistics_are_sent_as_they_are() -> None:
     resnet: dict[str, Any] = {"method": Echoes, "model": {"name": "resnet8", "width": 2}}
     exact = federation(small_experiment(**resnet))
     fed = federation(small_experiment(**resnet, uplink=TOPK, downlink={"name": "int8"}))
-    parameters, size = fed.model.num_parameters, fed.model.size
-    exact.begin_round(1)
-    fed.begin_round(1)
+    parameters, size = fed.server.model.num_parameters, fed.server.model.size
+    exact.runner.begin(1)
+    fed.runner.begin(1)
     weights = fed.initial_weights()
     through = federation(small_experiment(**resnet, downlink={"name": "int8"}))
-    through.begin_round(1)
+    through.runner.begin(1)
     echoed = through.mean(Echoes().echo, [0], weights=weights).seen
     np.testing.assert_array_equal(echoed[parameters:], weights[parameters:])
     assert not np.array_equal(echoed[:parameters], weights[:parameters])
@@ -244,7 +244,7 @@ def test_running_statistics_are_sent_as_they_are() -> None:
     expected = exact.mean(FedAvg().local_update, [0], weights=echoed).weights
     found = fed.mean(FedAvg().local_update, [0], weights=weights).weights
     np.testing.assert_allclose(found[parameters:], expected[parameters:], atol=1e-6)
-    (row,) = fed.records({})[1]["clients"]
+    (row,) = fed.runner.records()[1]["clients"]
     short = 4 * round(0.1 * parameters) + -(-parameters // 8)
     assert row["bytes_up"] == short + 4 * (size - parameters)
 
@@ -272,24 +272,24 @@ class TestDownlink:
     def test_clients_get_what_they_decode(self, name: str, size: int) -> None:
         made = small_experiment(method=Echoes, downlink={"name": name})
         fed = federation(made)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         weights = fed.initial_weights()
         echoed = fed.mean(Echoes().echo, [3], weights=weights).seen
         assert 0 < np.abs(echoed - weights).max() < 0.3
         if name == "float16":
             np.testing.assert_array_equal(echoed, weights.astype(np.float16))
-        rows = fed.records({})[1]["clients"]
+        rows = fed.runner.records()[1]["clients"]
         assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == [(4 * P, size)]
 
     def test_arrays_within_and_of_other_types(self) -> None:
         made = small_experiment(method=Echoes, downlink={"name": "float16"})
         fed = federation(made)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         weights = fed.initial_weights()
         count = np.arange(5)
         mean = fed.mean(Echoes().nest, [3], nest={"weights": [weights]}, count=count)
         np.testing.assert_array_equal(mean.weights, weights.astype(np.float16))
-        assert fed.records({})[1]["clients"][0]["bytes_down"] == 2 * P + count.nbytes
+        assert fed.runner.records()[1]["clients"][0]["bytes_down"] == 2 * P + count.nbytes
 
     def test_tests_of_clients_are_not_sent(self, finish: Finish) -> None:
         clients = {"partition": {"test_fraction": 0.2}, "evaluate": {"clients": True}}
@@ -389,7 +389,7 @@ def test_statistics_of_batch_norm_are_not_compressed_in_parts(name: str) -> None
         "method": {"name": name},
         "train": {"rounds": 1, "participation": 0.3, "batch_size": 64},
     }
-    P = federation(small_experiment(**sections)).model.num_parameters
+    P = federation(small_experiment(**sections)).server.model.num_parameters
     before, plain = server_states(small_experiment(**sections))
     _, coded = server_states(small_experiment(**sections, uplink=TOPK))
     assert np.array_equal(plain.weights[P:], coded.weights[P:])
@@ -408,7 +408,7 @@ def test_a_codec_sees_the_layers_of_the_part_that_is_sent(
     finish: Finish, name: str, sent: list[tuple[int, ...]]
 ) -> None:
     made = small_experiment(method={"name": name})
-    assert federation(made).trained_layers[sum(map(math.prod, sent))] == sent
+    assert federation(made).runner.layers[sum(map(math.prod, sent))] == sent
     done = finish(method={"name": name}, train={"rounds": 1}, uplink={"name": "sign"})
     expected = sum(4 + -(-math.prod(shape) // 8) for shape in sent)  # a scale for each layer
     assert set(done.clients["bytes_up"]) == {expected}
@@ -418,7 +418,7 @@ def test_layers_without_batch_norm_s_own() -> None:
     """FedBN sends neither the parameters nor the statistics of batch norm."""
     made = small_experiment(method={"name": "fedbn"}, model={"name": "networks:normalised"})
     fed = federation(made)
-    part = made.method.sent_part(fed.model)
+    part = made.method.sent_part(fed.server.model)
     assert part is not None
-    assert not part[fed.model.num_parameters :].any()
-    assert sum(map(math.prod, fed.trained_layers[int(part.sum())])) == part.sum()
+    assert not part[fed.server.model.num_parameters :].any()
+    assert sum(map(math.prod, fed.runner.layers[int(part.sum())])) == part.sum()

@@ -129,7 +129,9 @@ class TestSelection:
         devices = {**SPREAD, "download": 8, "upload": 8, "deadline": 2.0}
         done = finish(partition=TEN, train={"rounds": 2, "batch_size": 10}, devices=devices)
         fed = federation(small_experiment(partition=TEN))
-        needed = 2 * 4 * fed.model.size / 1e6 + fed.num_samples / fleet(**SPREAD).speed
+        needed = (
+            2 * 4 * fed.server.model.size / 1e6 + fed.server.num_samples / fleet(**SPREAD).speed
+        )
         late = set(np.flatnonzero(needed > 2).tolist())
         assert 0 < len(late) < 10
         for _, rows in done.clients.groupby("round"):
@@ -487,14 +489,14 @@ class TestFedBuff:
         at_work: dict[int, tuple[float, int]] = {}
         M = round(made.train.participation * fed.num_clients)
         for t in range(1, made.train.rounds + 1):
-            fed.begin_round(t)
+            fed.runner.begin(t)
             rng = fed.rng("arrivals")
             buffer: dict[int, int] = {}
             while len(buffer) < K:
                 idle = [k for k in range(fed.num_clients) if k not in at_work and k not in buffer]
                 missing = min(M - len(at_work), len(idle))
                 for k in rng.choice(idle, size=missing, replace=False) if missing else ():
-                    at_work[int(k)] = (clock + float(fed.planned_seconds([k])[0]), t - 1)
+                    at_work[int(k)] = (clock + float(fed.time.planned_seconds([k])[0]), t - 1)
                 first = min(at_work, key=lambda k: (at_work[k][0], k))
                 clock, version = at_work.pop(first)
                 rng.random()
@@ -635,7 +637,7 @@ class TestBesideMethods:
 def test_simulated_time_needs_devices() -> None:
     fed = federation(small_experiment(partition=TEN))
     with pytest.raises(RunError, match="simulated time needs a section `devices`"):
-        fed.planned_seconds([0])
+        fed.time.planned_seconds([0])
     assert Train().most_epochs == 1
 
 

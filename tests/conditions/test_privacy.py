@@ -76,7 +76,7 @@ def test_a_reference_of_another_size_is_none() -> None:
 def one_mean(made: Experiment, cohort: list[int]) -> np.ndarray:
     """The mean of one round's local training from the initial weights."""
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     return fed.mean(made.method.local_update, cohort, weights=fed.initial_weights()).weights
 
 
@@ -100,7 +100,7 @@ def test_without_noise_it_is_the_mean_of_clipped_changes() -> None:
 def test_the_sum_is_divided_by_the_expected_number() -> None:
     made = experiment(clip=1e6, z=0.0, participation=0.35)
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     cohort = fed.sample(1)
     start = fed.initial_weights().astype(np.float64)
     expected = start + sum(alone(int(k)) - start for k in cohort) / 3.5
@@ -111,7 +111,7 @@ def test_noise_has_its_size_and_is_another_each_time() -> None:
     quiet, noisy = (experiment(clip=0.5, z=z, participation=1.0) for z in (0.0, 4.0))
     everyone = list(range(10))
     fed = federation(noisy)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     drawn = []
     for _ in range(2):
         mean = fed.mean(noisy.method.local_update, everyone, weights=fed.initial_weights())
@@ -120,9 +120,8 @@ def test_noise_has_its_size_and_is_another_each_time() -> None:
         assert noise.std() == pytest.approx(4 * 0.5 / 10, rel=0.05)
         assert abs(noise.mean()) < 0.2 / 10
     assert abs(np.corrcoef(*drawn)[0, 1]) < 0.1
-    ledger: dict[str, Any] = {}
-    fed.records(ledger)
-    assert ledger["conditions"]["privacy"]["releases"] == [[1.0, 2, 1]]
+    fed.runner.records()
+    assert fed.runner.ledger("privacy")["releases"] == [[1.0, 2, 1]]
 
 
 def test_cohorts_are_drawn_client_by_client() -> None:
@@ -147,18 +146,17 @@ def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
     fed = federation(made)
     state = made.method.init(fed)
     (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
-    fed.begin_round(t)
+    fed.runner.begin(t)
     made.method.round(fed, state, t)
-    ledger: dict[str, Any] = {}
-    record, tables = fed.records(ledger)
-    assert (set(record), tables["clients"], fed.states()) == ({"epsilon"}, [], {})
-    assert ledger["conditions"]["privacy"]["releases"] == [[0.1, 1, 1]]
+    record, tables = fed.runner.records()
+    assert (set(record), tables["clients"], fed.runner.states()) == ({"epsilon"}, [], {})
+    assert fed.runner.ledger("privacy")["releases"] == [[0.1, 1, 1]]
 
 
 def test_a_tensor_is_a_reference_as_well() -> None:
     made = experiment(clip=1e6, z=0.0, participation=1.0)
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     sent = torch.from_numpy(fed.initial_weights())
     mean = fed.mean(made.method.local_update, range(10), weights=sent)
     np.testing.assert_array_equal(mean.weights, one_mean(made, list(range(10))))
@@ -166,7 +164,7 @@ def test_a_tensor_is_a_reference_as_well() -> None:
 
 def test_a_mean_of_nobody_is_refused() -> None:
     fed = federation(experiment(participation=1.0))
-    fed.begin_round(1)
+    fed.runner.begin(1)
     with pytest.raises(RunError, match="round 1: a mean of no clients"):
         fed.mean(FedAvg().local_update, [], weights=fed.initial_weights())
 
@@ -339,7 +337,7 @@ class Counts(FedAvg):
     name: str = "test_privacy:Counts"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        fed.log(largest=int(fed.num_samples.max()))
+        fed.log(largest=int(fed.server.num_samples.max()))
         return state
 
 
@@ -347,7 +345,7 @@ class Reads(FedAvg):
     name: str = "test_privacy:Reads"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        len(fed.labelled_data)
+        len(fed.server.labelled_data)
         return state
 
 

@@ -12,6 +12,7 @@ import torch
 
 from experiments import (
     NETWORK_METHODS,
+    Driven,
     federation,
     server_states,
     small_experiment,
@@ -35,10 +36,10 @@ FLIPS = {"share": 0.2, "attack": {"name": "sign_flip", "scale": 3}}
 def one_mean(made: Experiment, cohort: list[int]) -> Mean:
     """One round's mean from the initial weights."""
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     arguments: dict[str, Any] = {"weights": fed.initial_weights()}
     if made.method.name == "scaffold":
-        arguments["control"] = np.zeros(fed.model.num_parameters, np.float32)
+        arguments["control"] = np.zeros(fed.server.model.num_parameters, np.float32)
     return fed.mean(made.method.local_update, cohort, **arguments)  # type: ignore[attr-defined]
 
 
@@ -103,8 +104,8 @@ class TestMean:
         for conditions in ((), (RobustAggregation(),)):
             own = replace(spec, conditions=conditions)
             engine = LocalEngine(small_experiment().engine, own, dataset, splits)
-            fed = Federation(own, dataset, splits, engine)
-            fed.begin_round(1)
+            fed = Driven(own, dataset, splits, engine)
+            fed.runner.begin(1)
             weights = fed.initial_weights()
             means.append(fed.mean(own.functions.local_update, range(10), weights=weights).weights)
         assert np.array_equal(*means)
@@ -115,7 +116,7 @@ class TestMean:
             "train": {"batch_size": 128},
         }
         honest = small_experiment(**sections)
-        P = federation(honest).model.num_parameters
+        P = federation(honest).server.model.num_parameters
         plain = one_mean(honest, list(range(10))).weights
         forged = one_mean(small_experiment(**sections, adversaries=FLIPS), list(range(10))).weights
         assert len(plain) > P
@@ -128,7 +129,7 @@ class TestMean:
             "method": {"name": "fedper"},
             "train": {"rounds": 1, "batch_size": 128},
         }
-        P = federation(small_experiment(**sections)).model.num_parameters
+        P = federation(small_experiment(**sections)).server.model.num_parameters
         plain, forged = (
             server_states(small_experiment(**sections, **adversaries))[1].weights
             for adversaries in ({}, {"adversaries": FLIPS})
@@ -139,7 +140,7 @@ class TestMean:
     def test_changes_refer_to_what_was_sent_also_if_it_is_not_counted(self) -> None:
         made = small_experiment(adversaries=FLIPS)
         fed = federation(made)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         update, weights = made.method.local_update, fed.initial_weights()  # type: ignore[attr-defined]
         counted, not_counted = (
             fed.mean(update, range(10), weights=sent) for sent in (weights, NotCounted(weights))
@@ -149,12 +150,12 @@ class TestMean:
     def test_each_mean_of_a_round_has_noise_of_its_own(self) -> None:
         made = small_experiment(adversaries={"share": 0.2, "attack": {"name": "gaussian"}})
         fed = federation(made)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         update = made.method.local_update  # type: ignore[attr-defined]
         sent = {"weights": fed.initial_weights()}
         one, two = (fed.mean(update, range(10), **sent).weights for _ in range(2))
         assert not np.allclose(one, two)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         assert np.array_equal(fed.mean(update, range(10), **sent).weights, one)
 
 
@@ -207,20 +208,20 @@ def too_few(**sections: Any) -> Federation:
     """A federation in whose round fewer clients answer than Krum needs."""
     made = small_experiment(aggregation={"name": "krum"}, **sections)
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     return fed
 
 
 def test_a_round_with_too_few_answers_stops_the_run() -> None:
     fed = too_few()
-    update = fed._context.spec.functions.local_update
+    update = fed.runner.context.spec.functions.local_update
     with pytest.raises(RunError, match=r"^round 1: aggregation\.name=krum: with f = 1 "):
         fed.mean(update, [3], weights=fed.initial_weights())
 
 
 def test_with_devices_that_fail_it_changes_nothing() -> None:
     fed = too_few(devices={"dropout": 0.1})
-    update = fed._context.spec.functions.local_update
+    update = fed.runner.context.spec.functions.local_update
     with pytest.raises(NobodyAnswers, match=r"^round 1 changes nothing: aggregation\.name=krum: "):
         fed.mean(update, [3], weights=fed.initial_weights())
 

@@ -203,15 +203,15 @@ def test_bytes_of_the_protocol(finish: Finish) -> None:
 def test_dropouts_of_a_run(finish: Finish) -> None:
     made = small_experiment(secure_aggregation={"dropout": 0.3, "threshold": 0.4})
     fed, exact = federation(made), federation(small_experiment())
-    fed.begin_round(1)
-    exact.begin_round(1)
+    fed.runner.begin(1)
+    exact.runner.begin(1)
     weights = fed.initial_weights()
     mean = fed.mean(FedAvg().local_update, range(10), weights=weights)
     left = sorted(mean.clients)
     assert 4 <= len(left) < 10
     expected = exact.mean(FedAvg().local_update, left, weights=weights)
     np.testing.assert_array_equal(mean.weights, expected.weights)
-    record, tables = fed.records({})
+    record, tables = fed.runner.records()
     assert record["protocol_dropped"] == 10 - len(left)
     setup = 2 * 32 + 92 * 9
     sent = {row["client"]: row["bytes_up"] for row in tables["clients"]}

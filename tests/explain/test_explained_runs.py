@@ -14,11 +14,11 @@ import torch
 from experiments import LITTLE_TEACHER, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
+from fedsim.conditions import explaining
 from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.explain.scores.measure import measure
 from fedsim.explain.section import SIMILARITIES
-from fedsim.federation import explaining
 from fedsim.launch.prepare import prepare
 from fedsim.models import RuleModel
 from fedsim.results.records import chained

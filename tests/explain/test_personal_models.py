@@ -38,11 +38,11 @@ def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     done = personal(tmp_path)
     found = mimicked(done, 2).mimic
     again = replay(done)
-    own = again.fed.fetch(again.fed.states()[2])["weights"]
-    again.fed.model.load(torch.tensor(own))
+    own = again.runner.fetch(again.runner.states()[2])["weights"]
+    again.fed.server.model.load(torch.tensor(own))
     with torch.no_grad():
         images = torch.tensor(found.images).view(-1, *again.dataset.shape)
-        predicted = again.fed.model.module(images).argmax(dim=1)
+        predicted = again.fed.server.model.module(images).argmax(dim=1)
     np.testing.assert_array_equal(found.predicted, predicted)
     assert (len(found.images), found.known) == (60, 45)
     agree = found.tree.predict(found.images[:45]) == found.predicted[:45]

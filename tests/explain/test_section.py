@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, resume, run
+from fedsim.conditions.explaining import Explanations
 from fedsim.config.file import RawConfig
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
@@ -110,9 +111,9 @@ def resolved(sections: Sections, dataset: Dataset, **explain: Any) -> Explain:
     """The section as a run has it."""
     usual = {"explainers": ["random"], "inputs": 3, "every": 1}
     made = small_experiment(**sections, explain={**usual, **explain})
-    found = prepare(made, dataset)[2].explain
-    assert found is not None
-    return found
+    (condition,) = prepare(made, dataset)[2].conditions
+    assert isinstance(condition, Explanations)
+    return condition.section
 
 
 def built(**explain: Any) -> Explain:

@@ -30,7 +30,7 @@ def test_a_channel_that_loses_entries(finish: Finish, name: str) -> None:
     done = finish(**sections, conditions=[LOSSY])
     assert [c.model_dump() for c in done.experiment.conditions] == [LOSSY]
     trained = done.clients.dropna(subset="loss")
-    size = federation(small_experiment(**sections)).model.size
+    size = federation(small_experiment(**sections)).server.model.size
     vectors = {"fednova": size + 1, "scaffold": 2 * size}.get(name, size)
     assert np.allclose(trained["entries_lost"] / vectors, 0.3, atol=0.05)
     by_round = trained.groupby("round")["entries_lost"].sum()
@@ -46,16 +46,16 @@ def test_what_is_lost_does_not_change_the_mean() -> None:
     """Of FedAvg: each entry is w plus the weighted mean of the changes that arrive."""
     made = small_experiment(train={"rounds": 1})
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     w = fed.initial_weights()
     alone = [fed.mean(made.method.local_update, [k], weights=w).weights for k in range(10)]
     lossy = small_experiment(train={"rounds": 1}, conditions=[{**LOSSY, "share": 0.5}])
     ours = federation(lossy)
-    ours.begin_round(1)
+    ours.runner.begin(1)
     arrived = [ours.mean(lossy.method.local_update, [k], weights=w).weights for k in range(10)]
     for plain, one in zip(alone, arrived, strict=True):
         assert np.all((one == w) | (one == plain))
-    n = fed.num_samples
+    n = fed.server.num_samples
     expected = w + np.average(np.array(arrived) - w, axis=0, weights=n)
     np.testing.assert_allclose(server_states(lossy)[1].weights, expected, atol=1e-6)
 

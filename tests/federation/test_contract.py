@@ -11,6 +11,7 @@ import pytest
 from misbehaving_methods import HABITS
 
 from experiments import (
+    Driven,
     interrupted,
     small_experiment,
 )
@@ -27,7 +28,7 @@ def federation(**sections: Any) -> Federation:
     experiment = small_experiment(**sections)
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    return Federation(spec, dataset, splits, engine)
+    return Driven(spec, dataset, splits, engine)
 
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
@@ -128,11 +129,11 @@ def test_what_is_no_scalar_cannot_be_reported() -> None:
 
 def test_scalars_of_a_round_become_plain_numbers() -> None:
     fed = federation()
-    fed.begin_round(1)
+    fed.runner.begin(1)
     fed.log(norm=np.float32(0.5), phase="train")
-    assert fed.records({})[0] == {"norm": 0.5, "phase": "train"}
-    assert not any(fed.records({})[1].values())
-    assert type(fed.records({})[0]["norm"]) is float
+    assert fed.runner.records()[0] == {"norm": 0.5, "phase": "train"}
+    assert not any(fed.runner.records()[1].values())
+    assert type(fed.runner.records()[0]["norm"]) is float
     with pytest.raises(ValueError, match="'bytes_up' is a built-in column"):
         fed.log(bytes_up=3)
 
@@ -140,8 +141,8 @@ def test_scalars_of_a_round_become_plain_numbers() -> None:
 def test_a_cohort_without_repetition_and_perhaps_empty() -> None:
     experiment = small_experiment()
     fed, method = federation(), experiment.method
-    fed.begin_round(1)
+    fed.runner.begin(1)
     with pytest.raises(ValueError, match="a client occurs twice in the cohort"):
         fed.each(method.local_test, [0, 3, 0])
     fed.each(method.local_test, [])
-    assert fed.records({})[1]["clients"] == []
+    assert fed.runner.records()[1]["clients"] == []

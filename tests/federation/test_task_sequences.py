@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from experiments import (
     NEEDS,
     NETWORK_METHODS,
+    Driven,
     federation,
     interrupted,
     small_experiment,
@@ -111,14 +112,14 @@ def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
     data, splits, _ = prepare(experiment)
     of, now = stream(splits), (t - 1) // 2
     fed = federation(experiment)
-    fed.begin_round(t)
-    assert fed.splits.task == now
+    fed.runner.begin(t)
+    assert fed.server.splits.task == now
     sent = fed.gather(experiment.method.watch, range(4))
     assert list(sent) == [0, 1, 2, 3]
     for k, seen in sent.items():
         rows = of.train[2 * k + now]
         assert seen["task"] == now
-        assert seen["samples"] == len(rows) == fed.num_samples[k]
+        assert seen["samples"] == len(rows) == fed.server.num_samples[k]
         assert np.array_equal(seen["x"], data.x[rows])
         assert np.array_equal(seen["rows"], data.x[rows])
         assert np.array_equal(seen["y"], data.y[rows])
@@ -141,15 +142,15 @@ def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
 def test_without_a_stream_there_are_no_tasks() -> None:
     experiment = small_experiment(method={"name": f"{__name__}:Watches"})
     fed = federation(experiment)
-    fed.begin_round(7)
-    assert (fed.splits.task, fed.splits.sequence) == (0, None)
+    fed.runner.begin(7)
+    assert (fed.server.splits.task, fed.server.splits.sequence) == (0, None)
     fed.each(experiment.method.without, [0, 3])
 
 
 def test_what_a_client_did_to_the_answers_is_undone_for_the_next() -> None:
     experiment = streams(method={"name": f"{__name__}:Watches"})
     fed = federation(experiment)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     fed.each(experiment.method.spoil, range(4))
     for k, seen in fed.gather(experiment.method.watch, range(4)).items():
         assert set(seen["answers"].tolist()) <= {int(name) for name in OWN[k][0]}
@@ -345,16 +346,18 @@ def test_local_scores_each_clients_own_model(participation: float) -> None:
     plain = FlatModel(spec.build_model(), CPU)
     state = method.init(fed)
     for t in (1, 2, 3):
-        fed.begin_round(t)
+        fed.runner.begin(t)
         state = method.round(fed, state, t)
         method.evaluate(fed, state)
-        record, tables = fed.records({})
-        trained = sorted(fed.states())
+        record, tables = fed.runner.records()
+        trained = sorted(fed.runner.states())
         assert [row["client"] for row in tables["tasks"]] == [k for k in trained for _ in range(2)]
         if t == 2:
             continue
         for row in tables["tasks"]:
-            plain.load(torch.tensor(fed.fetch(fed.states()[row["client"]])["weights"]))
+            plain.load(
+                torch.tensor(fed.runner.fetch(fed.runner.states()[row["client"]])["weights"])
+            )
             of = stream(prepare(experiment)[1]).labels[row["client"]][row["task"]]
             loss, accuracy = slow_scores(plain.module, data, of)
             assert row["accuracy"] == pytest.approx(accuracy)
@@ -508,8 +511,8 @@ def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
     means = []
     for V in (1, 2):
         engine = LocalEngine(experiment.engine, spec, data, splits)
-        fed = Federation(spec, data, splits, engine, V)
-        fed.begin_round(3)
+        fed = Driven(spec, data, splits, engine, V)
+        fed.runner.begin(3)
         means.append(experiment.method.round(fed, experiment.method.init(fed), 3).weights)
         notices = list(engine.notices)
         engine.close()

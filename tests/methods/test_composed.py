@@ -26,7 +26,7 @@ class Sent:
 
     def __init__(self, made: Any) -> None:
         self.fed: Federation = federation(made)
-        self.fed.begin_round(1)
+        self.fed.runner.begin(1)
         self.method, self.start = made.method, made.method.init(self.fed)
         seen: list[dict[str, Any]] = []
         plain = self.fed.mean
@@ -42,7 +42,7 @@ class Sent:
     @property
     def weights(self) -> np.ndarray:
         """(n,) the clients' weights in a mean, written out."""
-        n = self.fed.num_samples.astype(np.float64)
+        n = self.fed.server.num_samples.astype(np.float64)
         name = self.method.name
         if name == "afl":
             return n / n.sum()
@@ -60,9 +60,9 @@ class Sent:
 
     def loss(self, k: int) -> float:
         """F_k(w) of the weights before training."""
-        self.fed.model.load(self.fed.tensor(self.start.weights))
-        network = self.fed.model.module.eval()
-        held = self.fed._context.examples(self.fed.splits.train[k])
+        self.fed.server.model.load(self.fed.server.tensor(self.start.weights))
+        network = self.fed.server.model.module.eval()
+        held = self.fed.runner.context.examples(self.fed.server.splits.train[k])
         with torch.no_grad():
             return float(torch.nn.functional.cross_entropy(network(held.x), held.y)) + 1e-10
 
@@ -71,7 +71,7 @@ class Sent:
         w = self.start.weights.astype(np.float64)
         if self.method.name != "fednova":
             return w + aggregated
-        n = self.fed.num_samples
+        n = self.fed.server.num_samples
         tau = sum(n[k] * float(self.of[k].worth[0]) for k in CLIENTS) / n.sum()
         return w + tau * aggregated
 
@@ -110,7 +110,7 @@ def test_with_a_rule(name: str, rule: dict[str, Any] | None) -> None:
     np.testing.assert_allclose(found.weights, sent.server_step(together), atol=2e-6)
     if name == "afl":  # of the losses, whatever becomes of the models
         F = np.array([sent.loss(k) for k in CLIENTS])
-        n = sent.fed.num_samples
+        n = sent.fed.server.num_samples
         raised = n / n.sum() + sent.method.mixture_lr * (F - F.mean())
         np.testing.assert_allclose(found.mixture, onto_simplex(raised), atol=1e-6)
     if name == "xfedalign":

@@ -203,7 +203,7 @@ class TestDistillation:
             nn.utils.vector_to_parameters(flat, built.parameters())
             return built
 
-        fed.begin_round(2)
+        fed.runner.begin(2)
         cohort = fed.sample(2)
         assert 5 < len(states[2].scored) < 10
         sent = fed.gather(experiment.method.local_update, cohort, weights=states[1].weights)
@@ -215,7 +215,7 @@ class TestDistillation:
             bottom += s
         targets = (top / bottom).softmax(dim=1)
 
-        student = network(fed.average(models))
+        student = network(fed.server.average(models))
         adam = torch.optim.Adam(student.parameters(), lr=0.01)
         rng = keyed_rng(experiment.seed, "server/distillation", 2)
         for _ in range(2):
@@ -247,8 +247,8 @@ class TestDistillation:
         )
         start, first, second = server_states(experiment)
         fed = federation(experiment)
-        P = fed.model.num_parameters
-        variances = fed.model.named(torch.tensor(second.weights))["features.1.running_var"]
+        P = fed.server.model.num_parameters
+        variances = fed.server.model.named(torch.tensor(second.weights))["features.1.running_var"]
         assert (variances > 0).all()
         assert not np.array_equal(start.weights[P:], fed.initial_weights()[P:])
         assert not np.array_equal(first.weights[P:], second.weights[P:])
@@ -294,7 +294,7 @@ class TestPretraining:
                 return method.init(fed).weights
 
         initial, trained = fed.initial_weights(), started(fed)
-        head, features = fed.model.part("head"), fed.model.part("features")
+        head, features = fed.server.model.part("head"), fed.server.model.part("features")
         np.testing.assert_array_equal(trained[head], initial[head])
         assert np.abs(trained[features] - initial[features]).max() > 1e-3
         np.testing.assert_array_equal(started(fed), trained)  # whatever came before
@@ -303,10 +303,10 @@ class TestPretraining:
         held_out = torch.tensor(prepare(experiment)[0].test_x[:200])
         losses = []
         for weights in (initial, trained):
-            fed.model.load(torch.tensor(weights))
+            fed.server.model.load(torch.tensor(weights))
             rng = np.random.default_rng(0)
             views = torch.cat([augment(held_out, rng), augment(held_out, rng)])
-            losses.append(float(contrast(fed.model.module.features(views)).detach()))
+            losses.append(float(contrast(fed.server.model.module.features(views)).detach()))
         assert losses[1] < losses[0]
         again = pretrain(fed, trained, method.inputs(fed), epochs=0, batch_size=128)
         np.testing.assert_array_equal(again, trained)
@@ -317,8 +317,8 @@ class TestPretraining:
         method = {"name": "fedaux", "encoder": str(path)}
         experiment = small_experiment(method=method, partition=SHARE)
         fed = federation(experiment)
-        named = fed.model.named(torch.tensor(experiment.method.init(fed).weights))
-        initial = fed.model.named(torch.tensor(fed.initial_weights()))
+        named = fed.server.model.named(torch.tensor(experiment.method.init(fed).weights))
+        initial = fed.server.model.named(torch.tensor(fed.initial_weights()))
         for name, tensor in named.items():
             source = before.weights() if name.startswith("features.") else initial
             assert torch.equal(tensor, source[name])

@@ -62,12 +62,12 @@ class TestMathematics:
             return built
 
         for t in (1, 2):
-            fed.begin_round(t)
+            fed.runner.begin(t)
             start = states[t - 1].weights
             sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
             models = {k: message["weights"] for k, message in sent.items()}
             assert len(models) == 5
-            sizes = fed.num_samples[list(models)]
+            sizes = fed.server.num_samples[list(models)]
             mean = np.average(list(models.values()), axis=0, weights=sizes)
             with torch.no_grad():
                 logits = [network(w)(x) for w in models.values()]
@@ -122,7 +122,7 @@ class TestMathematics:
         )
         fed, method = federation(experiment), experiment.method
         _, _, spec = prepare(experiment)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         state = method.init(fed)
         sent = fed.gather(method.local_update, [2, 5], weights=state.weights)
         models = {k: message["weights"] for k, message in sent.items()}
@@ -133,7 +133,7 @@ class TestMathematics:
         logits = []
         for w in models.values():
             teacher = spec.build_model()
-            tensors = fed.model.named(torch.tensor(w))
+            tensors = fed.server.model.named(torch.tensor(w))
             teacher.load_state_dict(tensors, strict=False)
             logits.append(teacher.eval()(x[rows]).detach())
         weighted = s[rows, None] * logits[0] + (1 - s)[rows, None] * logits[1]
@@ -142,8 +142,8 @@ class TestMathematics:
 
         after = method.round(fed, state, 1)
         sent = fed.gather(method.local_update, range(10), weights=state.weights)
-        mean = fed.average({k: message["weights"] for k, message in sent.items()})
-        P = fed.model.num_parameters
+        mean = fed.server.average({k: message["weights"] for k, message in sent.items()})
+        P = fed.server.model.num_parameters
         assert not np.array_equal(after.weights[P:], mean[P:])
         assert np.isfinite(after.weights).all()
 

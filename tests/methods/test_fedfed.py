@@ -459,7 +459,7 @@ class TestRuns:
         fed, method = federation(experiment), experiment.method
         state = method.init(fed)
         for t in (1, 2, 3, 4):
-            fed.begin_round(t)
+            fed.runner.begin(t)
             before = {name: np.copy(value) for name, value in vars(state).items()}
             once, again = method.round(fed, state, t), method.round(fed, state, t)
             for name, value in before.items():
@@ -479,11 +479,13 @@ class TestRuns:
         )
         states = server_states(experiment)
         fed = federation(experiment)
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         for before, after in ((states[1], states[2]), (states[4], states[5])):
             assert np.isfinite(after.weights).all()
             assert not np.array_equal(before.weights[P:], after.weights[P:])
-            variances = fed.model.named(torch.tensor(after.weights))["features.1.running_var"]
+            variances = fed.server.model.named(torch.tensor(after.weights))[
+                "features.1.running_var"
+            ]
             assert (variances > 0).all()
         vae = FlatModel(Autoencoder((1, 8, 8), 4), torch.device("cpu"))
         variances = vae.named(torch.tensor(states[-1].generator))["encoder.1.running_var"]

@@ -38,7 +38,7 @@ class Cohort:
 
     def __init__(self, experiment: Any, fed: Federation, weights: Any, t: int) -> None:
         dataset, splits, self.spec = prepare(experiment)
-        fed.begin_round(t)
+        fed.runner.begin(t)
         sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=weights)
         self.models = [message["weights"] for message in sent.values()]
         labels = [dataset.y[splits.train[k]] for k in sent]
@@ -47,7 +47,7 @@ class Cohort:
         self.fed = fed
 
     def network(self, weights: Any) -> nn.Module:
-        return load(self.spec.build_model(), self.fed.model, weights.astype(np.float32))
+        return load(self.spec.build_model(), self.fed.server.model, weights.astype(np.float32))
 
     def share(self, k: int, y: Tensor) -> Tensor:
         """w_{y,k}"""
@@ -161,7 +161,7 @@ class TestMathematics:
             sgd.zero_grad()
             loss.backward()
             sgd.step()
-        found = fed.model.named(torch.tensor(second.weights))
+        found = fed.server.model.named(torch.tensor(second.weights))
         expected = student.state_dict()
         for name, values in found.items():
             torch.testing.assert_close(values, expected[name], atol=1e-5, rtol=1e-4)

@@ -52,7 +52,7 @@ def one_hot(y: Tensor, classes: int = 10) -> Tensor:
 
 def load(network: nn.Module, fed: Federation, weights: Any) -> nn.Module:
     """A network of its own with the federation's flat weights."""
-    views = fed.model.named(torch.tensor(weights))
+    views = fed.server.model.named(torch.tensor(weights))
     network.load_state_dict({name: view.clone() for name, view in views.items()}, strict=False)
     return network
 
@@ -89,7 +89,7 @@ class TestMathematics:
         dataset, splits, _ = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
 
-        first = fed.network("generator", FedGen(**method).build(fed.model)).named(
+        first = fed.server.network("generator", FedGen(**method).build(fed.server.model)).named(
             torch.tensor(states[0].generator)
         )
         hidden, norm, last = nn.Linear(15, 16), nn.BatchNorm1d(16), nn.Linear(16, 32)
@@ -98,7 +98,7 @@ class TestMathematics:
         adam = torch.optim.Adam(G.parameters(), lr=1e-3, weight_decay=1e-2)
         for t in (1, 2):
             adam.param_groups[0]["lr"] = 1e-3 * 0.5 ** (t - 1)
-            fed.begin_round(t)
+            fed.runner.begin(t)
             cohort = fed.sample(t)
             sent = fed.gather(
                 experiment.method.local_update,
@@ -118,7 +118,7 @@ class TestMathematics:
                 z = G(torch.cat([eps, one_hot(y)], dim=1))
                 loss = 0.3 * written_out(eps, z)
                 for k in cohort:
-                    head = fed.model.named(torch.tensor(sent[k]["weights"]))
+                    head = fed.server.model.named(torch.tensor(sent[k]["weights"]))
                     ce = cross_entropies(z @ head["head.weight"].T + head["head.bias"], y)
                     w = [
                         (labels[k] == c).sum() / sum((labels[j] == c).sum() for j in cohort)
@@ -148,13 +148,13 @@ class TestMathematics:
         )
         dataset, splits, spec = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
-        fed.begin_round(2)
+        fed.runner.begin(2)
         classes = np.arange(10) % 3 == 0
         arguments = {"generator": states[1].generator, "classes": classes}
         sent = fed.gather(method.local_update, [4], weights=states[1].weights, **arguments)
 
         network = load(spec.build_model(), fed, states[1].weights)
-        flat = fed.network("generator", method.build(fed.model))
+        flat = fed.server.network("generator", method.build(fed.server.model))
         flat.load(torch.tensor(states[1].generator))
         G = flat.module.eval()
         x = torch.tensor(dataset.x)[splits.train[4]]
@@ -199,7 +199,7 @@ class TestMathematics:
             train={"local_epochs": 3, "batch_size": 4, "optimizer": SLOW},
         )
         fed, method = federation(experiment), experiment.method
-        fed.begin_round(2)
+        fed.runner.begin(2)
         generator, classes = method.init(fed).generator, np.ones(10, dtype=bool)
         arguments = {"generator": generator, "classes": classes}
         fed.gather(method.local_update, [0], weights=fed.initial_weights(), **arguments)
@@ -268,7 +268,7 @@ class TestRuns:
             model={"name": "resnet8", "width": 2},
             train={"rounds": 2, "optimizer": SLOW},
         )
-        P = federation(experiment).model.num_parameters
+        P = federation(experiment).server.model.num_parameters
         _, first, second = server_states(experiment)
         assert np.isfinite(second.weights).all()
         assert np.isfinite(second.generator).all()

@@ -64,8 +64,8 @@ def distance(done: Run, kind: str) -> float:
     """Of the final encoders."""
     fed = federation(done.experiment)
     named = done.weights()
-    fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
-    return float(encoder_distance(*fed.model.module.encoders(), kind).detach())
+    fed.server.model.load(torch.cat([named[name].flatten() for name in fed.server.model.shapes]))
+    return float(encoder_distance(*fed.server.model.module.encoders(), kind).detach())
 
 
 @pytest.mark.parametrize("kind", ["frobenius", "l2", "l1", "cos"])
@@ -231,7 +231,7 @@ def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
     mu, tau = 2.0, 0.7
     made = experiment(reviews, {"name": "moon", "mu": mu, "tau": tau})
     fed, rng = federation(made), torch.Generator().manual_seed(0)
-    model, network = fed.model, fed.model.module
+    model, network = fed.server.model, fed.server.model.module
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
     others = {n: torch.randn(model.size, generator=rng) for n in ("global", "previous")}
     own = torch.randn(model.size, generator=rng)
@@ -255,7 +255,7 @@ def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
 
 def test_fedbabus_head_is_that_of_the_predictor(reviews: Path) -> None:
     made = experiment(reviews, {"name": "fedbabu"})
-    shapes, states = federation(made).model, server_states(made)
+    shapes, states = federation(made).server.model, server_states(made)
     before, after = (shapes.named_arrays(states[k].weights) for k in (0, -1))
     kept = {name for name in before if np.array_equal(before[name], after[name])}
     assert kept == {"head.weight", "head.bias"}  # the chooser is learnt
@@ -276,7 +276,7 @@ def test_fedbabu_with_both_heads_fixed(reviews: Path, tmp_path: Path) -> None:
                 assert torch.equal(dict(network.named_parameters())[name], tensor)
     moved = {n for n, w in weights.items() if not np.array_equal(w, plain.state_dict()[n])}
     assert moved == weights.keys() - fixed - {"head.weight", "head.bias"}
-    assert federation(made).model.size == sum(
+    assert federation(made).server.model.size == sum(
         weights[name].numel() for name in weights.keys() - fixed
     )
     dataset = prepare(made)[0]

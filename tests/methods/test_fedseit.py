@@ -105,10 +105,10 @@ def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[
         states = [method.init(fed)]
     kept: list[dict[int, Any]] = [{}]
     for t in range(1, made.train.rounds + 1):
-        fed.begin_round(t)
+        fed.runner.begin(t)
         with keyed_torch_rng(made.seed, "server", t):
             states.append(method.round(fed, states[-1], t))
-        kept.append({k: fed.fetch(handle) for k, handle in fed.states().items()})
+        kept.append({k: fed.runner.fetch(handle) for k, handle in fed.runner.states().items()})
     return fed, states, kept
 
 
@@ -273,7 +273,7 @@ def changed(made: Experiment, first: int, second: int, client: int = 0) -> set[s
         if (a != b).any():
             found.add(f"mask {i}")
     network = FlatModel(
-        method.build(text_features(fed.model), method.slots(2), 2), torch.device("cpu")
+        method.build(text_features(fed.server.model), method.slots(2), 2), torch.device("cpu")
     )
     before, after = (network.named(torch.tensor(state["rests"][-1])) for state in (one, other))
     found |= {n for n in before if (before[n] != after[n]).any()}
@@ -372,11 +372,11 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
         k, task, t = client.id, client.splits.task, client.round
         np.testing.assert_array_equal(before["base"], states[t - 1].weights)
         labels = splits.sequence.labels[k][task]
-        rest = made.method.build(text_features(fed.model), made.method.slots(2), 2)
+        rest = made.method.build(text_features(fed.server.model), made.method.slots(2), 2)
         network = FlatModel(rest, torch.device("cpu"))
         network.load(before["rests"][-1])
         rest.foreign.copy_(before["foreign"][-1])
-        reader = fed.model.module.get_submodule("features.reader")
+        reader = fed.server.model.module.get_submodule("features.reader")
         rows = splits.sequence.train[2 * k + task]
         x = torch.tensor(dataset.x[rows])
         y = torch.tensor([labels.index(label) for label in dataset.y[rows]])
@@ -410,7 +410,7 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
     assert isinstance(method, FedWeIT)
     _, states, kept = played(made)
     fed = federation(made)
-    layout = method.layout(text_features(fed.model), method.slots(2))
+    layout = method.layout(text_features(fed.server.model), method.slots(2))
     for k in (0, 1):
         before = kept[2][k]
         B, A, m = (torch.tensor(before[n]) for n in ("base", "adaptive", "masks"))
@@ -429,10 +429,10 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
             )
     client: Any = SimpleNamespace(
         state={},
-        model=fed.model,
+        model=fed.server.model,
         device=torch.device("cpu"),
         id=0,
-        splits=fed.splits,
+        splits=fed.server.splits,
         settings=made.train,
         report=lambda **_: None,
     )
@@ -454,7 +454,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
     done = run(made, tmp_path)
     dataset, splits, _ = prepare(made)
     assert splits.sequence is not None
-    reader = fed.model.module.get_submodule("features.reader")
+    reader = fed.server.model.module.get_submodule("features.reader")
     pruned = 0
     for k in (0, 1):
         state = kept[4][k]
@@ -465,7 +465,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
         pruned += int((sent == 0).sum())
         for task in (0, 1):
             labels = splits.sequence.labels[k][task]
-            rest = method.build(text_features(fed.model), method.slots(2), len(labels))
+            rest = method.build(text_features(fed.server.model), method.slots(2), len(labels))
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
             rest.eval()
             rest.foreign.copy_(torch.tensor(state["foreign"][task]))
@@ -531,11 +531,11 @@ def test_others_matter_otherwise(path: Path, name: str) -> None:
         torch.manual_seed(0)
         state = method.init(fed)
         for t in (1, 2):
-            fed.begin_round(t)
+            fed.runner.begin(t)
             state = method.round(fed, state, t)
         for item in state.knowledge.values():
             item["values"] = scale * item["values"]
-        fed.begin_round(3)
+        fed.runner.begin(3)
         bases.append(method.round(fed, state, 3).weights)
     assert np.abs(bases[0] - bases[1]).max() > 1e-4
 
@@ -635,7 +635,8 @@ def test_of_equals_the_first_by_client_and_task_is_chosen() -> None:
         centres={**dict.fromkeys(places, same), "3/0": -same},
     )
     fed: Any = SimpleNamespace(
-        splits=SimpleNamespace(task=12), gather=lambda _, new: dict.fromkeys(new, same)
+        server=SimpleNamespace(splits=SimpleNamespace(task=12)),
+        gather=lambda _, new: dict.fromkeys(new, same),
     )
     found = FedSeIT(top_k=4).choose(fed, state, [3, 7])
     for k in ("3", "7"):
@@ -681,7 +682,7 @@ def test_centres(tmp_path: Path, each: int) -> None:
     found = []
     for _ in range(2):
         fed = federation(made)
-        fed.begin_round(1)
+        fed.runner.begin(1)
         assert isinstance(made.method, FedSeIT)
         found.append(fed.gather(made.method.centres, [0])[0])
     np.testing.assert_array_equal(found[0], found[1])
@@ -719,7 +720,7 @@ def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -
         train={"rounds": 1},
     )
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     assert isinstance(made.method, FedSeIT)
     found = fed.gather(made.method.centres, [0])[0]
     expected = [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 1], [1 / 3, 2 / 3]]
@@ -781,11 +782,11 @@ def test_without_others_the_dense_layer_reads_own_features_alone(
     assert states[4].chosen == {"0": [], "1": []}
     dataset, _, _ = prepare(made)
     x = torch.tensor(dataset.test_x[(dataset.test_x != 0).all(axis=1)])
-    reader = fed.model.module.get_submodule("features.reader")
+    reader = fed.server.model.module.get_submodule("features.reader")
     assert isinstance(reader, Reader)
     for state in kept[4].values():
         for i in (0, 1):
-            rest = method.build(text_features(fed.model), method.slots(2), 2)
+            rest = method.build(text_features(fed.server.model), method.slots(2), 2)
             assert isinstance(rest, ProjectedRest)
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][i]))
             rest.eval()

@@ -111,7 +111,7 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
     dataset, splits, spec = prepare(made)
     pool, start, found = states[3].shared, 0, []
     network = spec.build_model()
-    named = fed.model.named(torch.tensor(states[2].weights))
+    named = fed.server.model.named(torch.tensor(states[2].weights))
     network.load_state_dict({n: t.clone() for n, t in named.items()})
     for k in range(fed.num_clients):
         x = torch.tensor(dataset.x[splits.train[k]])
@@ -210,11 +210,11 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
     (found, states), fed = shared_of(made), federation(made)
     done = finish(method=FEDXDS, train=TRAIN)
     recorded = done.clients.set_index(["round", "client"])["negative_logits"].loc[3]
-    fed.model.load(torch.tensor(states[2].weights))
+    fed.server.model.load(torch.tensor(states[2].weights))
     dataset, splits, _ = prepare(made)
     for k, (x, _, _) in enumerate(found):
         y = torch.tensor(dataset.y[splits.train[k]])
-        own = fed.model.module.eval()(x).gather(1, y[:, None])
+        own = fed.server.model.module.eval()(x).gather(1, y[:, None])
         assert recorded[k] == int((own < 0).sum())
     assert 0 < recorded.sum() < 1437
 

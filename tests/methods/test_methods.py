@@ -17,6 +17,7 @@ from experiments import (
     LATE,
     NETWORK_METHODS,
     WITHOUT_GLOBAL,
+    Driven,
     federation,
     learns,
     server_states,
@@ -24,7 +25,7 @@ from experiments import (
     with_method,
 )
 from fedsim import Experiment, Run
-from fedsim.federation import Federation, LocalEngine
+from fedsim.federation import LocalEngine
 from fedsim.launch.prepare import prepare
 from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
@@ -121,11 +122,11 @@ class TestEveryMethod:
         train |= {"rounds": 4 if name in LATE else 2, "optimizer": {"lr": 0.01}}
         experiment = small_experiment(**with_method(name, data=FEW, model=RESNET, train=train))
         fed = federation(experiment)
-        P = fed.model.num_parameters
-        assert 0 < P < fed.model.size
+        P = fed.server.model.num_parameters
+        assert 0 < P < fed.server.model.size
         *_, first, second = server_states(experiment)
         assert np.isfinite(second.weights).all()
-        variances = fed.model.named(torch.tensor(second.weights))["features.1.running_var"]
+        variances = fed.server.model.named(torch.tensor(second.weights))["features.1.running_var"]
         assert (variances > 0).all()
         assert not np.array_equal(first.weights[P:], second.weights[P:])
 
@@ -291,7 +292,7 @@ class TestMathematics:
         )
         before, after = server_states(experiment)
         anchor = torch.tensor(before.weights)
-        sizes = federation(experiment).num_samples
+        sizes = federation(experiment).server.num_samples
         trained = [
             self.local(experiment, before.weights, 1, k, lambda g, w: g + 0.5 * (w - anchor))[0]
             for k in range(10)
@@ -304,7 +305,7 @@ class TestMathematics:
             method={"name": "fedavgm", "beta": 0.6, "server_lr": 0.5}, train={"rounds": 3}
         )
         states = server_states(experiment)
-        sizes = federation(experiment).num_samples
+        sizes = federation(experiment).server.num_samples
         w, v = states[0].weights.astype(np.float64), 0.0
         for t in (1, 2, 3):
             trained = [self.local(experiment, w, t, k, lambda g, _: g)[0] for k in range(10)]
@@ -332,10 +333,10 @@ class TestMathematics:
             gradients.append(np.concatenate([g.ravel(), -chosen.mean(axis=0)]))
         state = method.init(fed)
         for t in (1, 2, 3):
-            fed.begin_round(t)
+            fed.runner.begin(t)
             state = method.round(fed, state, t)
-            for k, handle in fed.states().items():
-                own = fed.fetch(handle)["control"]
+            for k, handle in fed.runner.states().items():
+                own = fed.runner.fetch(handle)["control"]
                 np.testing.assert_allclose(own, gradients[k], atol=2e-5)
             np.testing.assert_allclose(state.control, np.mean(gradients, axis=0), atol=2e-5)
 
@@ -365,7 +366,7 @@ class TestMathematics:
         )
         states = server_states(experiment)
         fed = federation(experiment)
-        K, n = 10, fed.num_samples
+        K, n = 10, fed.server.num_samples
         w = states[0].weights.astype(np.float64)
         h = {k: np.zeros_like(w) for k in range(K)}
         for t in (1, 2, 3):
@@ -402,7 +403,7 @@ class TestMathematics:
             )
             for s in ("none", "samples")
         )
-        assert set(federation(small_experiment(partition=even)).num_samples) == {143}
+        assert set(federation(small_experiment(partition=even)).server.num_samples) == {143}
         np.testing.assert_array_equal(one[2].weights, other[2].weights)
 
     def test_moon_s_loss(self) -> None:
@@ -412,14 +413,16 @@ class TestMathematics:
             model={"name": "mlp", "hidden": [12], "projection": 6},
         )
         fed = federation(experiment)
-        network = fed.model.module
+        network = fed.server.model.module
         assert network.head.in_features == 6  # type: ignore[union-attr]
         x, y = torch.randn(5, 1, 8, 8), torch.arange(5)
-        others = [fed.model.vector + 0.3 * torch.randn(fed.model.size) for _ in range(2)]
+        others = [
+            fed.server.model.vector + 0.3 * torch.randn(fed.server.model.size) for _ in range(2)
+        ]
         context = {"global": others[0], "previous": others[1], "mu": torch.tensor([3.0])}
         found = experiment.method.loss(Classification(), network, x, y, context)  # type: ignore[attr-defined]
         zs = []
-        for weights in (fed.model.vector, *others):
+        for weights in (fed.server.model.vector, *others):
             twin = prepare(experiment)[2].build_model()
             nn.utils.vector_to_parameters(weights, twin.parameters())
             zs.append(twin.features(x).detach().double().numpy())  # type: ignore[operator]
@@ -475,7 +478,7 @@ class TestMathematics:
                 w = w - 0.1 * gradient(w + step)
                 nn.utils.vector_to_parameters(w, network.parameters())
             trained.append(nn.utils.parameters_to_vector(network.parameters()).detach().numpy())
-        expected = np.average(trained, axis=0, weights=federation(experiment).num_samples)
+        expected = np.average(trained, axis=0, weights=federation(experiment).server.num_samples)
         np.testing.assert_allclose(after.weights, expected, atol=1e-5)
 
     def test_feddisco_s_weights(self) -> None:
@@ -494,7 +497,7 @@ class TestMathematics:
                     splits.train[k]
                 )
                 raw.append(sum(q * np.log(q / 0.1) for q in shares if q > 0))
-            n = fed.num_samples[cohort]
+            n = fed.server.num_samples[cohort]
             counts = [
                 max(0.0, p - 0.8 * d / sum(raw) + 0.02)
                 for p, d in zip(n / sum(n), raw, strict=True)
@@ -518,7 +521,7 @@ class TestMathematics:
             train={"rounds": 3, "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}},
         )
         fed = federation(experiment)
-        head = fed.model.part("head")
+        head = fed.server.model.part("head")
         states = server_states(experiment)
         for before, after in pairwise(states):
             np.testing.assert_array_equal(after.weights[head], before.weights[head])
@@ -593,10 +596,10 @@ class TestStacks:
             )
             dataset, splits, spec = prepare(experiment)
             engine = LocalEngine(experiment.engine, spec, dataset, splits)
-            fed = Federation(spec, dataset, splits, engine, clients_per_step=V)
+            fed = Driven(spec, dataset, splits, engine, clients_per_step=V)
             states[V] = experiment.method.init(fed)
             for t in (1, 2):
-                fed.begin_round(t)
+                fed.runner.begin(t)
                 states[V] = experiment.method.round(fed, states[V], t)
             engine.close()
             assert not engine.notices  # nothing fell back on the loop

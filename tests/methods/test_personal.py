@@ -72,9 +72,9 @@ class ByHand:
         self.fed = federation(self.experiment)
         self.lr = self.experiment.train.optimizer.lr
         self.initial = torch.tensor(self.fed.initial_weights())
-        P = self.fed.model.num_parameters
+        P = self.fed.server.model.num_parameters
         self.head = torch.zeros(P, dtype=torch.bool)
-        self.head[self.fed.model.part("head")] = True
+        self.head[self.fed.server.model.part("head")] = True
 
     def data(self, k: int) -> Batch:
         rows = self.splits.train[k]
@@ -110,8 +110,10 @@ class ByHand:
         """(t, cohort, the server's state, what clients keep) after each round."""
         state = self.experiment.method.init(self.fed)
         for t in range(1, self.experiment.train.rounds + 1):
-            state = one_round(self.fed, self.experiment, state, t)
-            kept = {k: self.fed.fetch(handle) for k, handle in self.fed.states().items()}
+            state = one_round(self.fed.runner, self.experiment, state, t)
+            kept = {
+                k: self.fed.runner.fetch(handle) for k, handle in self.fed.runner.states().items()
+            }
             yield t, self.fed.sample(t).tolist(), state, kept
 
 
@@ -128,8 +130,8 @@ def kept_after(experiment: Experiment) -> tuple[Federation, dict[int, Any]]:
     fed = federation(experiment)
     state = experiment.method.init(fed)
     for t in range(1, experiment.train.rounds + 1):
-        state = one_round(fed, experiment, state, t)
-    return fed, {k: fed.fetch(handle) for k, handle in fed.states().items()}
+        state = one_round(fed.runner, experiment, state, t)
+    return fed, {k: fed.runner.fetch(handle) for k, handle in fed.runner.states().items()}
 
 
 class TestSharedParts:
@@ -164,7 +166,7 @@ class TestSharedParts:
             **EVEN, method={"name": "fedbn"}, model=NORMALISED, train={"rounds": 2}
         )
         fed, kept = kept_after(experiment)
-        model = fed.model
+        model = fed.server.model
         own = entries_of(model, ["features.2"])
         assert own.sum() == 4 * 32  # γ, β, and the statistics
         names = [name for name in model.shapes if name.startswith("features.2.")]
@@ -263,16 +265,16 @@ class TestDitto:
             evaluate={"clients": True},
         )
         fed = federation(experiment)
-        state = one_round(fed, experiment, experiment.method.init(fed), 1)
-        evaluate_round(fed, experiment, state, 1)
-        _, tables = fed.records({})
+        state = one_round(fed.runner, experiment, experiment.method.init(fed), 1)
+        evaluate_round(fed.runner, experiment, state, 1)
+        _, tables = fed.runner.records()
         tested = {row["client"]: row["test_loss"] for row in tables["clients"]}
-        fed.begin_round(2)
+        fed.runner.begin(2)
         method = experiment.method
         fed.each(method.local_test, range(10), weights=fed.initial_weights())
-        again = {row["client"]: row["test_loss"] for row in fed.records({})[1]["clients"]}
+        again = {row["client"]: row["test_loss"] for row in fed.runner.records()[1]["clients"]}
         assert tested == again
-        assert len(fed.states()) == 3
+        assert len(fed.runner.states()) == 3
 
     def test_a_personal_model_that_diverges_is_told(
         self, finish: Finish, monkeypatch: pytest.MonkeyPatch
@@ -318,7 +320,7 @@ class TestAPFL:
         ):
             close(other, one, 2e-5)
         fed, kept = kept_after(experiment)
-        P = fed.model.num_parameters
+        P = fed.server.model.num_parameters
         for state in kept.values():
             np.testing.assert_array_equal(state["local"][:P], fed.initial_weights()[:P])
 
@@ -459,10 +461,10 @@ class TestFedAvgFT:
                 method = {"name": name, "fine_tune": part, "fine_tune_epochs": 2}
                 experiment = small_experiment(**common, method=method)
                 fed = federation(experiment)
-                fed.begin_round(1)
+                fed.runner.begin(1)
                 weights = fed.initial_weights()
                 fed.each(experiment.method.local_test, range(10), weights=weights)
-                losses.append([row["test_loss"] for row in fed.records({})[1]["clients"]])
+                losses.append([row["test_loss"] for row in fed.runner.records()[1]["clients"]])
             assert losses[0] == losses[1]
 
 

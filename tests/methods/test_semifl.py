@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fedsim.methods.semifl
-from experiments import small_experiment
+from experiments import Driven, small_experiment
 from fedsim import Experiment, Run
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
@@ -49,7 +49,7 @@ def federation(experiment: Experiment, relabel: Relabel | None = None) -> Federa
     if relabel is not None:
         dataset = relabel(dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    return Federation(spec, dataset, splits, engine)
+    return Driven(spec, dataset, splits, engine)
 
 
 def server_states(
@@ -59,9 +59,9 @@ def server_states(
     fed, method = federation(experiment, relabel), experiment.method
     states, rows = [method.init(fed)], []
     for t in range(1, experiment.train.rounds + 1):
-        fed.begin_round(t)
+        fed.runner.begin(t)
         states.append(method.round(fed, states[-1], t))
-        rows.append(fed.records({})[1]["clients"])
+        rows.append(fed.runner.records()[1]["clients"])
     return states, rows
 
 
@@ -230,7 +230,7 @@ class TestBatchNorm:
         dataset, splits, _ = prepare(experiment)
         x = torch.tensor(dataset.x[splits.server])
         assert len(x) < 250  # one batch, so that its statistics are the statistics
-        model = federation(experiment).model
+        model = federation(experiment).server.model
         taken: dict[str, Tensor] = {}
 
         def take(name: str) -> Callable[..., None]:
@@ -257,7 +257,7 @@ class TestBatchNorm:
         experiment = semifl(method={"threshold": 0.3}, **WITH_BATCH_NORM)
         dataset, splits, _ = prepare(experiment)
         states, rows = server_states(experiment)
-        model = federation(experiment).model
+        model = federation(experiment).server.model
         for t in (1, 2):
             model.load(torch.tensor(states[t - 1].weights))
             model.module.eval()
@@ -272,7 +272,7 @@ class TestBatchNorm:
     def test_they_never_travel_up(self, finish: Finish) -> None:
         all_digits = {**WITH_BATCH_NORM, "data": {"name": "digits"}}  # someone is sure of two
         done = finish(method={"name": "semifl"}, partition=SHARE, **all_digits)
-        model = federation(semifl(**WITH_BATCH_NORM)).model
+        model = federation(semifl(**WITH_BATCH_NORM)).server.model
         assert model.num_parameters < model.size
         sent = (done.clients["pseudo_labels"] > 1) * 4 * model.num_parameters
         assert sent.any()
@@ -377,10 +377,10 @@ class TestRuns:
         experiment = semifl(data=FEW, model=RESNET, method={"threshold": 0.3}, train={"rounds": 3})
         fed, method = federation(experiment), experiment.method
         states, _ = server_states(experiment)
-        Checkpoints(tmp_path).save(2, states[2], fed, {})
-        found = Checkpoints(tmp_path).latest(method.init(fed), fed)
+        Checkpoints(tmp_path).save(2, states[2], fed.runner, {})
+        found = Checkpoints(tmp_path).latest(method.init(fed), fed.runner)
         assert found is not None
-        fed.begin_round(3)
+        fed.runner.begin(3)
         again = method.round(fed, found.state, 3)
         np.testing.assert_array_equal(again.weights, states[3].weights)
         np.testing.assert_array_equal(again.velocity, states[3].velocity)

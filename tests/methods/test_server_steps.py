@@ -39,7 +39,7 @@ class Locally:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.fed = federation(experiment)
-        self.n = self.fed.num_samples
+        self.n = self.fed.server.num_samples
         self.dataset, self.splits, spec = prepare(experiment)
         self.network = spec.build_model().double()
 
@@ -268,7 +268,7 @@ class TestAFL:
         cohort = fed.sample(1)
         mixture = np.full(10, 1 / 7)
         mixture[cohort] = 0
-        fed.begin_round(1)
+        fed.runner.begin(1)
         after = method.round(fed, type(before)(before.weights, mixture), 1)
         np.testing.assert_array_equal(after.weights, before.weights)
         assert after.mixture[cohort].max() > 0  # whose loss is the highest

@@ -50,20 +50,20 @@ def test_a_round_is_its_formula() -> None:
     experiment = small_experiment(**TABLE, method=method)
     fed = federation(experiment)
     start = experiment.method.init(fed)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     after = experiment.method.round(fed, start, 1)
 
     plain = small_experiment(**TABLE, method={"name": "feddf"})  # which gathers models as well
     alone = federation(plain)
-    alone.begin_round(1)
+    alone.runner.begin(1)
     sent = alone.gather(plain.method.local_update, range(5), weights=start.weights)
     models = {k: message["weights"] for k, message in sent.items()}
-    x, y = fed.server_data.x, fed.server_data.y
+    x, y = fed.server.own_data.x, fed.server.own_data.y
     order = keyed_rng(experiment.seed, "server/order", 1).permutation(len(x))
     sketches = []
     for w in models.values():
-        alone.model.load(torch.tensor(w))
-        network = alone.model.module.eval()
+        alone.server.model.load(torch.tensor(w))
+        network = alone.server.model.module.eval()
         rises = []
         with torch.no_grad():
             whole = float(cross_entropy(network(x), y))
@@ -80,7 +80,7 @@ def test_a_round_is_its_formula() -> None:
     ]
     consensus = sum(means) / len(means)
     a = [np.exp(-4.0 * np.sqrt(((s - consensus) ** 2).sum())) for s in sketches]
-    n = fed.num_samples
+    n = fed.server.num_samples
     expected = sum(n[k] * a[k] * models[k].astype(np.float64) for k in range(5)) / sum(
         n[k] * a[k] for k in range(5)
     )

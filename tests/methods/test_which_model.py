@@ -81,12 +81,12 @@ def test_scores_are_of_models_that_can_be_had(finish: Finish, name: str) -> None
         for k, model in own.items():
             fed = again.fed
             rows = again.splits.test[k]
-            data = fed.prepare(again.dataset.x[rows], again.dataset.y[rows])
+            data = fed.server.prepare(again.dataset.x[rows], again.dataset.y[rows])
             for score, value in predicted(model, data.x, data.y).items():
                 assert value == pytest.approx(tested.loc[k, f"test_{score}"], rel=1e-5), (k, score)
         if not method.has_global_model:
-            test = again.fed.test_data
-            kept = again.fed.states() or range(6)
+            test = again.fed.server.test_data
+            kept = again.runner.states() or range(6)
             found = [predicted(own[k], test.x, test.y)["accuracy"] for k in kept]
             assert row["accuracy"] == pytest.approx(np.mean(found))
 

@@ -32,12 +32,12 @@ def experiment(partition: dict[str, Any] | None = None, **sections: Any) -> Expe
 
 
 def kept(fed: Federation) -> dict[int, dict[str, Any]]:
-    return {k: fed.fetch(handle) for k, handle in fed.states().items()}
+    return {k: fed.runner.fetch(handle) for k, handle in fed.runner.states().items()}
 
 
 def one_round(made: Experiment) -> tuple[Federation, State]:
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     return fed, made.method.round(fed, made.method.init(fed), 1)
 
 
@@ -142,7 +142,7 @@ class Watched(XPFL):
 def test_what_a_client_counts(all_unlabelled: bool) -> None:
     made = experiment(method={"name": "test_xpfl:Watched"})
     fed = federation(made)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     assert isinstance(made.method, Watched)
     fresh = NotCounted(made.method.fresh(fed, made.method.init(fed)))
     sent = fed.gather(made.method.watch, range(10), fresh=fresh, all_unlabelled=all_unlabelled)
@@ -183,7 +183,7 @@ def test_a_clients_labelled_examples_are_the_same_in_every_round() -> None:
     labelled = np.unique(dataset.x[splits.train[3]].reshape(-1, 64), axis=0)
     for t in (1, 2, 30):
         SEEN.clear()
-        fed.begin_round(t)
+        fed.runner.begin(t)
         assert isinstance(made.method, XPFL)
         fresh = NotCounted(made.method.fresh(fed, state))
         fed.mean(made.method.local_update, [3], fresh=fresh, all_unlabelled=True)
@@ -202,7 +202,7 @@ def test_leaked_labels_are_those_of_other_examples_in_each_round() -> None:
     for t in range(1, 11):
         for noted in (SEEN, LABELS, TEACHERS):
             noted.clear()
-        fed.begin_round(t)
+        fed.runner.begin(t)
         assert isinstance(made.method, XPFL)
         fresh = NotCounted(made.method.fresh(fed, state))
         mean = fed.mean(made.method.local_update, [3], fresh=fresh, all_unlabelled=True)
@@ -345,7 +345,7 @@ def test_psi_of_updates_is_a_half_if_the_global_model_has_not_moved() -> None:
     fed, state = one_round(made)
     before, w = kept(fed), state.weights
     assert isinstance(made.method, XPFL)
-    fed.begin_round(2)
+    fed.runner.begin(2)
     fed.each(made.method.fuse, range(10), weights=w, previous=NotCounted(w))
     for k, after in kept(fed).items():
         half = (before[k]["weights"] + w) / 2
@@ -355,11 +355,11 @@ def test_psi_of_updates_is_a_half_if_the_global_model_has_not_moved() -> None:
 def test_a_psi_of_one_moves_nobody() -> None:
     made = experiment(method={"psi": 1.0, "lam": 0}, partition={"labelled_fraction": 1.0})
     fed, state = one_round(made)
-    samples, states = fed.num_samples, kept(fed)
+    samples, states = fed.server.num_samples, kept(fed)
     mean = sum(samples[k] * states[k]["weights"].astype(np.float64) for k in states)
     np.testing.assert_allclose(state.weights, mean / samples.sum(), atol=1e-7)
     assert (states[0]["weights"] != states[1]["weights"]).any()
-    fed.begin_round(2)
+    fed.runner.begin(2)
     fed.each(made.method.fuse, range(10), weights=np.zeros_like(state.weights))
     for k, after in kept(fed).items():
         np.testing.assert_array_equal(after["weights"], states[k]["weights"])

@@ -313,7 +313,7 @@ def test_words_reach_the_network_as_integers(
     experiment = small_experiment(**sections)
     data, splits, _ = prepare(experiment)
     fed = federation(experiment)
-    fed.begin_round(1)
+    fed.runner.begin(1)
     for k, seen in fed.gather(experiment.method.look, range(3)).items():
         assert np.array_equal(seen["x"], data.x[splits.train[k]])
         assert np.array_equal(seen["central"], data.test_x)

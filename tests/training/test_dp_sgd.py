@@ -179,9 +179,11 @@ def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
             small_experiment(train=fields, privacy=PRIVACY)
     monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
-    fed.begin_round(1)
+    fed.runner.begin(1)
     with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):
-        fed.mean(fed._context.spec.functions.local_update, [0], weights=fed.initial_weights())
+        fed.mean(
+            fed.runner.context.spec.functions.local_update, [0], weights=fed.initial_weights()
+        )
     made = small_experiment(model={"name": "resnet8", "width": 2}, privacy=PRIVACY)
     with pytest.raises(BadInput, match=r"privacy.level=example: batch norm mixes examples"):
         federation(made)

@@ -39,7 +39,7 @@ def test_a_run_starts_from_the_end_of_another(finish: Finish, model: dict[str, A
     made = start_from(before.path / FINAL_WEIGHTS, model=model)
     fed = federation(made)
     expected = load_file(before.path / FINAL_WEIGHTS)
-    found = fed.model.named_arrays(fed.initial_weights())
+    found = fed.server.model.named_arrays(fed.initial_weights())
     assert found.keys() == expected.keys()
     for name, layer in found.items():
         np.testing.assert_array_equal(layer, expected[name])
@@ -47,7 +47,7 @@ def test_a_run_starts_from_the_end_of_another(finish: Finish, model: dict[str, A
 
 def test_state_dicts(tmp_path: Path) -> None:
     fed = federation(small_experiment(**SECTIONS))
-    state = {n: torch.randn(shape) for n, shape in fed.model.shapes.items()}
+    state = {n: torch.randn(shape) for n, shape in fed.server.model.shapes.items()}
     torch.save(state, tmp_path / "state.pt")
     save_file(state, tmp_path / "state.safetensors")
     expected = torch.cat([layer.reshape(-1) for layer in state.values()]).numpy()
@@ -59,10 +59,10 @@ def test_state_dicts(tmp_path: Path) -> None:
 def test_a_file_that_has_changed_is_not_resumed_from(tmp_path: Path) -> None:
     fed = federation(small_experiment(**SECTIONS))
     path = tmp_path / "state.pt"
-    torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
+    torch.save({n: torch.randn(shape) for n, shape in fed.server.model.shapes.items()}, path)
 
     folder = interrupted(start_from(path), tmp_path / "runs", 1)
-    torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
+    torch.save({n: torch.randn(shape) for n, shape in fed.server.model.shapes.items()}, path)
     with pytest.raises(BadInput, match="the data changed since the run started"):
         resume(folder)
 

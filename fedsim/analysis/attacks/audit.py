@@ -261,7 +261,7 @@ class PrivacyAudit:
             self.experiment.train,
             passes,
             self.experiment.seed,
-            self.fed.device,
+            self.fed.server.device,
             spec.objective.loss,
         )
 
@@ -459,14 +459,14 @@ class PrivacyAudit:
         return x[rows].clamp(0, 1), items[rows], y[rows].tolist()
 
     def _training_examples(self, rows: Indices) -> Examples:
-        return self.fed.prepare(self._dataset.x[rows], self._dataset.y[rows])
+        return self.fed.server.prepare(self._dataset.x[rows], self._dataset.y[rows])
 
     def _test_examples(self, rows: Indices) -> Examples:
-        return self.fed.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
+        return self.fed.server.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] of the network's inputs."""
-        return to_pixels(x, self.fed.tensor(pixel_range(self.fed))).clamp(0, 1)
+        return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
 
     def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
         """What would be shared of images, in pixels."""

@@ -182,11 +182,11 @@ class FedWeIT(Method[FedWeITState]):
 
     def init(self, fed: Federation) -> FedWeITState:
         begun = np.full(fed.num_clients, -1, dtype=np.int64)
-        layout = self.layout(text_features(fed.model), self.slots(fed.num_clients))
+        layout = self.layout(text_features(fed.server.model), self.slots(fed.num_clients))
         return FedWeITState(weights=layout.draw().numpy(), begun=begun)
 
     def round(self, fed: Federation, state: FedWeITState, t: int) -> FedWeITState:
-        cohort, task = fed.sample(t), fed.splits.task
+        cohort, task = fed.sample(t), fed.server.splits.task
         new = [int(k) for k in cohort if state.begun[k] < task]
         if new:
             state = self.choose(fed, state, new)
@@ -206,7 +206,7 @@ class FedWeIT(Method[FedWeITState]):
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
         """The A's for clients that begin a task: those of all clients' last task."""
-        last = of_task(fed.splits.task - 1, state.knowledge, fed.num_clients)
+        last = of_task(fed.server.splits.task - 1, state.knowledge, fed.num_clients)
         return replace(state, chosen={**state.chosen, **{str(k): last for k in new}})
 
     def slots(self, num_clients: int) -> int:
@@ -215,8 +215,8 @@ class FedWeIT(Method[FedWeITState]):
 
     def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
         """Collect the A's of the task that ends, and record transfers."""
-        assert fed.splits.sequence is not None
-        task, labels = fed.splits.task, fed.splits.sequence.labels
+        assert fed.server.splits.sequence is not None
+        task, labels = fed.server.splits.task, fed.server.splits.sequence.labels
         who = np.flatnonzero(state.begun == task)
         knowledge, rows = dict(state.knowledge), []
         for k, item in fed.gather(self.adaptive, who).items():
@@ -230,7 +230,7 @@ class FedWeIT(Method[FedWeITState]):
     def evaluate(self, fed: Federation, state: FedWeITState) -> None:
         who = np.flatnonzero(state.begun >= 0)
         fed.each(self.test_tasks, who)
-        fed.log(**mean_over_tasks(fed.recorded("tasks")))
+        fed.log(**mean_over_tasks(fed.server.recorded("tasks")))
 
     def evaluate_clients(self, fed: Federation, state: FedWeITState) -> None:
         """Does nothing: only clients' own models are evaluated."""
@@ -447,8 +447,8 @@ class FedWeIT(Method[FedWeITState]):
 
 def ends_task(fed: Federation, t: int) -> bool:
     """Whether round t is the last one of a task."""
-    assert fed.splits.sequence is not None
-    return t * fed.splits.sequence.num_tasks % fed.settings.rounds == 0
+    assert fed.server.splits.sequence is not None
+    return t * fed.server.splits.sequence.num_tasks % fed.settings.rounds == 0
 
 
 def memory_of(client: Client) -> TaskMemory:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Generic
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 PRETRAINING_LR = 1e-3  # of Adam
 TEMPERATURE = 0.5  # of SimCLR on CIFAR-10
 PROJECTION_SIZE = 128
-
-_prepared: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
 
 
 class AuxiliaryMethod(Method[S], Generic[S]):
@@ -79,22 +76,22 @@ class AuxiliaryMethod(Method[S], Generic[S]):
     def inputs(self, fed: Federation) -> Tensor:
         """(n, ...) the auxiliary inputs, scaled and normalised like the run's data.
 
-        Loaded on first use, and kept as long as the federation.
+        Loaded on first use, and kept for the run.
         """
-        if fed not in _prepared:
-            if self.auxiliary is None:
-                _prepared[fed] = fed.server_data.x
-            else:
-                found = load_dataset(self.auxiliary)
-                _prepared[fed] = fed.prepare(np.asarray(found.x), found.y).x
-        return _prepared[fed]
+        return fed.server.once("auxiliary inputs", lambda: self._inputs(fed))
+
+    def _inputs(self, fed: Federation) -> Tensor:
+        if self.auxiliary is None:
+            return fed.server.own_data.x
+        found = load_dataset(self.auxiliary)
+        return fed.server.prepare(np.asarray(found.x), found.y).x
 
 
 def draw_batches(
     fed: Federation, rows: Tensor, batch_size: int, epochs: int, steps: int | None = None
 ) -> list[Tensor]:
     """Batches of `usable` row indices, in a new order each epoch; `steps` of them, if given."""
-    per_epoch = math.ceil(usable(fed.model, len(rows), batch_size) / batch_size)
+    per_epoch = math.ceil(usable(fed.server.model, len(rows), batch_size) / batch_size)
     count = epochs * per_epoch if steps is None else steps
     rng = fed.rng("distillation")
     batches: list[Tensor] = []
@@ -127,10 +124,13 @@ def ensemble(
     Returns:
         (n, C) targets; other rows are zero.
     """
-    total, weight = torch.zeros((), device=fed.device), torch.zeros((), device=fed.device)
+    total, weight = (
+        torch.zeros((), device=fed.server.device),
+        torch.zeros((), device=fed.server.device),
+    )
     for w, s in zip(models, scores, strict=True):
-        fed.model.load(torch.tensor(w))
-        network = fed.model.module.eval()
+        fed.server.model.load(torch.tensor(w))
+        network = fed.server.model.module.eval()
         found = torch.cat([network(x[part]) for part in torch.split(rows, EVALUATION_BATCH)])
         total = total + s[rows, None] * found
         weight = weight + s[rows, None]
@@ -162,23 +162,23 @@ def distil(
     Returns:
         (size,) the student's weights.
     """
-    fed.model.load(torch.tensor(weights))
-    network = fed.model.module.train()
-    student = nn.Parameter(fed.model.vector[: fed.model.num_parameters])
+    fed.server.model.load(torch.tensor(weights))
+    network = fed.server.model.module.train()
+    student = nn.Parameter(fed.server.model.vector[: fed.server.model.num_parameters])
     adam = torch.optim.Adam([student])
-    total = torch.zeros((), device=fed.device)
+    total = torch.zeros((), device=fed.server.device)
     for batch, rate in zip(batches, rates, strict=True):
         found = network(x[batch]).log_softmax(dim=1)
         loss = nn.functional.kl_div(found, targets[batch], reduction="batchmean")
         total += loss.detach()
-        g = fed.model.gradient(loss)
+        g = fed.server.model.gradient(loss)
         if clip_norm < math.inf:
             g *= clip_norm / g.norm().clamp(min=clip_norm)
         student.grad = g
         adam.param_groups[0]["lr"] = rate
         adam.step()
     fed.log(distillation_loss=float(total) / len(batches))
-    return fed.model.weights()
+    return fed.server.model.weights()
 
 
 def pretrain(fed: Federation, weights: Vector, x: Tensor, epochs: int, batch_size: int) -> Vector:
@@ -193,23 +193,23 @@ def pretrain(fed: Federation, weights: Vector, x: Tensor, epochs: int, batch_siz
     Returns:
         (size,) the weights with trained features.
     """
-    fed.model.load(torch.tensor(weights))
-    network = fed.model.module.train()
+    fed.server.model.load(torch.tensor(weights))
+    network = fed.server.model.module.train()
     assert isinstance(network, Classifier)
     rng, D = fed.rng("pretraining"), network.head.in_features
     projection = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, PROJECTION_SIZE))
-    projection.to(fed.device)
+    projection.to(fed.server.device)
     trained = [*network.features.parameters(), *projection.parameters()]
     adam = torch.optim.Adam(trained, lr=PRETRAINING_LR)
     for _ in range(epochs):
-        order = torch.from_numpy(rng.permutation(len(x))).to(fed.device)
+        order = torch.from_numpy(rng.permutation(len(x))).to(fed.server.device)
         for batch in torch.split(order, batch_size):
             views = torch.cat([augment(x[batch], rng), augment(x[batch], rng)])
             adam.zero_grad()
             contrast(projection(network.features(views))).backward()  # type: ignore[no-untyped-call]
             adam.step()
     adam.zero_grad()
-    return fed.model.weights()
+    return fed.server.model.weights()
 
 
 def contrast(z: Tensor) -> Tensor:

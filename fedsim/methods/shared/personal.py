@@ -117,7 +117,7 @@ class SharedPart(PersonalModelsAlone[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        shared = self.sent_part(fed.model)
+        shared = self.sent_part(fed.server.model)
         mean = fed.mean(
             self.local_update,
             fed.sample(t),

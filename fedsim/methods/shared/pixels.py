@@ -10,9 +10,9 @@ from fedsim.federation import Federation, Vector
 
 def pixel_range(fed: Federation) -> Vector:
     """(2, C, 1, 1) normalised values of pixels 0 and 1."""
-    edges = np.zeros((2, fed.shape[0], 1, 1), dtype=np.float32)
+    edges = np.zeros((2, fed.server.shape[0], 1, 1), dtype=np.float32)
     edges[1] = 1
-    return np.array(fed.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
+    return np.array(fed.server.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
 
 
 def to_pixels(x: Tensor, pixels: Tensor) -> Tensor:

@@ -47,9 +47,9 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
     done = finish(model={"name": "cnn", "channels": [4, 4]}, train={"rounds": 4})
     models, again = client_models(done, [3], 2)
     own = models[3]
-    again.fed.model.load(own)
-    test = again.fed.prepare(again.dataset.test_x[[5, 9]], again.dataset.test_y[[5, 9]])
-    network = again.fed.model.module.eval()
+    again.fed.server.model.load(own)
+    test = again.fed.server.prepare(again.dataset.test_x[[5, 9]], again.dataset.test_y[[5, 9]])
+    network = again.fed.server.model.module.eval()
     with torch.no_grad():
         decided = network(test.x).argmax(dim=1)
     rng = np.random.default_rng(0)

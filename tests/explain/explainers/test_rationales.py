@@ -131,11 +131,11 @@ def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
     row = run(made, tmp_path).rounds.iloc[-1]  # of 1,200 test reviews, in three parts
     fed = federation(made)
     named = run(made, tmp_path).weights()
-    fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
-    assert isinstance(fed.model.module, RationaleClassifier)
+    fed.server.model.load(torch.cat([named[name].flatten() for name in fed.server.model.shapes]))
+    assert isinstance(fed.server.model.module, RationaleClassifier)
     data = made.data.load()
     x, y, marks = (torch.tensor(v) for v in (data.test_x, data.test_y, data.truth["signal"]))
-    expected = scores_of(fed.model.module, x, y, marks)
+    expected = scores_of(fed.server.model.module, x, y, marks)
     assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert row["majority"] == 0.5
 
@@ -151,7 +151,7 @@ def test_how_far_encoders_are_apart_is_on_record_after_every_round(tmp_path: Any
             evaluate={"every": 2},
         )
 
-    found, model = [], federation(made("fedbabu")).model
+    found, model = [], federation(made("fedbabu")).server.model
     assert isinstance(model.module, RationaleClassifier)
     for state in server_states(made("fedbabu"))[1:]:
         model.load(torch.tensor(state.weights))

@@ -240,8 +240,8 @@ def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
     own = ModelSnapshot.of(done, client=2)
     assert not torch.equal(whole.network().head.weight, own.network().head.weight)
     models, again = client_models(done, [2])
-    again.fed.model.load(models[2])
-    features, data = again.fed.model.module.eval().features, own.dataset
+    again.fed.server.model.load(models[2])
+    features, data = again.fed.server.model.module.eval().features, own.dataset
     for row, found in enumerate(documents(own, Inputs.of_rows(data, range(20)))):
         z = features.select(torch.tensor(data.test_x[row : row + 1]))[0]
         assert found.chosen == tuple(z[: len(found.words)].bool().tolist())

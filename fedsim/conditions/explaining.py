@@ -1,0 +1,268 @@
+"""Explanations of a round's models, and of what clients share of theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.data import Dataset
+from fedsim.errors import in_own_code
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.compare import Key, recorded
+from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
+from fedsim.explain.section import PREFIXES, Explain, map_shape
+from fedsim.explain.share import Share
+from fedsim.federation.client import Client
+from fedsim.federation.condition import Condition, ConditionFailed, Exchange, Round
+from fedsim.federation.context import WorkerContext
+from fedsim.federation.wire import to_arrays
+from fedsim.support.rng import keyed_rng, keyed_torch_rng
+
+Found = dict[Key, dict[str, Explained]]  # by explainer
+
+
+class Explanations(Condition):
+    """Models are explained in due rounds, and clients may send their explanations.
+
+    Args:
+        section: the experiment's `explain` section, resolved.
+        scored: the columns of rounds.parquet that it adds.
+    """
+
+    name: str = "explain"
+    order: ClassVar[int] = 80
+    section: Explain
+    scored: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.scored, "explain_seconds")
+
+    # -- on the server -------------------------------------------------------------------------
+
+    def due(self, round: Round, whose: str) -> bool:
+        """Whether models of this kind are explained in this round."""
+        last = round.runner.settings.rounds
+        return self.section.due(round.t, last) and whose in (self.section.of or ())
+
+    def chosen(self, round: Round, among: Sequence[int]) -> dict[int, bool]:
+        """Clients whose models are explained."""
+        K, seed = round.runner.num_clients, round.runner.seed
+        return dict.fromkeys(self.section.choose(among, K, seed), True)
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if not (round.running and self.due(round, "cohort")):
+            return exchange
+        told = {self.name: self.chosen(round, exchange.cohort.tolist())}
+        return replace(exchange, told={**exchange.told, **told})
+
+    def evaluated(
+        self, round: Round, model: Any, own_models: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Explain the global model and clients' personal models, if due.
+
+        Raises:
+            RunError: an explainer fails.
+        """
+        found: Found = round.kept.setdefault(self.name, {})
+        # A client's latest model of the round counts.
+        for k, own in round.notes.get(self.name, ()):
+            found["cohort", k] = own
+        if self.due(round, "global"):
+            numbers = range(len(self.section.explainers))
+            found["global", None] = self._of_server(round, numbers, model=model)
+        if self.due(round, "personal"):
+            # Of those that keep a state: without, a model has not been trained yet. If nobody
+            # does, models are made anew.
+            among = round.runner.states() or range(round.runner.num_clients)
+            chosen = self.chosen(round, list(among))
+            told = {self.name: chosen}
+            notes = round.runner.ask("_keep", list(chosen), own_models(), told)
+            found |= {("personal", k): of[self.name] for k, of in notes.items() if self.name in of}
+        share = self.section.share
+        if share is not None and (sent := self._sent(round, share, found)):
+            found["shared", None] = self._of_server(round, list(sent), model=model, given=sent)
+
+    def _of_server(
+        self, round: Round, numbers: Sequence[int], **arguments: Any
+    ) -> dict[str, Explained]:
+        """Explanations of a model by explainers (by their numbers), by name."""
+        found = round.runner.pieces(self.name, numbers, arguments)
+        return {self.section.explainers[number].name: one for number, one in found.items()}
+
+    def _sent(self, round: Round, share: Share, found: Found) -> dict[int, NDArray[np.float64]]:
+        """The server's aggregates of clients' explanations, (m, P) by the explainer's number."""
+        runner = round.runner
+        poisoners = share.poisoners(runner.num_clients, runner.seed)
+        aggregates = {}
+        for number, explainer in enumerate(self.section.explainers):
+            purpose = f"explain/share/{explainer.name}"
+            sent, quality = {}, {}
+            for (whose, k), own in sorted(found.items(), key=lambda item: in_order(item[0])):
+                # What is sent with a lost upload is lost.
+                if whose != "cohort" or k is None or "lost" in runner.rows.get(k, {}):
+                    continue
+                one = own[explainer.name]
+                rng = keyed_rng(runner.seed, purpose, round.t, k)
+                maps = share.sent(one.relevance, one.present, k in poisoners, rng)
+                if np.isfinite(maps).all():  # otherwise its model cannot predict the class
+                    sent[k], quality[k] = maps, share.quality(one.scores, k in poisoners)
+            together = share.aggregate(sent, quality)
+            if together is not None:
+                aggregates[number] = together
+        return aggregates
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        """Records the explanations; returns the means of their scores."""
+        explained: Found = round.kept.get(self.name, {})
+        if not explained:
+            return {}
+        keys = sorted(explained, key=in_order)
+        found = {
+            name: {k: explained[k][name] for k in keys if name in explained[k]}
+            for name in (explainer.name for explainer in self.section.explainers)
+        }
+        added = recorded(self.section, found, ledger.get("maps", {}))
+        round.runner.record("explanations", added.rows)
+        round.runner.record("maps", added.maps)
+        for name in sorted(
+            {str(row["explainer"]) for row in added.rows if "uninformative" in row}
+        ):
+            round.runner.notice(
+                f"warning: explainer {name} says nothing about some inputs, which have no scores: "
+                "all their parts are equally relevant, or not finite; see `uninformative` in "
+                "explanations.parquet"
+            )
+        ledger["maps"] = added.last
+        of_all = [one.seconds for own in explained.values() for one in own.values()]
+        return {**added.columns, "explain_seconds": math.fsum(of_all)}
+
+    def manifest(self, dataset: Dataset) -> dict[str, Any]:
+        scores = [asdict(metric) for metric in self.section.metrics(dataset)]
+        return {"explained": scores, "map_shape": map_shape(dataset)}
+
+    # -- at the client, and in the worker ------------------------------------------------------
+
+    def answered(self, client: Client, size: int) -> int:
+        """Explains the model that the client has trained; with `share`, it sends the maps."""
+        if self.name not in client.told or client.trained is None:
+            return size
+        if found := self.of_client(client):
+            client.notes[self.name] = found
+        share = self.section.share
+        return size + sum(share.size(one.present) for one in found.values()) if share else size
+
+    def of_client(self, client: Client) -> dict[str, Explained]:
+        """Explanations of the model that a client function has left as `trained`, by explainer.
+
+        Empty if the client has no inputs.
+
+        Raises:
+            ConditionFailed: an explainer fails.
+        """
+        context, section = client.context, self.section
+        about = _model(context, client.trained, client.round, client.id)
+        if section.inputs_from == "test":
+            inputs = self.inputs(context)
+        else:
+            rows = section.own_rows(client.splits, client.id, context.spec.seed)
+            if not len(rows):
+                return {}
+            central = client.splits.test_is_central and len(client.splits.test[client.id]) > 0
+            examples = context.test_examples(rows) if central else context.examples(rows)
+            inputs = ExplainedInputs(rows, examples.x, examples.y)
+        held = [client.splits.train[client.id], client.splits.unlabelled[client.id]]
+        raw = context.dataset.x[np.concatenate(held)]
+        return {
+            explainer.name: self._explained(context, about, number, inputs, raw)
+            for number, explainer in enumerate(section.explainers)
+        }
+
+    def piece(
+        self, context: WorkerContext, number: int, round: int, arguments: Mapping[str, Any]
+    ) -> Explained:
+        """One explainer's explanation of the global model.
+
+        Args:
+            number: the explainer's index in the section.
+            arguments: `model`, weights (size,) or the arrays of rules; `given`, (m, P) aggregates
+                of clients' explanations, to be scored instead, by number.
+
+        Raises:
+            ConditionFailed: the explainer fails.
+        """
+        context.model.restrict_classes(None)
+        about = _model(context, arguments["model"], round, None)
+        given = arguments.get("given", {}).get(number)
+        relevance = None if given is None else given.cpu().numpy()
+        return self._explained(context, about, number, self.inputs(context), None, relevance)
+
+    def inputs(self, context: WorkerContext) -> ExplainedInputs:
+        """The inputs of the central test set whose predictions are explained."""
+
+        def make() -> ExplainedInputs:
+            data = context.dataset
+            rows = self.section.rows(data, context.spec.seed)
+            truth = {kind: where[rows] for kind, where in data.truth.items()}
+            examples = context.test_examples(rows)
+            return ExplainedInputs(rows, examples.x, examples.y, truth)
+
+        return context.once(self.name, make)
+
+    def _explained(
+        self,
+        context: WorkerContext,
+        model: ExplainedModel,
+        number: int,
+        inputs: ExplainedInputs,
+        own: NDArray[Any] | None,
+        given: NDArray[Any] | None = None,
+    ) -> Explained:
+        explainer, seed = self.section.explainers[number], context.spec.seed
+        client = -1 if model.client is None else model.client
+        data = ExplainedData(context.dataset, context.inputs, own)
+        try:
+            # For networks that draw in evaluation as well.
+            with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):
+                return measure(self.section, explainer, model, data, inputs, given)
+        except Exception as error:  # a user's explainer or network may raise anything
+            whose = (
+                "the global model" if model.client is None else f"client {model.client}'s model"
+            )
+            raise ConditionFailed(
+                f"round {model.round}: explainer {explainer.name}, {whose}: {in_own_code(error)}"
+            ) from error
+
+
+def in_order(key: Key) -> tuple[int, int]:
+    """The global model first, then clients of the cohort, then those with personal models."""
+    whose, client = key
+    return list(PREFIXES).index(whose), -1 if client is None else client
+
+
+def _model(context: WorkerContext, own: Any, round: int, client: int | None) -> ExplainedModel:
+    network: nn.Module | None = None
+    rules = None
+    if isinstance(own, Mapping):
+        rules = to_arrays(dict(own))
+    elif isinstance(own, Tensor):
+        context.model.load(own)
+        network = context.model.module.eval()
+    else:
+        network = own.eval()
+    spec = context.spec
+    return ExplainedModel(
+        section=spec.model,
+        title="",
+        round=round,
+        seed=spec.seed,
+        client=client,
+        network=network,
+        rules=rules,
+    )

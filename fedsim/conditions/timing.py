@@ -1,0 +1,330 @@
+"""Simulated time: who takes part, who misses the deadline, what is lost on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.conditions.devices import (
+    RETRY,
+    Allowance,
+    Devices,
+    Fleet,
+    Selection,
+    planned_examples,
+)
+from fedsim.errors import NobodyAnswers
+from fedsim.federation.cohort import Cohort, cohort_size
+from fedsim.federation.condition import (
+    Condition,
+    Exchange,
+    Rehearsed,
+    Round,
+    Runner,
+    Withdrawn,
+    Work,
+)
+from fedsim.federation.reduction import Discard
+from fedsim.federation.wire import TIME_COLUMNS
+from fedsim.training import TrainingJob, work_of
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the devices of a round mean for a client's work.
+
+    Attributes:
+        allowance: what its device can do before the deadline, if there is one.
+        lost: whether its upload is lost.
+        share: on how many of how many examples it can train; None for all.
+    """
+
+    allowance: Allowance | None
+    lost: bool
+    share: tuple[int, int] | None = None
+
+
+@dataclass
+class Passed:
+    """A round so far, in simulated time.
+
+    Attributes:
+        began: seconds since the first round began.
+        selection: who takes part, if the method has asked.
+        elapsed: seconds of the round, if the method sets them.
+        ended: seconds of the round when each client's latest call ended.
+        late: examples and bytes down of those too slow.
+        worked: examples, and bytes down and up, of each client.
+    """
+
+    began: float
+    selection: Selection | None = None
+    elapsed: float | None = None
+    ended: dict[int, float] = field(default_factory=dict)
+    late: dict[int, tuple[int, int]] = field(default_factory=dict)
+    worked: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def seconds(self, deadline: float | None) -> float:
+        """How long the round has taken."""
+        if self.elapsed is not None:
+            return self.elapsed
+        waited = 0.0 if self.selection is None else self.selection.waited
+        if self.late:
+            waited = deadline or waited
+        elif self.selection is not None and not len(self.selection.kept):
+            waited = waited or RETRY
+        took = max([waited, *self.ended.values()])
+        return min(took, deadline or took)
+
+    def begun(self, cohort: Cohort) -> float:
+        """When a call of these clients begins: all wait for each other since their last one."""
+        return max((self.ended.get(k, 0.0) for k in cohort.tolist()), default=0.0)
+
+
+class SimulatedTime(Condition):
+    """Clients work as fast as their devices, which fail and go offline.
+
+    Args:
+        settings: the experiment's `devices` section.
+    """
+
+    name: str = "devices"
+    order: ClassVar[int] = 90  # by what others have made of messages
+    columns: ClassVar[tuple[str, ...]] = TIME_COLUMNS
+    loses_clients: ClassVar[bool] = True
+    settings: Devices
+
+    # -- on the server -------------------------------------------------------------------------
+
+    def fleet(self, runner: Runner) -> Fleet:
+        """The devices of all clients."""
+        K, seed = runner.num_clients, runner.seed
+        fleet: Fleet = runner.once(self.name, lambda: Fleet(self.settings, K, seed))
+        return fleet
+
+    def passed(self, round: Round) -> Passed:
+        """The round so far."""
+        clock = round.runner.ledger(self.name).get("seconds", 0.0)
+        passed: Passed = round.kept.setdefault(self.name, Passed(clock))
+        return passed
+
+    def set_clock(self, round: Round) -> None:
+        """Let as much time pass as the round has taken so far."""
+        passed = self.passed(round)
+        took = passed.seconds(self.settings.deadline)
+        round.runner.ledger(self.name)["seconds"] = passed.began + took
+
+    def clock(self, round: Round) -> DeviceClock:
+        return DeviceClock(self, round)
+
+    def sample(self, round: Round) -> Cohort:
+        passed = self.passed(round)
+        if passed.selection is None:
+            passed.selection = self._select(round)
+        if round.running:
+            self.set_clock(round)
+            if not len(passed.selection.kept):
+                raise NobodyAnswers(round.t, "no online client finishes before the deadline")
+        return passed.selection.kept
+
+    def _select(self, round: Round) -> Selection:
+        """The clients of the round, selected by their devices."""
+        runner, fleet = round.runner, self.fleet(round.runner)
+        online = np.flatnonzero(fleet.online(round.t, self.passed(round).began))
+        sampled = runner.draw(round.t, online, self.settings.over_selection)
+        wanted = cohort_size(runner.settings.participation, runner.num_clients)
+        if runner.independent_draws:
+            wanted = len(sampled)
+        # As learnt from the round before: examples, as a multiple of plain training, and bytes.
+        ratio, *moved = runner.ledger(self.name).get("work", (1.0, *runner.planned_bytes))
+        examples = ratio * planned(runner, sampled)
+        return fleet.select(sampled, wanted, round.t, examples, *moved)
+
+    def cohort(self, round: Round, cohort: Cohort) -> Cohort:
+        """Those who are too late take no further part."""
+        late = self.passed(round).late
+        return cohort[~np.isin(cohort, list(late))] if round.running and late else cohort
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        if not round.running:
+            return exchange
+        passed, cohort = self.passed(round), exchange.cohort
+        lost, allowances = self._lost(passed, exchange), dict[int, Allowance]()
+        if self.settings.deadline is not None:
+            moved = [exchange.bytes_down(k) for k in cohort.tolist()]
+            fleet, begun = self.fleet(round.runner), passed.begun(cohort)
+            allowances = fleet.allowances(cohort.tolist(), begun, moved)
+        told = {k: Told(allowances.get(k), k in lost) for k in {*allowances, *lost}}
+        return replace(exchange, told={**exchange.told, self.name: told}) if told else exchange
+
+    def _lost(self, passed: Passed, exchange: Exchange) -> frozenset[int]:
+        """Clients whose message is lost, if they send any."""
+        if passed.selection is None or isinstance(exchange.reduction, Discard):
+            return frozenset()
+        return passed.selection.lost
+
+    def worked(self, round: Round, exchange: Exchange, work: Work) -> str | None:
+        """Adds simulated time and energy to the costs; the slowest client's time passes."""
+        if not round.running:
+            return None
+        passed, fleet = self.passed(round), self.fleet(round.runner)
+        for k, examples in work.withdrawn.items():
+            passed.late[k] = examples, exchange.bytes_down(k)
+        costs = work.costs
+        if costs:
+            done = [
+                np.array([work.examples.get(k, 0) for k in costs]),
+                *(np.array([own[f"bytes_{way}"] for own in costs.values()]) for way in WAYS),
+            ]
+            seconds, joules = fleet.seconds(list(costs), *done), fleet.joules(list(costs), *done)
+            for own, took, spent in zip(
+                costs.values(), seconds.tolist(), joules.tolist(), strict=True
+            ):
+                own |= {"simulated_seconds": took, "energy_joules": spent}
+            end = passed.begun(exchange.cohort) + float(seconds.max())
+            passed.ended |= dict.fromkeys(exchange.cohort.tolist(), end)
+            for k, own_work in zip(costs, np.stack(done, axis=1).astype(np.float64), strict=True):
+                passed.worked[k] = passed.worked.get(k, 0.0) + own_work
+        self.set_clock(round)
+        return self._nobody(passed, exchange, work)
+
+    def _nobody(self, passed: Passed, exchange: Exchange, work: Work) -> str | None:
+        """Why nobody of those that take part in the round answers; None if somebody does."""
+        lost = self._lost(passed, exchange)
+        if isinstance(exchange.reduction, Discard) or not work.costs.keys() <= lost:
+            return None
+        cohort = exchange.cohort
+        kept = cohort if passed.selection is None else passed.selection.kept
+        if not (lost or work.withdrawn) or not np.isin(kept, [*cohort, *passed.late]).all():
+            return None
+        late = "no client finishes before the deadline"
+        return "the uploads of all clients are lost" if work.costs else late
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        """Adds rows of clients that dropped out; simulated time and energy of the round."""
+        runner, passed, fleet = round.runner, self.passed(round), self.fleet(round.runner)
+        selection = passed.selection
+        dropped: dict[int, str] = {} if selection is None else {**selection.dropped}
+        wanted = planned(runner, np.array(list(dropped), dtype=np.int64)).tolist()
+        wasted = {
+            k: (n, runner.planned_bytes[0]) for k, n in zip(dropped, wanted, strict=True)
+        } | passed.late
+        dropped |= dict.fromkeys(passed.late, "deadline")
+        for k, reason in dropped.items():
+            examples, moved = wasted[k]
+            joules = float(fleet.joules([k], examples, moved, 0)[0])
+            row = runner.rows.setdefault(k, {})  # it may have been evaluated
+            costs = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0, "energy_joules": joules}
+            row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}
+            row["dropped"] = reason
+        energy = math.fsum(row.get("energy_joules", 0.0) for row in runner.rows.values())
+        ledger["joules"] = ledger.get("joules", 0.0) + energy
+        if passed.worked:
+            done = np.stack(list(passed.worked.values()))
+            plain = planned(runner, np.array(list(passed.worked), dtype=np.int64)).sum()
+            ratio = float(done[:, 0].sum() / plain) if plain else 0.0
+            ledger["work"] = [ratio, *done[:, 1:].mean(axis=0).tolist()]
+        return {
+            "dropped": len(dropped),
+            "simulated_seconds": passed.seconds(self.settings.deadline),
+            "total_simulated_seconds": ledger.get("seconds", 0.0),
+            "energy_joules": energy,
+            "total_energy_joules": ledger["joules"],
+        }
+
+    # -- at the client -------------------------------------------------------------------------
+
+    def begin(self, id: int, told: Told, rehearse: Callable[[], Rehearsed]) -> Told:
+        """With `partial_work`, how many of how many examples a client can train on.
+
+        What it computes beside training, such as a gradient of all examples, cannot be less.
+        """
+        if told.allowance is None or not self.settings.partial_work:
+            return told
+        all_of_it = rehearse()
+        visited = all_of_it.trained
+        client = all_of_it.client
+        left = told.allowance.examples(all_of_it.size) - (client.examples - visited)
+        if visited <= max(left, 0):
+            return told
+        if left < max(1, min(client.settings.batch_size, visited)):
+            raise Withdrawn(client.examples)
+        return replace(told, share=(left, visited))
+
+    def training(self, client: Any, job: TrainingJob) -> TrainingJob:
+        """With its share of the steps, if the client must hurry."""
+        told: Told | None = client.told.get(self.name)
+        if told is None or told.allowance is None:
+            return job
+        _, visits = work_of(client.model, job, client.settings)
+        if told.share is None:
+            if client.examples + visits > told.allowance.examples():
+                raise Withdrawn(client.examples + visits)
+            return job
+        allowed, total = told.share
+        batch = max(1, min(client.settings.batch_size, len(job.y)))
+        steps = max(1, allowed * visits // total // batch)
+        return replace(job, most_steps=min(steps, job.most_steps or steps))
+
+    def visited(self, client: Any) -> None:
+        told: Told | None = client.told.get(self.name)
+        if told is None or told.allowance is None or told.share is not None:
+            return
+        if client.examples > told.allowance.examples():
+            raise Withdrawn(client.examples)
+
+    def answered(self, client: Any, size: int) -> int:
+        told: Told | None = client.told.get(self.name)
+        if told is not None:
+            # What a client neither trains on nor answers may reach it after the deadline.
+            awaited = client.examples > 0 or size > 0
+            allowance = told.allowance
+            if allowance and awaited and not allowance.covers(client.examples, size):
+                raise Withdrawn(client.examples)
+            client.lost = told.lost
+        return size
+
+
+WAYS = ("down", "up")
+
+
+def planned(runner: Runner, clients: Cohort) -> NDArray[np.float64]:
+    """(n,) number of examples that clients train on in a round, each pass counted."""
+    return planned_examples(runner.settings, runner.num_samples[clients])
+
+
+class DeviceClock:
+    """Simulated time of a round; see `fedsim.federation.condition.Clock`."""
+
+    def __init__(self, condition: SimulatedTime, round: Round) -> None:
+        self._condition, self._round = condition, round
+        self._fleet = condition.fleet(round.runner)
+
+    @property
+    def now(self) -> float:
+        return self._condition.passed(self._round).began
+
+    @property
+    def loss(self) -> float:
+        devices = self._condition.settings
+        return 1 - (1 - devices.dropout) * (1 - devices.packet_error)
+
+    @property
+    def retry(self) -> float:
+        return RETRY
+
+    def online(self, now: float) -> NDArray[np.bool_]:
+        return self._fleet.online(self._round.t, now)
+
+    def planned_seconds(self, clients: Sequence[int] | Cohort) -> NDArray[np.float64]:
+        runner, k = self._round.runner, np.asarray(clients, dtype=np.int64)
+        return self._fleet.seconds(k, planned(runner, k), *runner.planned_bytes)
+
+    def set_round_time(self, seconds: float) -> None:
+        self._condition.passed(self._round).elapsed = seconds
+        self._condition.set_clock(self._round)

@@ -1,0 +1,46 @@
+"""The manifest's entries about a run that is about to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.data.labels import label_rows
+from fedsim.federation import RunSpec, draw_cohort
+from fedsim.federation.engine import Engine
+from fedsim.results.folder import LABELS, RunFolder
+from fedsim.results.tables import write_table
+
+
+def describe(
+    folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
+) -> Iterator[str]:
+    """Write what is known of a run before its first round into its folder.
+
+    Yields:
+        Lines for the user.
+    """
+    experiment = folder.experiment
+    method = experiment.method
+    if dataset.y.ndim == 1:  # not for several targets per example
+        with folder.writing():
+            write_table(folder.path / LABELS, label_rows(dataset, splits))
+    if folder.manifest.get("clients_per_step") is None:
+        V = experiment.engine.clients_per_step
+        if V != 1 and not method.stackable:
+            V = 1
+            yield f"clients are trained one by one: method.name={method.name} has its own training"
+        elif V != 1:
+            share = experiment.train.participation
+            cohort = draw_cohort(experiment.seed, share, len(splits), 1)
+            V, why = engine.choose_clients_per_step(cohort.tolist())
+            yield why
+        folder.update(clients_per_step=V)
+    metrics = [asdict(metric) for metric in spec.shown(dataset)]
+    folder.update(server_device=str(engine.server_device()), metrics=metrics)
+    for condition in spec.conditions:
+        folder.update(**condition.manifest(dataset))
+    wanted = experiment.explain and (experiment.explain.of or ("cohort",))
+    if wanted and "cohort" in wanted and not method.trains_clients:
+        yield f"clients do not train models with method.name={method.name}"
