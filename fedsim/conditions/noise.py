@@ -108,7 +108,7 @@ class ExamplePrivacy(Condition):
     privacy: Privacy
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:
-        return replace(job, privacy=(self.privacy.clip, self.privacy.noise_multiplier))
+        return replace(job, dp_sgd=(self.privacy.clip, self.privacy.noise_multiplier))
 
     def trained(self, client: Any, job: TrainingJob, done: Trained) -> None:
         """Counts private steps, by the sampling rate of their batches."""

@@ -51,11 +51,23 @@ class RobustAggregation(ConditionOnMeans):
         return GatheredMean(self.rule, attack, colluding, trained, rng)
 
 
-class AttackSuccess(Condition):
-    """How many test examples with an attack's trigger the global model takes as wished."""
+class Hostile(Condition):
+    """Records who is an adversary, and whether the global model takes triggers as they wish.
 
-    name: str = "adversaries/success"
+    Args:
+        attack: what adversaries do.
+        adversaries: their numbers.
+    """
+
+    name: str = "adversaries/records"
+    order: ClassVar[int] = 95  # rows of clients that dropped out as well
     attack: Attack
+    adversaries: frozenset[int]
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        for k, row in round.runner.rows.items():
+            row["adversary"] = k in self.adversaries
+        return {}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -63,6 +75,8 @@ class AttackSuccess(Condition):
 
     @torch.no_grad()
     def totals(self, context: WorkerContext, part: slice) -> Totals:
+        if self.attack.success is None:
+            return {}
         found = context.prepare(*self.attack.triggered(context.dataset, part))
         if not len(found):
             return {}

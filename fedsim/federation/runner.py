@@ -169,8 +169,6 @@ class RoundRunner(Runner):
                 )
             record |= columns
         rows = [{"round": self.t, "client": k, **self._rows[k]} for k in sorted(self._rows)]
-        if adversaries := frozenset(self.context.splits.adversaries):
-            rows = [{**row, "adversary": row["client"] in adversaries} for row in rows]
         further = {
             table: [{"round": self.t, **row} for row in self._tables.get(table, [])]
             for table in (*RECORDED, "maps")

@@ -125,7 +125,7 @@ def _different(jobs: Sequence[TrainingJob]) -> str | None:
         return "clients have different functions (loss, perturb) or parts"
     if first.hooks.draw is not None:
         return "the loss draws something for each batch"
-    if any(job.privacy is not None for job in jobs):
+    if any(job.dp_sgd is not None for job in jobs):
         return "privacy.level=example takes a gradient of each example"
     if any(job.lr != first.lr for job in jobs):
         return "clients have different learning rates"

@@ -16,7 +16,7 @@ from fedsim.conditions.compression import Downlink, Link, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
 from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
-from fedsim.conditions.robust import AttackSuccess, RobustAggregation
+from fedsim.conditions.robust import Hostile, RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
 from fedsim.conditions.timing import SimulatedTime
 from fedsim.config.registry import MAIN, Config
@@ -201,12 +201,12 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
     if experiment.secure_aggregation is not None:
         found.append(SecureAggregation(settings=experiment.secure_aggregation))
     attack = experiment.adversaries and experiment.adversaries.attack
-    if attack and attack.success is not None:
-        found.append(AttackSuccess(attack=attack))
+    hostile = frozenset(splits.adversaries)
+    if attack:
+        found.append(Hostile(attack=attack, adversaries=hostile))
     attack = attack if attack and attack.forges else None
     if experiment.aggregation is not None or attack is not None:
         name = "adversaries" if experiment.aggregation is None else "aggregation"
-        hostile = frozenset(splits.adversaries)
         found.append(
             RobustAggregation(
                 name=name, rule=experiment.aggregation, attack=attack, adversaries=hostile
@@ -479,7 +479,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 most_steps=1,
             )
             job = _as_trained(job, context)
-            private = job.privacy is not None
+            private = job.dp_sgd is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise

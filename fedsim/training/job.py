@@ -273,7 +273,7 @@ class TrainingJob:
         linear: v (P,); ⟨v, w⟩ is added to the loss.
         quadratic: a; (a/2)·‖w‖² is added to the loss.
         most_steps: maximum number of steps, even within an epoch; None for no limit.
-        privacy: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
+        dp_sgd: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
     """
 
     weights: Tensor
@@ -287,7 +287,7 @@ class TrainingJob:
     linear: Tensor | None = None
     quadratic: float = 0.0
     most_steps: int | None = None
-    privacy: tuple[float, float] | None = None
+    dp_sgd: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

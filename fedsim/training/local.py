@@ -37,7 +37,7 @@ def work_of(model: FlatModel, job: TrainingJob, settings: Train) -> tuple[int, i
     steps = job.epochs * per_epoch
     if job.most_steps is not None:
         steps = min(steps, job.most_steps)
-    if job.privacy is not None:
+    if job.dp_sgd is not None:
         return steps, steps * min(n, size)
     epochs, rest = divmod(steps, max(1, per_epoch))
     return steps, epochs * end + rest * size
@@ -53,7 +53,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """
     model.load(job.weights)
     model.train()
-    if job.privacy is not None:
+    if job.dp_sgd is not None:
         return _train_privately(model, job, settings)
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
@@ -84,8 +84,8 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
 
 def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """DP-SGD: g = (Σ_i clip(g_i) + z·C·N(0, I)) / B, over Poisson-sampled batches."""
-    assert job.privacy is not None
-    (clip, z), B, n = job.privacy, settings.batch_size, len(job.y)
+    assert job.dp_sgd is not None
+    (clip, z), B, n = job.dp_sgd, settings.batch_size, len(job.y)
     if n == 0:
         raise ValueError("no training example to make a step with")
     if job.hooks.perturb is not None:

@@ -54,7 +54,7 @@ Y = torch.arange(23) % 3
 
 def job(model: FlatModel, clip: float, z: float, **fields: Any) -> TrainingJob:
     given = (model.vector.clone(), X, Y, 0.3, 2, np.random.default_rng(5), Hooks(LOSS))
-    return TrainingJob(*given, privacy=(clip, z), **fields)
+    return TrainingJob(*given, dp_sgd=(clip, z), **fields)
 
 
 def by_hand(model: FlatModel, clip: float, z: float, B: int) -> Tensor:
