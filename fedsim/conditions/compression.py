@@ -12,13 +12,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.conditions.codecs import Codec
 from fedsim.conditions.privacy import reference
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError, in_own_code
 from fedsim.federation.condition import Condition, Exchange, Layers, Round, Sent
+from fedsim.federation.context import RunSpec
 from fedsim.federation.reduction import Update, since_sent
 from fedsim.federation.wire import NotCounted, PerClient, each_leaf, nbytes
+from fedsim.support.rng import keyed_rng
 
 Vector = NDArray[np.float32]
 
@@ -160,6 +164,25 @@ class Uplink(Condition):
     order: ClassVar[int] = 60  # others act on what it has encoded
     idle: ClassVar[str] = "clients send no updates"
     codec: Codec
+
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        """Refuse error feedback with a codec that loses more than it is given."""
+        codec, size = self.codec, sum(p.numel() for p in network.parameters() if p.requires_grad)
+        if not (codec.error_feedback and size):
+            return
+        rng = keyed_rng(0, "try codec")
+        v = rng.standard_normal(size).astype(np.float32)
+        try:
+            arrived, _ = Link(codec, {}).code(v, rng)
+        except Exception as error:  # of the user's own code
+            raise ExperimentError(f"uplink.name={codec.name}: {in_own_code(error)}") from error
+        lost = np.linalg.norm(arrived - v) / np.linalg.norm(v)
+        if lost >= 1:
+            raise ExperimentError(
+                f"uplink.error_feedback: name={codec.name} loses {lost:.1f} times the norm of "
+                "what it is given, so that what clients keep would grow without bound; set "
+                "uplink.error_feedback=false, or take another codec"
+            )
 
     def sent(self, client: Any, sent: Sent) -> Sent:
         link = Link(self.codec, sent.layers)

@@ -8,10 +8,15 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import nn
 
 from fedsim.conditions.privacy import Privacy, clipped, reference
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
+from fedsim.federation.context import RunSpec
 from fedsim.federation.reduction import (
     Mean,
     NothingToReduce,
@@ -19,8 +24,8 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.wire import to_arrays
-from fedsim.training import Trained, TrainingJob
-from fedsim.training.dp_sgd import sampling_rate
+from fedsim.training import FlatModel, Trained, TrainingJob
+from fedsim.training.dp_sgd import check_examples_apart, sampling_rate
 
 
 class ClientPrivacy(ConditionOnMeans):
@@ -38,6 +43,20 @@ class ClientPrivacy(ConditionOnMeans):
     @property
     def hides(self) -> frozenset[str]:
         return self.privacy.hides
+
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        """Refuse noise on running statistics: a variance would end up below 0."""
+        model = FlatModel(network, torch.device("cpu"))
+        part = spec.functions.sent_part(model)
+        sent = np.ones(model.size, np.bool_) if part is None else part
+        inside = model.named(torch.from_numpy(sent))
+        for layer, buffer in network.named_buffers():
+            if buffer.is_floating_point() and layer in inside and inside[layer].any():
+                raise ExperimentError(
+                    f"privacy: model.name={spec.model.name} has running statistics ('{layer}'), "
+                    "which the noise on all that clients send would corrupt; take a model "
+                    "without batch norm, or a method that keeps it (fedbn)"
+                )
 
     def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
         drawn = np.array_equal(cohort, round.runner.sample(round.t))
@@ -106,6 +125,9 @@ class ExamplePrivacy(Condition):
     order: ClassVar[int] = 40
     columns: ClassVar[tuple[str, ...]] = ("epsilon",)
     privacy: Privacy
+
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        check_examples_apart(network)
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:
         return replace(job, dp_sgd=(self.privacy.clip, self.privacy.noise_multiplier))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.aggregators import Aggregator
 from fedsim.conditions.privacy import reference
-from fedsim.errors import RunError
-from fedsim.federation.cohort import Cohort
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError, FedsimWarning, RunError
+from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
-from fedsim.federation.context import WorkerContext
+from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -43,12 +45,50 @@ class RobustAggregation(ConditionOnMeans):
     attack: Attack | None = None
     adversaries: frozenset[int] = frozenset()
 
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        """Refuse a rule for which a round has too few updates, or too many of adversaries."""
+        rule, K = self.rule, len(splits)
+        if rule is None:
+            return
+        n = spec.functions.updates_per_round(cohort_size(spec.train.participation, K))
+        try:
+            rule.check(n)
+        except ValueError as error:
+            raise ExperimentError(f"aggregation.name={rule.name}: {error}") from None
+        expected = -(-len(self.adversaries) * n // K)
+        if expected > (most := rule.max_adversaries(n)):
+            raise ExperimentError(
+                f"adversaries.share={len(self.adversaries) / K:g}: about {expected} of the {n} "
+                f"clients of a cohort are adversaries, and aggregation.name={rule.name} "
+                f"withstands {most} ({rule.bound})"
+            )
+        if rule.weighted:
+            _warn_of_weights(rule.name, splits)
+
     def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
         colluding = self.adversaries.intersection(cohort.tolist())
         attack = self.attack if colluding else None
         rng = round.rng(f"attack/{round.note(self.name, None)}")
         trained = {n: sum(map(math.prod, shapes)) for n, shapes in round.runner.layers.items()}
         return GatheredMean(self.rule, attack, colluding, trained, rng)
+
+
+def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
+    """Warn if few clients hold so many examples that a rule that follows weights follows them."""
+    held = splits.train.lengths
+    most, hostile = int(held.argmax()), held[list(splits.adversaries)].sum() / held.sum()
+    share = held[most] / held.sum()
+    who = f"the adversaries hold {hostile:.0%}" if hostile >= 0.5 else ""
+    if not who and share >= 0.5:
+        who = f"client {most} holds {share:.0%}"
+    if who:
+        warnings.warn(
+            f"aggregation.name={rule} follows the weights of updates, and {who} of the training "
+            "examples: they decide alone where a method weighs clients by them; "
+            "aggregation.name=median counts clients",
+            FedsimWarning,
+            stacklevel=2,
+        )
 
 
 class Hostile(Condition):

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.config.registry import Config
-from fedsim.errors import RunError
-from fedsim.federation.cohort import Cohort
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError, RunError
+from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import ConditionOnMeans, Round
+from fedsim.federation.context import RunSpec
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
@@ -101,6 +103,14 @@ class SecureAggregation(ConditionOnMeans):
     @property
     def hides(self) -> frozenset[str]:
         return self.settings.hides
+
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        share, K = spec.train.participation, len(splits)
+        if cohort_size(share, K) < 2:
+            raise ExperimentError(
+                f"secure_aggregation: hides a client among others of its cohort, and "
+                f"train.participation={share} of {K} clients samples one; {2 / K:g} samples two"
+            )
 
     def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
         if len(cohort) < 2:

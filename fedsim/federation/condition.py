@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.config.registry import Component, Registry
+from fedsim.data import ClientSplits
 from fedsim.errors import RunError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.reduction import Reduction, WeightedMean
@@ -311,6 +312,18 @@ class Condition(Component):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return ()
+
+    def check(self, spec: Any, splits: ClientSplits, network: nn.Module) -> None:
+        """Refuse a run before it starts.
+
+        Args:
+            spec: the run's `RunSpec`: its method is `functions`.
+            splits: the examples that each client holds.
+            network: the run's model.
+
+        Raises:
+            ExperimentError: the condition cannot be met; the message names the key.
+        """
 
     def clock(self, round: Round) -> Clock | None:
         """(server) Simulated time, if the condition has any."""

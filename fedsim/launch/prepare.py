@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -11,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.conditions.codecs import Codec
-from fedsim.conditions.compression import Downlink, Link, Uplink
+from fedsim.conditions.compression import Downlink, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
 from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
@@ -25,7 +23,6 @@ from fedsim.data.subset import take_stratified
 from fedsim.errors import (
     ExperimentError,
     FedsimError,
-    FedsimWarning,
     in_one_line,
     in_own_code,
 )
@@ -47,8 +44,7 @@ from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import FlatModel, Hooks, TrainingJob, has_batch_norm, lacks_memory
-from fedsim.training.dp_sgd import check_examples_apart
+from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
 
 
 def prepare(
@@ -78,13 +74,6 @@ def prepare(
             f"train.participation={share} of {len(splits)} clients samples nobody; "
             f"{1 / len(splits):g} samples one"
         )
-    if experiment.secure_aggregation is not None and cohort_size(share, len(splits)) < 2:
-        raise ExperimentError(
-            f"secure_aggregation: hides a client among others of its cohort, and "
-            f"train.participation={share} of {len(splits)} clients samples one; "
-            f"{2 / len(splits):g} samples two"
-        )
-    _check_aggregation(experiment, splits)
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
@@ -110,8 +99,6 @@ def prepare(
         )
     )
     _check_rounds(experiment, splits)
-    privacy = experiment.privacy
-    of_clients = privacy if privacy is not None and privacy.level == "client" else None
     spec = RunSpec(
         model=experiment.model,
         objective=objective,
@@ -124,14 +111,11 @@ def prepare(
     )
     network = _try_model(spec)
     _check_saved(network, spec)
-    if privacy is not None and of_clients is None:
-        check_examples_apart(network)
-    if trained := sum(p.numel() for p in network.parameters() if p.requires_grad):
-        _check_feedback(experiment.uplink, trained)
+    for condition in spec.conditions:
+        condition.check(spec, splits, network)
+    if any(p.requires_grad for p in network.parameters()):
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
-    if of_clients is not None:
-        _check_no_running_stats(network, experiment)
     experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
@@ -209,7 +193,10 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
         name = "adversaries" if experiment.aggregation is None else "aggregation"
         found.append(
             RobustAggregation(
-                name=name, rule=experiment.aggregation, attack=attack, adversaries=hostile
+                name=name,
+                rule=experiment.aggregation,
+                attack=attack,
+                adversaries=hostile,
             )
         )
     if experiment.uplink is not None:
@@ -219,45 +206,6 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
     if experiment.devices is not None:
         found.append(SimulatedTime(settings=experiment.devices))
     return found
-
-
-def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
-    """Refuse a rule for which a round has too few updates, or too many of adversaries."""
-    rule, K = experiment.aggregation, len(splits)
-    if rule is None:
-        return
-    n = experiment.method.updates_per_round(cohort_size(experiment.train.participation, K))
-    try:
-        rule.check(n)
-    except ValueError as error:
-        raise ExperimentError(f"aggregation.name={rule.name}: {error}") from None
-    expected = -(-len(splits.adversaries) * n // K)
-    adversaries, most = experiment.adversaries, rule.bears(n)
-    if adversaries is not None and expected > most:
-        raise ExperimentError(
-            f"adversaries.share={adversaries.share:g}: about {expected} of the {n} clients of a "
-            f"cohort are adversaries, and aggregation.name={rule.name} bears {most} ({rule.bound})"
-        )
-    if rule.weighted:
-        _warn_of_weights(rule.name, splits)
-
-
-def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
-    """Warn if few clients hold so many examples that a rule that follows weights follows them."""
-    held = splits.train.lengths
-    most, hostile = int(held.argmax()), held[list(splits.adversaries)].sum() / held.sum()
-    share = held[most] / held.sum()
-    who = f"the adversaries hold {hostile:.0%}" if hostile >= 0.5 else ""
-    if not who and share >= 0.5:
-        who = f"client {most} holds {share:.0%}"
-    if who:
-        warnings.warn(
-            f"aggregation.name={rule} follows the weights of updates, and {who} of the training "
-            "examples: they decide alone where a method weighs clients by them; "
-            "aggregation.name=median counts clients",
-            FedsimWarning,
-            stacklevel=2,
-        )
 
 
 def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
@@ -510,25 +458,6 @@ def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
     return job
 
 
-def _check_feedback(codec: Codec | None, size: int) -> None:
-    """Refuse error feedback with a codec that loses more than it is given."""
-    if codec is None or not codec.error_feedback:
-        return
-    rng = keyed_rng(0, "try codec")
-    v = rng.standard_normal(size).astype(np.float32)
-    try:
-        arrived, _ = Link(codec, {}).code(v, rng)
-    except Exception as error:  # of the user's own code
-        raise ExperimentError(f"uplink.name={codec.name}: {in_own_code(error)}") from error
-    lost = np.linalg.norm(arrived - v) / np.linalg.norm(v)
-    if lost >= 1:
-        raise ExperimentError(
-            f"uplink.error_feedback: name={codec.name} loses {lost:.1f} times the norm of "
-            "what it is given, so that what clients keep would grow without bound; set "
-            "uplink.error_feedback=false, or take another codec"
-        )
-
-
 def _check_saved(network: nn.Module, spec: RunSpec) -> None:
     """Refuse networks whose saved weights would not make the same model again.
 
@@ -572,18 +501,3 @@ def _unsaved(network: nn.Module) -> dict[str, torch.Tensor]:
         own = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
         found |= {f"{name}.{k}".removeprefix("."): v for k, v in own.items()}
     return {name: tensor for name, tensor in found.items() if name not in saved}
-
-
-def _check_no_running_stats(network: nn.Module, experiment: Experiment) -> None:
-    """Refuse noise on running statistics: a variance would end up below 0."""
-    model = FlatModel(network, torch.device("cpu"))
-    part = experiment.method.sent_part(model)
-    sent = np.ones(model.size, np.bool_) if part is None else part
-    inside = model.named(torch.from_numpy(sent))
-    for layer, buffer in network.named_buffers():
-        if buffer.is_floating_point() and layer in inside and inside[layer].any():
-            raise ExperimentError(
-                f"privacy: model.name={experiment.model.name} has running statistics "
-                f"('{layer}'), which the noise on all that clients send would corrupt; take a "
-                "model without batch norm, or a method that keeps it (fedbn)"
-            )

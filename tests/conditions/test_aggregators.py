@@ -97,12 +97,12 @@ def test_of_identical_changes_it_is_that_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_bears_as_many_outliers_as_it_says(name: str) -> None:
+def test_it_withstands_as_many_outliers_as_it_says(name: str) -> None:
     changes, _ = drawn(15, 4)
     weights = np.ones(15)
     made = rule(name)
     made.check(15)
-    f = made.bears(15)
+    f = made.max_adversaries(15)
     assert f == (3 if name in ("krum", "multi_krum", "trimmed_mean") else 7)
     changes[:f] = 1e9
     found = made.aggregate(changes, weights)
@@ -133,7 +133,7 @@ def test_a_norm_that_nobody_exceeds_clips_nothing() -> None:
 
 
 def test_shares_are_rounded_up_but_not_by_rounding_errors() -> None:
-    assert [rule("trimmed_mean", trim=0.1).bears(n) for n in (30, 31, 5)] == [3, 4, 1]
+    assert [rule("trimmed_mean", trim=0.1).max_adversaries(n) for n in (30, 31, 5)] == [3, 4, 1]
 
 
 @pytest.mark.parametrize(

@@ -266,15 +266,15 @@ def test_a_rule_is_checked_against_the_buffer_of_fedbuff() -> None:
         (
             {"aggregation": {"name": "median"}, "adversaries": {**FLIPS, "share": 0.5}},
             "adversaries.share=0.5: about 5 of the 10 clients of a cohort are adversaries, and "
-            "aggregation.name=median bears 4 (f < n/2)",
+            "aggregation.name=median withstands 4 (f < n/2)",
         ),
         (
             {"aggregation": {"name": "trimmed_mean", "trim": 0.1}, "adversaries": FLIPS},
-            "aggregation.name=trimmed_mean bears 1 (f ≤ ⌈trim·n⌉)",
+            "aggregation.name=trimmed_mean withstands 1 (f ≤ ⌈trim·n⌉)",
         ),
         (
             {"aggregation": {"name": "krum"}, "adversaries": {**FLIPS, "share": 0.4}},
-            "bears 2 (f as assumed by aggregation.adversaries, and n ≥ 2f + 3)",
+            "withstands 2 (f as assumed by aggregation.adversaries, and n ≥ 2f + 3)",
         ),
         (
             {"aggregation": {"name": "krum"}, "train": {"participation": 0.4}},
@@ -283,7 +283,7 @@ def test_a_rule_is_checked_against_the_buffer_of_fedbuff() -> None:
         ),
     ],
 )
-def test_more_adversaries_than_a_rule_bears(sections: dict[str, Any], message: str) -> None:
+def test_more_adversaries_than_a_rule_withstands(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as refused:
         prepare(small_experiment(**sections))
     assert message in str(refused.value)

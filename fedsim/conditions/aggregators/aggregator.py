@@ -29,7 +29,7 @@ class Aggregator(Component, ABC):
         >>> class Midrange(Aggregator):
         ...     name: str = "my_module:Midrange"
         ...     bound = "f = 0"
-        ...     def bears(self, n):
+        ...     def max_adversaries(self, n):
         ...         return 0
         ...     def aggregate(self, changes, weights):
         ...         return (changes.min(axis=0) + changes.max(axis=0)) / 2
@@ -50,7 +50,7 @@ class Aggregator(Component, ABC):
             weights: (n,) weights of the updates, all above 0.
         """
 
-    def bears(self, n: int) -> int:
+    def max_adversaries(self, n: int) -> int:
         """The largest number of adversaries among n clients that the rule withstands."""
         return (n - 1) // 2
 

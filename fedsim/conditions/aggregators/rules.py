@@ -52,11 +52,11 @@ class TrimmedMean(Aggregator):
     trim: float = Field(0.2, ge=0, lt=0.5)
     bound: ClassVar[str] = "f ≤ ⌈trim·n⌉"
 
-    def bears(self, n: int) -> int:
+    def max_adversaries(self, n: int) -> int:
         return _share_of(self.trim, n)
 
     def check(self, n: int) -> None:
-        cut = self.bears(n)
+        cut = self.max_adversaries(n)
         if 2 * cut >= n:
             raise ValueError(
                 f"trim={self.trim} leaves out {cut} values at either end, and there are only {n} "
@@ -65,7 +65,7 @@ class TrimmedMean(Aggregator):
 
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:
         n = len(changes)
-        cut = self.bears(n)
+        cut = self.max_adversaries(n)
         found: Changes = np.sort(changes, axis=0)[cut : n - cut].mean(axis=0)
         return found
 
@@ -111,11 +111,11 @@ class _Krum(Aggregator, ABC):
     adversaries: float = Field(0.2, ge=0, lt=0.5)
     bound: ClassVar[str] = "f as assumed by aggregation.adversaries, and n ≥ 2f + 3"
 
-    def bears(self, n: int) -> int:
+    def max_adversaries(self, n: int) -> int:
         return _share_of(self.adversaries, n)
 
     def check(self, n: int) -> None:
-        f = self.bears(n)
+        f = self.max_adversaries(n)
         if n < 2 * f + 3:
             raise ValueError(
                 f"with f = {f} adversaries (aggregation.adversaries={self.adversaries}) it needs "
@@ -129,7 +129,9 @@ class _Krum(Aggregator, ABC):
         squares = np.diagonal(products)
         distances = np.maximum(squares[:, None] + squares - 2 * products, 0)
         np.fill_diagonal(distances, 0)
-        nearest = np.sort(distances, axis=1)[:, 1 : n - self.bears(n) - 1]  # without itself
+        nearest = np.sort(distances, axis=1)[
+            :, 1 : n - self.max_adversaries(n) - 1
+        ]  # without itself
         return np.argsort(nearest.sum(axis=1), kind="stable")
 
 
@@ -169,7 +171,7 @@ class MultiKrum(_Krum):
 
     def check(self, n: int) -> None:
         super().check(n)
-        f = self.bears(n)
+        f = self.max_adversaries(n)
         if self.selected is not None and self.selected > n - f:
             raise ValueError(
                 f"selected={self.selected}: of {n} clients, f = {f} are assumed to be "
@@ -177,7 +179,7 @@ class MultiKrum(_Krum):
             )
 
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:
-        m = self.selected or len(changes) - self.bears(len(changes))
+        m = self.selected or len(changes) - self.max_adversaries(len(changes))
         found: Changes = changes[np.sort(self._best_first(changes)[:m])].mean(axis=0)
         return found
 
