@@ -131,8 +131,8 @@ class Rounds:
         """
         folder, checkpoints = self.folder, self.checkpoints
         found = checkpoints.latest(initial, self.runner, check=partial(check_tables, folder.path))
-        while checkpoints.passed_over:
-            yield f"{checkpoints.passed_over.pop(0)}; skipping this checkpoint"
+        while checkpoints.skipped:
+            yield f"{checkpoints.skipped.pop(0)}; skipping this checkpoint"
         if found is None:
             begin, state, ledger = 0, initial, new_ledger()
         else:

@@ -241,7 +241,7 @@ def check_objective(
       numbers.
     - The loss (B,) of an example does not depend on the rest of the batch, and is differentiable.
     - Scores do not depend on how examples are cut into batches.
-    - The gradient from `written_out` agrees with autograd.
+    - The gradient from `output_gradient` agrees with autograd.
 
     Args:
         data: a data set for the objective; 40 examples of the test set are used.
@@ -307,7 +307,7 @@ def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: st
         torch.allclose(alone, losses[:5], rtol=1e-3, atol=1e-5),
         f"{what}: the loss of an example depends on what else is in the batch",
     )
-    written = objective.written_out()
+    written = objective.output_gradient()
     if written is None:
         return
     returned = network(x).detach().requires_grad_()
@@ -317,7 +317,7 @@ def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: st
     _check(
         torch.allclose(values, expected, rtol=1e-3, atol=1e-5)
         and torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-6),
-        f"{what}: written_out returns other losses, or another gradient, than `loss` has",
+        f"{what}: output_gradient returns other losses, or another gradient, than `loss` has",
     )
 
 

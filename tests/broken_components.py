@@ -106,8 +106,8 @@ class MixedLoss(Classification):
 
 
 class OtherGradient(Classification):
-    def written_out(self) -> OutputGradient | None:
-        right = super().written_out()
+    def output_gradient(self) -> OutputGradient | None:
+        right = super().output_gradient()
         assert right is not None
 
         def doubled(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

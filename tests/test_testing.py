@@ -81,7 +81,7 @@ def test_broken_methods(method: Any, message: str) -> None:
         (broken.Unscored, "has no score for its metric 'f1'"),
         (broken.MeanLoss, "loss must return one number for each example, (18,), not ()"),
         (broken.MixedLoss, "the loss of an example depends on what else is in the batch"),
-        (broken.OtherGradient, "written_out returns other losses, or another gradient, than"),
+        (broken.OtherGradient, "output_gradient returns other losses, or another gradient, than"),
         (broken.MeansOfBatches, "where they are cut into batches; totals must be sums or arrays"),
     ],
 )

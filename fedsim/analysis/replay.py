@@ -104,7 +104,7 @@ class Replay:
         """The federation, as the run's method sees it."""
         return Federation(self.runner)
 
-    def go_on(self, on_client_done: OnClientDone = lambda client: None) -> None:
+    def next_round(self, on_client_done: OnClientDone = lambda client: None) -> None:
         """Repeat the next round.
 
         Args:
@@ -268,7 +268,7 @@ def replay(
     except Damaged as damage:
         until, wrong = min(after, last - 1), [str(damage)]
     found = checkpoints.latest(initial, runner, until, check=partial(check_progress, run.path))
-    for line in [*wrong, *checkpoints.passed_over]:
+    for line in [*wrong, *checkpoints.skipped]:
         warnings.warn(f"{line}; recomputing rounds", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
@@ -277,7 +277,7 @@ def replay(
     again = Replay(run, runner, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)
-        again.go_on()
+        again.next_round()
     runner.begin(again.after)  # checkpoints do not set the round
     return again
 
@@ -325,7 +325,7 @@ def client_models(
         again = replay(run, after - 1, on_round, dataset)
         models, look = _noted(clients)
         on_round(after)
-        again.go_on(look)
+        again.next_round(look)
     for k in clients:
         if k not in models:
             raise RunFolderError(f"client {k} has no own model after round {again.after}")

@@ -1,4 +1,4 @@
-"""How many client actors fit a cluster, decided before they start."""
+"""Placement: how many client actors fit a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is doubtful about data: each a line for a warning, as training goes on."""
+"""Warnings about doubtful data, a line each, as training goes on."""
 
 from __future__ import annotations
 

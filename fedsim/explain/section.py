@@ -315,7 +315,7 @@ class Explain(Config):
         }
         for name in wanted or ():
             if name not in able:
-                raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
+                raise ExperimentError(f"explain.scores: {name}: {_why_impossible(name, dataset)}")
         names = wanted or tuple(n for n, s in SCORES.items() if n in able and s.usual)
         return self.model_copy(update={"of": of, "scores": names})
 
@@ -445,7 +445,7 @@ def _applies(score: Score, whose: Whose) -> bool:
     return whose != "shared" or not (score.about == "clients" or score.again)
 
 
-def _obstacle(name: str, dataset: Dataset) -> str:
+def _why_impossible(name: str, dataset: Dataset) -> str:
     """Why a score is impossible for the data or the method."""
     about = SCORES[name].about
     if about == "truth":

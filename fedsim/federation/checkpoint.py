@@ -196,7 +196,7 @@ class Checkpoints:
 
     Attributes:
         run: as given.
-        passed_over: what is wrong with each damaged checkpoint that `latest` skipped.
+        skipped: what is wrong with each damaged checkpoint that `latest` skipped.
         unnamed: the rounds of those that `damage` read and that do not name their run, as in
             earlier versions.
     """
@@ -210,7 +210,7 @@ class Checkpoints:
         # Client states that the last two checkpoints refer to.
         self._latest: set[str] = set()
         self._before: set[str] = set()
-        self.passed_over: list[str] = []
+        self.skipped: list[str] = []
         self.unnamed: list[int] = []
 
     def save(self, t: int, state: Any, runner: RoundRunner, progress: Mapping[str, Any]) -> None:
@@ -300,7 +300,7 @@ class Checkpoints:
                     for id, name in content.clients.items()
                 }
             except Damaged as damage:
-                self.passed_over.append(str(damage))
+                self.skipped.append(str(damage))
                 continue
             runner.restore(states)
             handles = runner.states()

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and how a cohort is divided into blocks of work."""
+"""Cohorts: drawing them, and dividing them into blocks of work."""
 
 from __future__ import annotations
 

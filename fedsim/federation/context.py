@@ -1,4 +1,4 @@
-"""What client work runs on: a network, the data, a device."""
+"""Run specifications, and the network, data and device of a process."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class WorkerContext:
         return Stack(self.model)
 
     @cached_property
-    def obstacle(self) -> str | None:
+    def why_not_stacked(self) -> str | None:
         """Why this network cannot be trained in stacks; None if it can."""
         if self.splits_at(0).labels is not None:
             return "clients learn different tasks"
@@ -168,7 +168,7 @@ class WorkerContext:
         if len(few) < 5:
             return "there are too few examples to try it"
         try:
-            return self.stack.obstacle(few.x, few.y, self.spec.train, self.spec.objective.loss)
+            return self.stack.why_not(few.x, few.y, self.spec.train, self.spec.objective.loss)
         except Exception as error:  # a user's network may raise anything
             if lacks_memory(error):
                 raise

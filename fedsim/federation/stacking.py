@@ -87,8 +87,8 @@ def train_together(
     """
     jobs = [suspended.job for suspended in waiting.values()]
     started = time.perf_counter()
-    obstacle = context.obstacle or _different(jobs)
-    if obstacle is None:
+    reason = context.why_not_stacked or _different(jobs)
+    if reason is None:
         lacking = None
         before = generator_state(context.device)
         try:
@@ -96,8 +96,8 @@ def train_together(
                 jobs, context.spec.train, [each.generator for each in waiting.values()]
             )
         except Exception as error:  # not possible under vmap, or fails for one client as well
-            obstacle = in_one_line(error)
-            lacking = obstacle if lacks_memory(error) else None
+            reason = in_one_line(error)
+            lacking = reason if lacks_memory(error) else None
         if lacking is not None:
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()  # for the next try, also of other processes on the GPU
@@ -106,11 +106,11 @@ def train_together(
             )
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
-            obstacle = "perturb draws random numbers"
-    if obstacle is not None:
+            reason = "perturb draws random numbers"
+    if reason is not None:
         for id in waiting:
             trainers[id].alone = True
-        return obstacle
+        return reason
     seconds = (time.perf_counter() - started) / len(jobs)
     for id, result in zip(waiting, zip(trained, generators, strict=True), strict=True):
         trainers[id].results.append(result)

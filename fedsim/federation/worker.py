@@ -175,7 +175,7 @@ class Worker:
         self._serial = -1
         self._partial: Reduction | None = None
         self._arguments: dict[str, Any] = {}  # of the call, as arrays
-        self._lent: dict[str, Any] = {}  # as tensors, the same for all clients
+        self._shared: dict[str, Any] = {}  # as tensors, the same for all clients
         self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
     def run_blocks(
@@ -205,7 +205,7 @@ class Worker:
             for block in blocks:
                 result.take(self._run_block(call, block, states))
         finally:  # a failure may be due to an argument that another client changed
-            if call.unit == "clients" and self._spoilt():
+            if call.unit == "clients" and self._shared_changed():
                 self._refuse_change(call, blocks, arguments, states)
         return result
 
@@ -223,7 +223,7 @@ class Worker:
         elif call.unit == "pieces":
             whose = next(c for c in self.context.spec.conditions if c.name == call.function)
             for number in block:
-                found = whose.piece(self.context, number, call.round, self._lent)
+                found = whose.piece(self.context, number, call.round, self._shared)
                 self._partial.fold(number, found, {})
         else:
             for start in range(0, len(block), call.clients_per_step):
@@ -252,8 +252,8 @@ class Worker:
             most: largest stack to try.
         """
         context = self.context
-        if context.obstacle is not None:
-            return 1, f"clients are trained one by one: {context.obstacle}"
+        if context.why_not_stacked is not None:
+            return 1, f"clients are trained one by one: {context.why_not_stacked}"
         if wanted != "auto":
             return wanted, f"{wanted} clients are trained at once, as requested"
         with_examples = [k for k in clients if len(context.splits.train[k])]
@@ -271,7 +271,7 @@ class Worker:
         """Set the arguments of a new call and discard the previous one."""
         self._serial, self._partial = call.serial, None
         self._arguments = sent_to_all(arguments)
-        self._lent = to_tensors(self._arguments, self.context.device)
+        self._shared = to_tensors(self._arguments, self.context.device)
         self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, PerClient)}
 
     def _run_stack(
@@ -302,10 +302,10 @@ class Worker:
                 except Exception as error:
                     self._failed(id, call, error, result)
             if suspended:
-                obstacle = train_together(self.context, suspended, trainers)
-                if obstacle is not None:
+                reason = train_together(self.context, suspended, trainers)
+                if reason is not None:
                     result.notices.add(
-                        f"clients are not stacked, but trained one by one: {obstacle}"
+                        f"clients are not stacked, but trained one by one: {reason}"
                     )
             waiting = list(suspended)
 
@@ -341,7 +341,7 @@ class Worker:
         if client.lost:
             client.row["lost"] = 1
         else:
-            partial.fold(id, answer.message, self._lent)
+            partial.fold(id, answer.message, self._shared)
         result.examples[id] = client.examples
         result.acted |= answer.acted
         if client.notes:
@@ -394,15 +394,15 @@ class Worker:
         client = Client(context, id, call.round, rng, own_state, trainer, told)
         context.model.train()
         context.model.restrict_classes(client.labels)
-        lent = each_leaf(self._lent)  # the client gets its own dicts and lists
+        shared = each_leaf(self._shared)  # the client gets its own dicts and lists
         own = {n: to_tensors(parts.get(id), context.device) for n, parts in self._own.items()}
-        versions = _versions(lent)
+        versions = _versions(shared)
         # Torch's global generator is seeded from this client's stream.
         with keyed_torch_rng(context.spec.seed, f"{rng}/torch", call.round, id, context.device):
             try:
-                message = function(client, **lent, **own)
+                message = function(client, **shared, **own)
             finally:
-                if _versions(lent) != versions:
+                if _versions(shared) != versions:
                     raise SharedInputMutated(
                         "changes an argument, which all clients share; copy it first"
                     )
@@ -414,7 +414,7 @@ class Worker:
         # Those who send nothing reach nobody.
         chain = () if isinstance(partial, Discard) else context.spec.conditions
         layers = context.layers if chain else {}
-        sent = Sent(message, partial.size(message), self._lent, layers, {})
+        sent = Sent(message, partial.size(message), self._shared, layers, {})
         beside = message.message if isinstance(message, Update) else None
         for condition in reversed(chain):
             if beside is not None and "messages" in condition.hides:
@@ -435,9 +435,9 @@ class Worker:
             kept[MEMORY] = memory
         return client, Answer(sent.message, sent.size, kept, frozenset(acted))
 
-    def _spoilt(self) -> bool:
+    def _shared_changed(self) -> bool:
         """Whether arguments were changed through their arrays, which tensors do not notice."""
-        return not same(as_arrays(self._lent), as_arrays(self._arguments))
+        return not same(as_arrays(self._shared), as_arrays(self._arguments))
 
     def _refuse_change(
         self,
@@ -456,7 +456,7 @@ class Worker:
             self._begin(call, arguments)
             with suppress(ClientError, Diverged):
                 self._run_block(call, block, states)
-            if self._spoilt():
+            if self._shared_changed():
                 clients = list(block)
                 break
         raise RunError(
@@ -472,7 +472,7 @@ class Worker:
             failure.add_note("".join(traceback.format_exception(error)).rstrip())
         stop = self.context.spec.train.on_client_error == "stop"
         if isinstance(error, SharedInputMutated):  # the client is known, and the run ends
-            self._lent, stop = to_tensors(self._arguments, self.context.device), True
+            self._shared, stop = to_tensors(self._arguments, self.context.device), True
         if stop and isinstance(error, DivergedUpdate):
             raise Diverged(call.round, f"client {id}: {cause}") from None
         if stop:
@@ -483,7 +483,7 @@ class Worker:
         """The totals of a shard of the central test set, by slice, or of the validation set."""
         context, start = self.context, shard * TEST_SHARD
         part, network = slice(start, start + TEST_SHARD), context.model.module
-        context.model.load(self._lent["weights"])
+        context.model.load(self._shared["weights"])
         context.model.restrict_classes(None)
         purpose = "test/torch" if call.function == "evaluate" else "validation/torch"
         # For networks that draw random numbers in evaluation, too.

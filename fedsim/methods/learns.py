@@ -1,4 +1,4 @@
-"""What a method can learn, and suggestions of other methods if it cannot."""
+"""Models, objectives and sequences of tasks that a method supports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Problem:
     hidden: Mapping[str, str] = field(default_factory=dict)
 
 
-def obstacle(learns: Learns, problem: Problem) -> str | None:
+def why_unfit(learns: Learns, problem: Problem) -> str | None:
     """Why a method cannot learn this, as a verb phrase; None if it can."""
     if learns.models != problem.model.kind:
         return (
@@ -94,9 +94,9 @@ def check_fit(
     Raises:
         ExperimentError: it cannot; the message names methods that can.
     """
-    why = obstacle(learns, problem)
+    why = why_unfit(learns, problem)
     if why is None:
         return
-    fitting = [other for other, can in all if obstacle(can, problem) is None]
+    fitting = [other for other, can in all if why_unfit(can, problem) is None]
     instead = f"methods that can: {', '.join(fitting)}" if fitting else "no method can"
     raise ExperimentError(f"method.name={name} {why}; {instead}")

@@ -108,7 +108,7 @@ class Classification(Objective):
         """(B,) losses of logits (B, C); override this to classify with another loss."""
         return cross_entropy(logits, y, reduction="none")
 
-    def written_out(self) -> OutputGradient | None:
+    def output_gradient(self) -> OutputGradient | None:
         own = type(self)
         as_here = own.loss is Classification.loss and own.losses is Classification.losses
         return _cross_entropy if as_here and self.class_weights is None else None

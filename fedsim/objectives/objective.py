@@ -172,7 +172,7 @@ class Objective(Component, ABC):
             context: the method's own vectors; see `Client.train`.
         """
 
-    def written_out(self) -> OutputGradient | None:
+    def output_gradient(self) -> OutputGradient | None:
         """The losses and their gradient as functions of a network's outputs, if known.
 
         Training by plain SGD then needs less of autograd. Only valid if `loss` runs the network

@@ -1,1 +1,1 @@
-"""What every package may use: random numbers, files, words, hardware."""
+"""Shared by all packages: random numbers, files, words, hardware."""

@@ -1,4 +1,4 @@
-"""What this machine computes with, and what of that decides how it rounds."""
+"""Hardware fingerprint: what this machine computes with, and how it rounds."""
 
 from __future__ import annotations
 

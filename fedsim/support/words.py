@@ -1,4 +1,4 @@
-"""What texts of explanations have in common: paths and tables."""
+"""Paths and tables in texts of explanations."""
 
 from __future__ import annotations
 

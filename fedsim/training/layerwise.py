@@ -238,7 +238,7 @@ class LayerwiseSgd:
         self,
         x: Tensor,
         y: Tensor,
-        written_out: OutputGradient,
+        output_gradient: OutputGradient,
         lr: float,
         decay: float = 0.0,
         linear: Tensor | None = None,
@@ -253,7 +253,7 @@ class LayerwiseSgd:
         assert self._layers is not None
         with torch.no_grad():
             outputs, kept = self._forward(x)
-            losses, delta = written_out(outputs, y)
+            losses, delta = output_gradient(outputs, y)
             self._descend(kept, delta, lr, decay, linear)
         return losses
 

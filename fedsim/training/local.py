@@ -142,10 +142,10 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     )
     if by_layers and model not in _layerwise:
         _layerwise[model] = LayerwiseSgd(model)
-    written_out = _written_out(hooks.loss)
-    if by_layers and written_out is not None and _layerwise[model].runs_as_built():
+    output_gradient = _output_gradient(hooks.loss)
+    if by_layers and output_gradient is not None and _layerwise[model].runs_as_built():
         step_to = _layerwise[model].step_to
-        return lambda x, y: step_to(x, y, written_out, job.lr, decay, job.linear)
+        return lambda x, y: step_to(x, y, output_gradient, job.lr, decay, job.linear)
     flat_step: Callable[[Tensor], None] | None = None
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -166,12 +166,12 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     return step
 
 
-def _written_out(loss: Loss) -> OutputGradient | None:
+def _output_gradient(loss: Loss) -> OutputGradient | None:
     """The explicit gradient of an objective's loss at the outputs, if it has one."""
     objective = getattr(loss, "__self__", None)
     if not isinstance(objective, Objective) or loss != objective.loss:
         return None
-    return objective.written_out()
+    return objective.output_gradient()
 
 
 def _gradient(

@@ -52,7 +52,7 @@ class Stack:
         self._model = model
         self._bundle = WithLoss(copy.deepcopy(model.module).train())
 
-    def obstacle(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
+    def why_not(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
         """Why the network cannot be stacked, for the log; None if it can.
 
         Compares a stack with the loop on five examples.

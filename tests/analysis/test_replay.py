@@ -200,7 +200,7 @@ def test_a_model_is_as_it_was_before_it_was_tested(finish: Finish, seen: Seen) -
     for t in (2, 3):
         models, again = client_models(done, [1], t, of="cohort")
         assert_same(models[1], before[1, t])
-    again.go_on()
+    again.next_round()
     assert_same(models[1], before[1, 3])  # nobody watches any more
 
 
@@ -248,7 +248,7 @@ def test_what_there_is_not(finish: Finish) -> None:
     first, second = done.clients["client"]
     for ask, message in [
         (lambda: replay(done, 3), f"{done.path}: there is no round 3; it has 2"),
-        (lambda: replay(done).go_on(), f"{done.path}: there is no round 3; it has 2"),
+        (lambda: replay(done).next_round(), f"{done.path}: there is no round 3; it has 2"),
         (lambda: client_models(done, [first], 0), f"{done.path}: there is no round 0; it has 2"),
         (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
         (

@@ -202,7 +202,7 @@ class TestAgain:
         for after in (0, 2, 3):  # from the start, from a checkpoint, from between
             again = replay(whole, after)
             while again.after < 5:
-                again.go_on()
+                again.next_round()
 
     def test_a_replay_sees_other_relevances(self, finish: Finish) -> None:
         done = finish(**TABLE, explain={**EXPLAIN, "maps": True})
@@ -210,7 +210,7 @@ class TestAgain:
         again = replay(done, 1)
         line = r"round 2 has a different result here: relevance in maps.parquet is array"
         with pytest.raises(RunFolderError, match=line):
-            again.go_on()
+            again.next_round()
 
 
 # whose, and on what

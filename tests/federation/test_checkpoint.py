@@ -212,10 +212,10 @@ def taken_up(folder: Path) -> tuple[int | None, list[str]]:
     found = checkpoints.latest(state(0), fed)  # type: ignore[arg-type]
     if found is None:
         assert fed.kept == {}
-        return None, checkpoints.passed_over
+        return None, checkpoints.skipped
     assert_same(found.state.weights, state(found.round).weights)
     assert_same(fed.kept[1], {"control": np.full(50, found.round)})
-    return found.round, checkpoints.passed_over
+    return found.round, checkpoints.skipped
 
 
 LATEST = ["round-000004.safetensors", "clients/1-000004.safetensors"]
@@ -282,6 +282,6 @@ def test_what_belongs_to_a_checkpoint_can_be_damaged_too(saved: Path) -> None:
     checkpoints = Checkpoints(saved)
     found = checkpoints.latest(state(0), Clients(), check=check)  # type: ignore[arg-type]
     assert found is not None
-    assert (found.round, checkpoints.passed_over) == (2, ["its tables are damaged"])
+    assert (found.round, checkpoints.skipped) == (2, ["its tables are damaged"])
     checkpoints.drop_after(2)
     assert taken_up(saved) == (2, [])

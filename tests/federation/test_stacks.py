@@ -91,7 +91,7 @@ def test_auto_takes_what_is_fastest(
     experiment = small_experiment(**stacked("auto"))
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    assert engine._worker.context.obstacle is None
+    assert engine._worker.context.why_not_stacked is None
     monkeypatch.setattr("fedsim.training.stack.train", spend(alone))
     monkeypatch.setattr(Stack, "train", spend(together))
     V, why = engine.choose_clients_per_step(list(range(10)))
@@ -203,7 +203,7 @@ def test_stacks_halved_in_mid_run_are_of_the_size_on_record(
     room[0] = 100
     again = replay(done, after=1)  # raises if a round is not what it was
     while again.after < 8:
-        again.go_on()
+        again.next_round()
     again.engine.close()
 
     def interrupt(event: Progress) -> None:

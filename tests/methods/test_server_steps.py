@@ -382,7 +382,7 @@ class Endless(Classification):
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Any) -> Tensor:
         return super().loss(network, x, y, context) + torch.inf
 
-    def written_out(self) -> None:
+    def output_gradient(self) -> None:
         return None
 
 

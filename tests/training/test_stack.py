@@ -214,7 +214,7 @@ def test_gradients_in_parts_are_not_stacked() -> None:
     module, shape = mlp()
     model = FlatModel(module, CPU)
     x, y = torch.randn(5, *shape), torch.arange(5) % 3
-    found = Stack(model).obstacle(x, y, Train(accumulate=2), CROSS_ENTROPY)
+    found = Stack(model).why_not(x, y, Train(accumulate=2), CROSS_ENTROPY)
     assert found == "train.accumulate computes gradients in parts"
 
 
@@ -291,19 +291,17 @@ OBSTACLES = {
 def test_what_cannot_be_stacked_says_why(build: Any, words: str) -> None:
     torch.manual_seed(0)
     model = FlatModel(build(), CPU)
-    obstacle = Stack(model).obstacle(
-        torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY
-    )
-    assert obstacle is not None
-    assert words in obstacle
-    assert "\n" not in obstacle
+    reason = Stack(model).why_not(torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
+    assert reason is not None
+    assert words in reason
+    assert "\n" not in reason
 
 
 @pytest.mark.parametrize("build", [Calls, Branches])
 def test_what_does_not_run_under_vmap(build: Any) -> None:
     model = FlatModel(build(), CPU)
     with pytest.raises(RuntimeError, match="vmap"):
-        Stack(model).obstacle(torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
+        Stack(model).why_not(torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
 
 
 def test_a_dropout_of_the_user_s_own_stays() -> None:
@@ -322,7 +320,7 @@ def test_what_can_be_stacked_has_no_obstacle(network: Any) -> None:
     model = FlatModel(module, CPU)
     before = model.vector.clone()
     assert (
-        Stack(model).obstacle(torch.randn(5, *shape), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
+        Stack(model).why_not(torch.randn(5, *shape), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
         is None
     )
     assert torch.equal(model.vector, before)

@@ -123,7 +123,7 @@ class ReportData:
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
         self.title = ", ".join(dict.fromkeys(map(str, names)))
         called = names_of([folder.path for folder in opened])
-        self.entries, self.axes = tell_apart(
+        self.entries, self.axes = distinguish(
             [
                 entry
                 for folder, name in zip(opened, called, strict=True)
@@ -291,7 +291,7 @@ def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
     return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
-def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+def distinguish(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Say of each run what sets it apart.
 
     Within grids of the same axes it is these, and what differs between runs that are alike in
