@@ -138,7 +138,7 @@ class Rounds:
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"continuing after round {begin}"
-        self.runner.carry_on(ledger)
+        self.runner.use_ledger(ledger)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
             V = clients_per_step(folder.manifest, begin + 1)

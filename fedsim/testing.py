@@ -135,7 +135,7 @@ def check_method(
 
 def _check_state(experiment: Experiment, what: str) -> None:
     runner, ledger = _runner(experiment), dict[str, Any]()
-    runner.carry_on(ledger)
+    runner.use_ledger(ledger)
     state = initial_state(runner, experiment)
     last = min(2, experiment.train.rounds - 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +146,7 @@ def _check_state(experiment: Experiment, what: str) -> None:
         carried = copy.deepcopy(ledger)
         following = _pure_round(runner, experiment, state, last + 1, what)
         other = _runner(experiment)
-        other.carry_on(carried)
+        other.use_ledger(carried)
         found = checkpoints.latest(initial_state(other, experiment), other)
         assert found is not None
         again = one_round(other, experiment, found.state, last + 1)

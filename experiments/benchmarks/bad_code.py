@@ -126,7 +126,6 @@ ROUND: dict[str, Callable[[Server, Any, Any], Any]] = {
     "objects on record": lambda method, fed, state: fed.log(x=object()),
     "arrays on record": lambda method, fed, state: fed.log(x=torch.zeros(3)),
     "a column that is taken": lambda method, fed, state: fed.log(round=3),
-    "a table of its own": lambda method, fed, state: fed.record("mine", [{"a": 1}]),
 }
 
 

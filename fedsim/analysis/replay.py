@@ -233,8 +233,7 @@ def replay(
 
     Any client function can be called again: its random numbers depend on the round, which is
     `after` until `Replay.runner.begin` sets another. From now on this process uses as many
-    threads as the
-    run did.
+    threads as the run did.
 
     Args:
         run: the run, or its folder.
@@ -273,7 +272,7 @@ def replay(
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
-    runner.carry_on(ledger)
+    runner.use_ledger(ledger)
     again = Replay(run, runner, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)

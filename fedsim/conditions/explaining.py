@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,8 +59,7 @@ class Explanations(Condition):
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         if not (round.running and self.due(round, "cohort")):
             return exchange
-        told = {self.name: self.chosen(round, exchange.cohort.tolist())}
-        return replace(exchange, told={**exchange.told, **told})
+        return exchange.tell(self.name, self.chosen(round, exchange.cohort.tolist()))
 
     def evaluated(
         self, round: Round, model: Any, own_models: Callable[[], Mapping[str, Any]]
@@ -83,7 +82,7 @@ class Explanations(Condition):
             among = round.runner.states() or range(round.runner.num_clients)
             chosen = self.chosen(round, list(among))
             told = {self.name: chosen}
-            notes = round.runner.ask("_keep", list(chosen), own_models(), told)
+            notes = round.runner.run_unrecorded("_keep", list(chosen), own_models(), told)
             found |= {("personal", k): of[self.name] for k, of in notes.items() if self.name in of}
         share = self.section.share
         if share is not None and (sent := self._sent(round, share, found)):
@@ -151,11 +150,13 @@ class Explanations(Condition):
 
     def answered(self, client: Client, size: int) -> int:
         """Explains the model that the client has trained; with `share`, it sends the maps."""
+        share = self.section.share
         if self.name not in client.told or client.trained is None:
+            return size
+        if client.rehearses and share is None:
             return size
         if found := self.of_client(client):
             client.notes[self.name] = found
-        share = self.section.share
         return size + sum(share.size(one.present) for one in found.values()) if share else size
 
     def of_client(self, client: Client) -> dict[str, Explained]:

@@ -91,7 +91,7 @@ def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
         )
 
 
-class Hostile(Condition):
+class AdversaryRecords(Condition):
     """Records who is an adversary, and whether the global model takes triggers as they wish.
 
     Args:

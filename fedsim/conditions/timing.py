@@ -15,6 +15,7 @@ from fedsim.conditions.devices import (
     Allowance,
     Devices,
     Fleet,
+    Reason,
     Selection,
     planned_examples,
 )
@@ -33,6 +34,9 @@ from fedsim.federation.reduction import Discard
 from fedsim.federation.wire import TIME_COLUMNS
 from fedsim.training import TrainingJob, work_of
 
+WAYS = ("down", "up")
+LATE: Reason = "deadline"
+
 
 @dataclass(frozen=True)
 class Told:
@@ -50,7 +54,7 @@ class Told:
 
 
 @dataclass
-class Passed:
+class RoundTime:
     """A round so far, in simulated time.
 
     Attributes:
@@ -81,7 +85,7 @@ class Passed:
         took = max([waited, *self.ended.values()])
         return min(took, deadline or took)
 
-    def begun(self, cohort: Cohort) -> float:
+    def start_of(self, cohort: Cohort) -> float:
         """When a call of these clients begins: all wait for each other since their last one."""
         return max((self.ended.get(k, 0.0) for k in cohort.tolist()), default=0.0)
 
@@ -107,14 +111,14 @@ class SimulatedTime(Condition):
         fleet: Fleet = runner.once(self.name, lambda: Fleet(self.settings, K, seed))
         return fleet
 
-    def passed(self, round: Round) -> Passed:
+    def passed(self, round: Round) -> RoundTime:
         """The round so far."""
         clock = round.runner.ledger(self.name).get("seconds", 0.0)
-        passed: Passed = round.kept.setdefault(self.name, Passed(clock))
+        passed: RoundTime = round.kept.setdefault(self.name, RoundTime(clock))
         return passed
 
     def set_clock(self, round: Round) -> None:
-        """Let as much time pass as the round has taken so far."""
+        """Advance the clock to the end of the round so far."""
         passed = self.passed(round)
         took = passed.seconds(self.settings.deadline)
         round.runner.ledger(self.name)["seconds"] = passed.began + took
@@ -145,11 +149,6 @@ class SimulatedTime(Condition):
         examples = ratio * planned(runner, sampled)
         return fleet.select(sampled, wanted, round.t, examples, *moved)
 
-    def cohort(self, round: Round, cohort: Cohort) -> Cohort:
-        """Those who are too late take no further part."""
-        late = self.passed(round).late
-        return cohort[~np.isin(cohort, list(late))] if round.running and late else cohort
-
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         if not round.running:
             return exchange
@@ -157,12 +156,12 @@ class SimulatedTime(Condition):
         lost, allowances = self._lost(passed, exchange), dict[int, Allowance]()
         if self.settings.deadline is not None:
             moved = [exchange.bytes_down(k) for k in cohort.tolist()]
-            fleet, begun = self.fleet(round.runner), passed.begun(cohort)
+            fleet, begun = self.fleet(round.runner), passed.start_of(cohort)
             allowances = fleet.allowances(cohort.tolist(), begun, moved)
         told = {k: Told(allowances.get(k), k in lost) for k in {*allowances, *lost}}
-        return replace(exchange, told={**exchange.told, self.name: told}) if told else exchange
+        return exchange.tell(self.name, told) if told else exchange
 
-    def _lost(self, passed: Passed, exchange: Exchange) -> frozenset[int]:
+    def _lost(self, passed: RoundTime, exchange: Exchange) -> frozenset[int]:
         """Clients whose message is lost, if they send any."""
         if passed.selection is None or isinstance(exchange.reduction, Discard):
             return frozenset()
@@ -173,8 +172,9 @@ class SimulatedTime(Condition):
         if not round.running:
             return None
         passed, fleet = self.passed(round), self.fleet(round.runner)
-        for k, examples in work.withdrawn.items():
-            passed.late[k] = examples, exchange.bytes_down(k)
+        for k, (why, examples) in work.withdrawn.items():
+            if why == LATE:
+                passed.late[k] = examples, exchange.bytes_down(k)
         costs = work.costs
         if costs:
             done = [
@@ -186,14 +186,14 @@ class SimulatedTime(Condition):
                 costs.values(), seconds.tolist(), joules.tolist(), strict=True
             ):
                 own |= {"simulated_seconds": took, "energy_joules": spent}
-            end = passed.begun(exchange.cohort) + float(seconds.max())
+            end = passed.start_of(exchange.cohort) + float(seconds.max())
             passed.ended |= dict.fromkeys(exchange.cohort.tolist(), end)
             for k, own_work in zip(costs, np.stack(done, axis=1).astype(np.float64), strict=True):
                 passed.worked[k] = passed.worked.get(k, 0.0) + own_work
         self.set_clock(round)
         return self._nobody(passed, exchange, work)
 
-    def _nobody(self, passed: Passed, exchange: Exchange, work: Work) -> str | None:
+    def _nobody(self, passed: RoundTime, exchange: Exchange, work: Work) -> str | None:
         """Why nobody of those that take part in the round answers; None if somebody does."""
         lost = self._lost(passed, exchange)
         if isinstance(exchange.reduction, Discard) or not work.costs.keys() <= lost:
@@ -211,17 +211,16 @@ class SimulatedTime(Condition):
         selection = passed.selection
         dropped: dict[int, str] = {} if selection is None else {**selection.dropped}
         wanted = planned(runner, np.array(list(dropped), dtype=np.int64)).tolist()
-        wasted = {
-            k: (n, runner.planned_bytes[0]) for k, n in zip(dropped, wanted, strict=True)
-        } | passed.late
-        dropped |= dict.fromkeys(passed.late, "deadline")
-        for k, reason in dropped.items():
-            examples, moved = wasted[k]
+        wasted = {k: (n, runner.planned_bytes[0]) for k, n in zip(dropped, wanted, strict=True)}
+        for k, (examples, moved) in {**wasted, **passed.late}.items():
             joules = float(fleet.joules([k], examples, moved, 0)[0])
+            costs = {"energy_joules": joules}
+            if k not in passed.late:  # whose traffic is on record
+                costs |= {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
             row = runner.rows.setdefault(k, {})  # it may have been evaluated
-            costs = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0, "energy_joules": joules}
             row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}
-            row["dropped"] = reason
+        for k, reason in dropped.items():
+            runner.rows[k]["dropped"] = reason
         energy = math.fsum(row.get("energy_joules", 0.0) for row in runner.rows.values())
         ledger["joules"] = ledger.get("joules", 0.0) + energy
         if passed.worked:
@@ -230,7 +229,7 @@ class SimulatedTime(Condition):
             ratio = float(done[:, 0].sum() / plain) if plain else 0.0
             ledger["work"] = [ratio, *done[:, 1:].mean(axis=0).tolist()]
         return {
-            "dropped": len(dropped),
+            "dropped": sum("dropped" in row for row in runner.rows.values()),
             "simulated_seconds": passed.seconds(self.settings.deadline),
             "total_simulated_seconds": ledger.get("seconds", 0.0),
             "energy_joules": energy,
@@ -253,7 +252,7 @@ class SimulatedTime(Condition):
         if visited <= max(left, 0):
             return told
         if left < max(1, min(client.settings.batch_size, visited)):
-            raise Withdrawn(client.examples)
+            raise Withdrawn(LATE, client.examples)
         return replace(told, share=(left, visited))
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:
@@ -264,7 +263,7 @@ class SimulatedTime(Condition):
         _, visits = work_of(client.model, job, client.settings)
         if told.share is None:
             if client.examples + visits > told.allowance.examples():
-                raise Withdrawn(client.examples + visits)
+                raise Withdrawn(LATE, client.examples + visits)
             return job
         allowed, total = told.share
         batch = max(1, min(client.settings.batch_size, len(job.y)))
@@ -276,7 +275,7 @@ class SimulatedTime(Condition):
         if told is None or told.allowance is None or told.share is not None:
             return
         if client.examples > told.allowance.examples():
-            raise Withdrawn(client.examples)
+            raise Withdrawn(LATE, client.examples)
 
     def answered(self, client: Any, size: int) -> int:
         told: Told | None = client.told.get(self.name)
@@ -285,12 +284,9 @@ class SimulatedTime(Condition):
             awaited = client.examples > 0 or size > 0
             allowance = told.allowance
             if allowance and awaited and not allowance.covers(client.examples, size):
-                raise Withdrawn(client.examples)
+                raise Withdrawn(LATE, client.examples)
             client.lost = told.lost
         return size
-
-
-WAYS = ("down", "up")
 
 
 def planned(runner: Runner, clients: Cohort) -> NDArray[np.float64]:

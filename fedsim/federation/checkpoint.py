@@ -280,7 +280,7 @@ class Checkpoints:
     ) -> Checkpoint[S] | None:
         """Restore the latest checkpoint that is not damaged; None if there is none.
 
-        The federation takes over the kept client states.
+        The runner takes over the kept client states.
 
         Args:
             template: a state of the method, whose dataclass is filled.

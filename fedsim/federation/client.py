@@ -115,6 +115,7 @@ class Client:
         told: what conditions tell their side at this client, by their names.
         notes: what conditions note of this call for the server, by their names.
         lost: whether its message never arrives.
+        rehearses: whether its function ran without training, to see what it takes.
         context: the network and the data of the process, for conditions.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
@@ -139,7 +140,7 @@ class Client:
         self.examples = 0
         self.told = told
         self.notes: dict[str, Any] = {}
-        self.lost = False
+        self.lost = self.rehearses = False
         self.row: dict[str, Any] = {}
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.splits: ClientSplits = context.splits_at(round)

@@ -60,6 +60,10 @@ class Exchange:
         """What all clients receive, by name."""
         return sent_to_all(self.arguments)
 
+    def tell(self, name: str, told: Mapping[int, Any]) -> Exchange:
+        """The request, with what a condition tells its own side at clients."""
+        return replace(self, told={**self.told, name: told})
+
     @cached_property
     def _bytes_to_all(self) -> int:
         apart = NotCounted | PerClient
@@ -99,12 +103,12 @@ class Work:
         costs: of those that answered or failed: `bytes_down`, `bytes_up`, `seconds`; conditions
             may add columns of clients.parquet whose sums count.
         examples: on how many they trained, each pass counted.
-        withdrawn: the same for those that took no further part (`Withdrawn`).
+        withdrawn: those that take no further part (`Withdrawn`): why, and the examples.
     """
 
     costs: dict[int, dict[str, float]]
     examples: Mapping[int, int]
-    withdrawn: Mapping[int, int]
+    withdrawn: Mapping[int, tuple[str, int]]
 
 
 class Runner(Protocol):
@@ -152,14 +156,14 @@ class Runner(Protocol):
     def ledger(self, name: str) -> dict[str, Any]:
         """What a condition carries from round to round; saved in checkpoints."""
 
-    def ask(
+    def run_unrecorded(
         self,
         function: str,
         clients: Sequence[int],
         arguments: Mapping[str, Any],
         told: Mapping[str, Mapping[int, Any]],
     ) -> Mapping[int, Mapping[str, Any]]:
-        """The notes of conditions on clients that run a function aside: nothing is recorded."""
+        """Run a client function without recording or keeping anything; returns the notes."""
 
     def pieces(
         self, name: str, numbers: Sequence[int], arguments: Mapping[str, Any]
@@ -181,6 +185,7 @@ class Round:
         t: its number.
         runner: the rounds of the run.
         running: whether clients are at work; evaluation is no part of the protocol.
+        cohort: the clients that take part, once they are drawn or chosen.
         kept: what conditions keep until the round ends, by their names.
         notes: what conditions note until the round ends, by their names; those of clients
             (`Client.notes`) as pairs of the client and the note.
@@ -189,6 +194,7 @@ class Round:
     t: int
     runner: Runner
     running: bool = False
+    cohort: Cohort | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -229,16 +235,17 @@ class Clock(Protocol):
 
 
 class Withdrawn(BaseException):
-    """A condition takes a client out of the round.
+    """A condition takes a client out of the round; nothing of its call is kept.
 
     Not an Exception, so that no client function catches it.
 
     Args:
+        reason: a word for the column `dropped` of clients.parquet.
         examples: on how many it would have trained.
     """
 
-    def __init__(self, examples: int) -> None:
-        self.examples = examples
+    def __init__(self, reason: str, examples: int = 0) -> None:
+        self.reason, self.examples = reason, examples
 
 
 class ConditionFailed(RunError):
@@ -280,7 +287,7 @@ class Condition(Component):
         idle: what is missing if it never changes anything, such as "clients send no updates":
             then the run ends after its first round. By default it may have nothing to do.
         patient: it may have nothing to do before the last round.
-        loses_clients: clients may take no part without a fault of theirs, all of them too.
+        loses_clients: clients, possibly all, may drop out of a round without an error.
         metrics: further scores of models, which `scores` returns.
 
     Example:
@@ -337,23 +344,19 @@ class Condition(Component):
         """
         return None
 
-    def cohort(self, round: Round, cohort: Cohort) -> Cohort:
-        """(server) Those of a cohort that a request reaches."""
-        return cohort
-
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        """(server) The request as it goes out; the same object if nothing changes.
+        """(server) The request as it goes out, also in evaluation; the same if nothing changes.
 
         Arguments and the reduction may be others; the cohort and the function stay.
         """
         return exchange
 
     def begin(self, id: int, told: Any, rehearse: Callable[[], Rehearsed]) -> Any:
-        """(client) Before its function; returns what becomes of `Exchange.told`.
+        """(client) Before its function; returns what `client.told` holds for this condition.
 
         Args:
             told: what `outgoing` has told this client; it is not called if that is nothing.
-            rehearse: runs the function without training.
+            rehearse: runs the function without training, under the conditions before this one.
         """
         return told
 
@@ -386,7 +389,10 @@ class Condition(Component):
         return size
 
     def worked(self, round: Round, exchange: Exchange, work: Work) -> str | None:
-        """(server) After a call; returns why nobody answers, if that ends the round."""
+        """(server) After a call, of evaluation too; returns why nobody answers, if nobody does.
+
+        Then the round ends, and changes nothing.
+        """
         return None
 
     def incoming(self, round: Round, before: Exchange, after: Exchange, result: Any) -> Any:

@@ -80,7 +80,7 @@ class Federation:
         for condition in self._runner.conditions:
             if (clock := condition.clock(self._runner.round)) is not None:
                 return clock
-        raise RunError("simulated time needs a section `devices`")
+        raise RunError("no section of the experiment simulates time; set devices")
 
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
@@ -118,7 +118,8 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. Clients are in ascending order; skipped clients are missing.
         """
-        self._runner.check_asked("messages", f"gathers each client's message ({_name(function)})")
+        name = function.__name__
+        self._runner.check_asked("messages", f"gathers each client's message ({name})")
         messages: dict[int, Any] = self._runner.reduce(function, cohort, Gather(), arguments)
         return messages
 
@@ -150,9 +151,8 @@ class Federation:
             RunError: the reduction needs messages (`NothingToReduce`), and every client was
                 skipped.
         """
-        self._runner.check_asked(
-            "messages", f"receives what each client sends ({_name(function)})"
-        )
+        name = function.__name__
+        self._runner.check_asked("messages", f"receives what each client sends ({name})")
         return self._runner.reduce(function, cohort, reduction, arguments)
 
     def setup_traffic(self) -> AbstractContextManager[None]:
@@ -190,7 +190,3 @@ class Federation:
         """
         rows = (plain(row, {"round", "explainer", "model"}) for row in rows)
         self._runner.record("explanations", ({"explainer": explainer, **row} for row in rows))
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return function.__name__

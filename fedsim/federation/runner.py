@@ -71,6 +71,8 @@ class RoundRunner(Runner):
     Attributes:
         t: the round.
         clients_per_step: V, for the following calls.
+        round: the round, as conditions see it.
+        conditions: in ascending order.
         context: the network and the data in this process.
         initial_weights: (size,) of the run.
     """
@@ -88,7 +90,7 @@ class RoundRunner(Runner):
         self.clients_per_step = clients_per_step
         self.context = WorkerContext(spec, dataset, splits, device)
         self.initial_weights: Vector = self.context.model.weights()
-        self._conditions = spec.conditions
+        self.conditions = spec.conditions
         self._shards = {
             "evaluate": range(math.ceil(len(dataset.test_y) / TEST_SHARD)),
             "validate": range(math.ceil(len(splits.held_out) / TEST_SHARD)),
@@ -101,9 +103,10 @@ class RoundRunner(Runner):
         self._setup_traffic = False
         self._acted = set[str]()  # names of conditions that have changed something
         self._answered = False
-        self._round = Round(0, self)
+        self.round = Round(0, self)
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
+        self._withdrawn = set[int]()
         self._tables: dict[str, list[dict[str, Any]]] = {}
 
     # -- for the loop of a run -----------------------------------------------------------------
@@ -112,23 +115,24 @@ class RoundRunner(Runner):
         """Replace the kept client states by those of a checkpoint."""
         self._states = {id: self._engine.keep(state) for id, state in states.items()}
 
-    def carry_on(self, ledger: dict[str, Any]) -> None:
-        """Use a ledger, which the following rounds change."""
+    def use_ledger(self, ledger: dict[str, Any]) -> None:
+        """Carry data from round to round in this ledger."""
         self._ledger = ledger
 
     def begin(self, t: int) -> None:
         """Start the records of round t."""
-        self.t, self._round = t, Round(t, self)
+        self.t, self.round = t, Round(t, self)
         self._record, self._rows, self._tables = {}, {}, {}
+        self._withdrawn = set()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Context of the method's round: evaluation is no part of what conditions act on."""
-        self._round.running = True
+        self.round.running = True
         try:
             yield
         finally:
-            self._round.running = False
+            self.round.running = False
 
     def evaluated(self, model: Any, own_models: Callable[[], Mapping[str, Any]]) -> None:
         """Let conditions look at the models after a round.
@@ -137,8 +141,8 @@ class RoundRunner(Runner):
             model: weights (size,), or the arrays of rules.
             own_models: returns what clients make their personal models from.
         """
-        for condition in self._conditions:
-            condition.evaluated(self._round, model, own_models)
+        for condition in self.conditions:
+            condition.evaluated(self.round, model, own_models)
 
     def records(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
         """What was recorded since `begin`: the round's columns, and the rows of each table.
@@ -147,7 +151,7 @@ class RoundRunner(Runner):
             RunError: the method has no use for a section of the experiment.
         """
         acted = self._ledger["acted"] = sorted(self._acted.union(self._ledger.get("acted", ())))
-        for condition in self._conditions:
+        for condition in self.conditions:
             due = self.t == self.settings.rounds or not condition.patient
             if condition.idle and due and self._answered and condition.name not in acted:
                 raise RunError(
@@ -155,8 +159,8 @@ class RoundRunner(Runner):
                     f"`{condition.name}` is about; leave it out, or take another method"
                 )
         record = dict(self._record)
-        for condition in self._conditions:
-            columns = condition.close(self._round, self.ledger(condition.name))
+        for condition in self.conditions:
+            columns = condition.close(self.round, self.ledger(condition.name))
             if again := sorted(columns.keys() & record.keys()):
                 raise RunError(
                     f"round {self.t}: {condition.name}: the method has a column '{again[0]}' "
@@ -186,14 +190,6 @@ class RoundRunner(Runner):
     # -- for methods, through their Federation -------------------------------------------------
 
     @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return self._conditions
-
-    @property
-    def round(self) -> Round:
-        return self._round
-
-    @property
     def splits(self) -> ClientSplits:
         """The examples that each client holds in this round."""
         return self.context.splits_at(self.t)
@@ -204,8 +200,8 @@ class RoundRunner(Runner):
         Raises:
             RunError: it is hidden.
         """
-        if not self.t or self._round.running:
-            for condition in self._conditions:
+        if not self.t or self.round.running:
+            for condition in self.conditions:
                 if asked in condition.hides:
                     raise RunError(
                         f"the method {what}, which `{condition.name}` hides from the server"
@@ -225,17 +221,18 @@ class RoundRunner(Runner):
             NobodyAnswers: conditions leave no client.
             RunError: the reduction needs messages, and every client was skipped.
         """
-        round, cohort = self._round, np.asarray(cohort, dtype=np.int64)
+        round, cohort = self.round, np.asarray(cohort, dtype=np.int64)
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError(
                 "a client occurs twice in the cohort: it can answer only once per call"
             )
-        for condition in self._conditions:
-            cohort = condition.cohort(round, cohort)
+        asked = len(cohort)
+        if round.running and self._withdrawn:  # they take no further part
+            cohort = cohort[~np.isin(cohort, list(self._withdrawn))]
         freeze(arguments)
         exchange = Exchange(function.__name__, cohort, arguments, reduction)
         passed = list[tuple[Condition, Exchange, Exchange]]()
-        for condition in self._conditions:
+        for condition in self.conditions:
             before, exchange = exchange, condition.outgoing(round, exchange)
             if exchange.cohort is not cohort or exchange.function != function.__name__:
                 raise RunError(
@@ -249,14 +246,18 @@ class RoundRunner(Runner):
         if len(cohort) or not exchange.reduction.probes:
             blocks = cut_blocks(cohort, self.num_samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, exchange.arguments, self._states)
-            self._commit(exchange, outcome)
+            nobody = self._commit(exchange, outcome)
+            if asked and not (outcome.rows or outcome.failures):
+                nobody = nobody or "no client is left"
+            if round.running and nobody and not isinstance(exchange.reduction, Discard):
+                raise NobodyAnswers(self.t, nobody)
         else:
             outcome = self._engine.run(call, [[0]], exchange.arguments, self._states)
             outcome.partial.forget()
         try:
             result = outcome.partial.result(exchange.to_all, outcome.failures)
         except NothingToReduce as nothing:
-            loses = any(condition.loses_clients for condition in self._conditions)
+            loses = any(condition.loses_clients for condition in self.conditions)
             if loses and isinstance(nothing, TooFewUpdates):
                 raise NobodyAnswers(self.t, str(nothing)) from None
             raise RunError(f"round {self.t}: {nothing}{_first(outcome)}") from None
@@ -270,7 +271,7 @@ class RoundRunner(Runner):
         """The scores of a network on the central test set; see `Federation.evaluate`."""
         slices, objective = self.context.slices, self.context.spec.objective
         totals = self._totals("evaluate", weights)
-        own = [(c, totals.pop(totals_of(c), None)) for c in self._conditions]
+        own = [(c, totals.pop(totals_of(c), None)) for c in self.conditions]
         scores, rows = slices.scores(totals, self.splits.task)
         for condition, found in own:
             if found is not None:
@@ -319,7 +320,7 @@ class RoundRunner(Runner):
 
     @property
     def independent_draws(self) -> bool:
-        return any(condition.independent_draws for condition in self._conditions)
+        return any(condition.independent_draws for condition in self.conditions)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -338,7 +339,7 @@ class RoundRunner(Runner):
         drawn = keyed_rng(self.seed, "planned bytes").standard_normal(self.context.model.size)
         vector = drawn.astype(np.float32)
         found = {"down": vector.nbytes, "up": vector.nbytes}
-        for way, condition in itertools.product(WAYS, self._conditions):
+        for way, condition in itertools.product(WAYS, self.conditions):
             rng = keyed_rng(self.seed, "planned bytes/codec")
             size = condition.planned(way, vector, self.layers, rng)
             found[way] = found[way] if size is None else size
@@ -349,11 +350,14 @@ class RoundRunner(Runner):
         return draw_cohort(self.seed, share, K, t, self.independent_draws, among, over_selection)
 
     def sample(self, t: int) -> Cohort:
-        round = self._round if t == self.t else Round(t, self)
-        for condition in self._conditions:
-            if (chosen := condition.sample(round)) is not None:
-                return chosen
-        return self.draw(t)
+        round = self.round if t == self.t else Round(t, self)
+        if round.cohort is None:
+            chosen = [condition.sample(round) for condition in self.conditions]
+            found = next((one for one in chosen if one is not None), None)
+            if found is not None and round.running and not len(found):
+                raise NobodyAnswers(t, "no client is left")
+            round.cohort = self.draw(t) if found is None else np.unique(found).astype(np.int64)
+        return round.cohort
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._made:
@@ -364,7 +368,7 @@ class RoundRunner(Runner):
         own: dict[str, Any] = self._ledger.setdefault("conditions", {}).setdefault(name, {})
         return own
 
-    def ask(
+    def run_unrecorded(
         self,
         function: str,
         clients: Sequence[int],
@@ -374,7 +378,7 @@ class RoundRunner(Runner):
         call = self._call(function, Discard(), told=told)
         freeze(arguments)
         outcome = self._engine.run(call, [[k] for k in clients], arguments, self._states)
-        self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
+        self._engine.notice([why.partition("\n")[0] for why in outcome.failures.values()])
         return outcome.notes
 
     def pieces(
@@ -422,18 +426,14 @@ class RoundRunner(Runner):
         )
         return totals
 
-    def _commit(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Take over kept states and records of a call.
-
-        Raises:
-            NobodyAnswers: conditions leave no client.
-        """
+    def _commit(self, exchange: Exchange, outcome: Outcome) -> str | None:
+        """Take over kept states and records of a call; returns why nobody answers, if so."""
         self._states.update(outcome.states)
         self._acted |= outcome.acted
-        self._answered |= self._round.running and bool(outcome.rows)
+        self._answered |= self.round.running and bool(outcome.rows)
         for id, notes in outcome.notes.items():
             for name, note in notes.items():
-                self._round.note(name, (id, note))
+                self.round.note(name, (id, note))
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
@@ -450,14 +450,17 @@ class RoundRunner(Runner):
             costs[id] |= protocol if any(added.values()) else {}
             costs[id]["seconds"] = row.get("seconds", 0.0)
         work = Work(costs, outcome.examples, outcome.withdrawn)
-        nobody = [c.worked(self._round, exchange, work) for c in self._conditions]
+        nobody = [c.worked(self.round, exchange, work) for c in self.conditions]
+        for id, (why, _) in outcome.withdrawn.items():
+            answers[id] = {"dropped": why}
+            costs[id] = {"bytes_up": 0, "bytes_down": exchange.bytes_down(id), "seconds": 0.0}
+        self._withdrawn |= outcome.withdrawn.keys()
         for id, row in answers.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
             added_up = {name: known.get(name, 0) + cost for name, cost in costs[id].items()}
             known.update({**row, **added_up})
-        for why in filter(None, nobody):
-            raise NobodyAnswers(self.t, why)
+        return next(filter(None, nobody), None)
 
 
 def _first(outcome: Outcome) -> str:

@@ -186,7 +186,13 @@ class Server:
         return self._runner.recorded(table)
 
     def replay(self, t: int) -> None:
-        """Go back to round t of a finished run, for its random streams and examples."""
+        """Go back to round t of a finished run, for its random streams and examples.
+
+        Raises:
+            RunError: a round is running.
+        """
+        if self._runner.round.running:
+            raise RunError(f"round {self._runner.t}: a method cannot go to another round")
         self._runner.begin(t)
 
     def notice(self, line: str) -> None:

@@ -85,8 +85,8 @@ class BlockResult:
     Attributes:
         rows: recorded columns.
         failures: why a client failed.
-        withdrawn: examples that clients would have trained on whom a condition took out of the
-            round; nothing else of them is kept.
+        withdrawn: clients whom a condition took out of the round: why, and the examples that they
+            would have trained on; nothing else of them is kept.
         states: kept states that changed.
         records: rows of further tables, by table.
         notices: lines for the user.
@@ -98,7 +98,7 @@ class BlockResult:
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    withdrawn: dict[int, int] = field(default_factory=dict)
+    withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     records: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
@@ -296,7 +296,7 @@ class Worker:
                 except SuspendForStack as reached:
                     suspended[id] = reached
                 except Withdrawn as withdrawn:
-                    result.withdrawn[id] = withdrawn.examples
+                    result.withdrawn[id] = withdrawn.reason, withdrawn.examples
                 except ConditionFailed:
                     raise
                 except Exception as error:
@@ -326,13 +326,12 @@ class Worker:
             Withdrawn: a condition takes the client out of the round.
         """
         started = time.perf_counter()
-        told = {name: own[id] for name, own in call.told.items() if id in own}
-
+        told = dict[str, Any]()
         for condition in self.context.spec.conditions:
-            if condition.name in told:
-                others = {n: what for n, what in told.items() if n != condition.name}
-                rehearse = functools.partial(self._rehearse, id, call, state, partial, others)
-                told[condition.name] = condition.begin(id, told[condition.name], rehearse)
+            if id in (own := call.told.get(condition.name, {})):
+                before = dict(told)
+                rehearse = functools.partial(self._rehearse, id, call, state, partial, before)
+                told[condition.name] = condition.begin(id, own[id], rehearse)
         client, answer = self._call(id, call, state, trainer, partial, told)
         seconds = time.perf_counter() - started + trainer.seconds
         size = self._answered(client, answer.size)
@@ -374,6 +373,7 @@ class Worker:
         """Run the client function without training, and keep nothing of it."""
         rehearsal = Rehearsal(self.context)
         client, answer = self._call(id, call, state, rehearsal, partial, told)
+        client.rehearses = True
         return Rehearsed(client, rehearsal.visited, self._answered(client, answer.size))
 
     def _call(

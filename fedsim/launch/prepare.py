@@ -14,7 +14,7 @@ from fedsim.conditions.compression import Downlink, Uplink
 from fedsim.conditions.devices import Fleet, check_deadline
 from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
-from fedsim.conditions.robust import Hostile, RobustAggregation
+from fedsim.conditions.robust import AdversaryRecords, RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
 from fedsim.conditions.timing import SimulatedTime
 from fedsim.config.registry import MAIN, Config
@@ -32,6 +32,7 @@ from fedsim.explain.section import Explain
 from fedsim.federation import (
     Condition,
     RunSpec,
+    Withdrawn,
     cohort_size,
 )
 from fedsim.federation.client import Client
@@ -88,7 +89,6 @@ def prepare(
             "train.sampler=balanced needs classes, and the target here is a number"
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
-    _check_columns(experiment, objective, dataset)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
     experiment.method.check_fit(
         Problem(
@@ -124,6 +124,7 @@ def prepare(
         scored = tuple(metric.column for metric in section.metrics(dataset))
         explanations = Explanations(section=section, scored=scored)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
+    _check_own_conditions(experiment, spec, dataset)
     if experiment.devices is not None:
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         # A codec's messages are shorter by an amount that is not known yet.
@@ -187,7 +188,7 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
     attack = experiment.adversaries and experiment.adversaries.attack
     hostile = frozenset(splits.adversaries)
     if attack:
-        found.append(Hostile(attack=attack, adversaries=hostile))
+        found.append(AdversaryRecords(attack=attack, adversaries=hostile))
     attack = attack if attack and attack.forges else None
     if experiment.aggregation is not None or attack is not None:
         name = "adversaries" if experiment.aggregation is None else "aggregation"
@@ -286,19 +287,27 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
     return section
 
 
-def _check_columns(experiment: Experiment, objective: Objective, dataset: Dataset) -> None:
-    """Refuse columns of the user's conditions that others have."""
-    scores = [metric.column for metric in objective.shown(dataset)]
+def _check_own_conditions(experiment: Experiment, spec: RunSpec, dataset: Dataset) -> None:
+    """Refuse columns of the user's conditions that others have, and two who choose the cohort."""
+    scores = [metric.column for metric in spec.objective.shown(dataset)]
     taken = {*RESERVED, "train_loss", *ClientPrivacy.columns, *scores}
     taken |= {VALIDATION + score for score in scores}
-    for condition in experiment.conditions:
-        for column in condition.columns:
-            if column in taken:
-                raise ExperimentError(
-                    f"conditions: {condition.name}: there is a column '{column}' already; take "
-                    "another name"
-                )
-            taken.add(column)
+    for condition in sorted(spec.conditions, key=lambda one: one in experiment.conditions):
+        columns = [*condition.columns, *(metric.column for metric in condition.metrics)]
+        if condition in experiment.conditions and (again := sorted(taken.intersection(columns))):
+            raise ExperimentError(
+                f"conditions: {condition.name}: there is a column '{again[0]}' already; take "
+                "another name"
+            )
+        taken.update(columns)
+    choosing = [one for one in spec.conditions if type(one).sample is not Condition.sample]
+    for one in experiment.conditions:
+        others = [c for c in spec.conditions if c in choosing or c.independent_draws]
+        if one in choosing and (names := [c.name for c in others if c is not one]):
+            raise ExperimentError(
+                f"conditions: {one.name} chooses the clients of a round, and `{names[0]}` does "
+                "so as well, or counts on how they are drawn; leave one of them out"
+            )
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
@@ -451,6 +460,8 @@ def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
     for condition in context.spec.conditions:
         try:
             job = condition.training(client, job)
+        except Withdrawn:  # as it may
+            return job
         except Exception as error:  # of the user's own code
             raise ExperimentError(
                 f"conditions: {condition.name}: training: {in_own_code(error)}"

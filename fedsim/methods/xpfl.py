@@ -333,7 +333,7 @@ class XPFL(PersonalModels[State]):
         held = np.concatenate([splits.train[client.id], splits.unlabelled[client.id]])
         labelled = rng.permutation(held)[: client.num_samples]
         hidden = rng.permutation(held)[client.num_samples :]
-        # Clients offer no labels of their unlabelled examples; hence the private access.
+        # Clients offer no labels of their unlabelled examples.
         return client.context.examples(labelled), client.context.examples(hidden).x
 
     def learn_images(self, client: Client, x: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.labels import label_rows
@@ -37,10 +38,11 @@ def describe(
             V, why = engine.choose_clients_per_step(cohort.tolist())
             yield why
         folder.update(clients_per_step=V)
-    metrics = [asdict(metric) for metric in spec.shown(dataset)]
-    folder.update(server_device=str(engine.server_device()), metrics=metrics)
+    facts: dict[str, Any] = {}
     for condition in spec.conditions:
-        folder.update(**condition.manifest(dataset))
+        facts |= condition.manifest(dataset)
+    metrics = [asdict(metric) for metric in spec.shown(dataset)]
+    folder.update(**{**facts, "server_device": str(engine.server_device()), "metrics": metrics})
     wanted = experiment.explain and (experiment.explain.of or ("cohort",))
     if wanted and "cohort" in wanted and not method.trains_clients:
         yield f"clients do not train models with method.name={method.name}"

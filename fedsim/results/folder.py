@@ -129,6 +129,7 @@ class ResultsFolder:
         self.manifest.update(facts)
         with self.writing():
             manifests.write(self.path, self.manifest)
+        self.repaired = []
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -137,7 +138,6 @@ class ResultsFolder:
             yield
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}") from error
-        self.repaired = []
 
     @property
     def files(self) -> dict[str, str]:

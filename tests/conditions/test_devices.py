@@ -636,7 +636,7 @@ class TestBesideMethods:
 
 def test_simulated_time_needs_devices() -> None:
     fed = federation(small_experiment(partition=TEN))
-    with pytest.raises(RunError, match="simulated time needs a section `devices`"):
+    with pytest.raises(RunError, match="no section of the experiment simulates time; set devices"):
         fed.time.planned_seconds([0])
     assert Train().most_epochs == 1
 

@@ -13,9 +13,20 @@ import torch
 
 from experiments import federation, server_states, small_experiment, with_method
 from fedsim import Run
-from fedsim.errors import BadInput, ClientError, FedsimError
-from fedsim.federation import Client, Condition, Exchange, Round, Sent, Update
+from fedsim.errors import BadInput, ClientError, ExperimentError, FedsimError
+from fedsim.federation import (
+    Client,
+    Cohort,
+    Condition,
+    Exchange,
+    Rehearsed,
+    Round,
+    Sent,
+    Update,
+    Withdrawn,
+)
 from fedsim.methods.fedavg import FedAvg
+from fedsim.objectives import Metric
 from fedsim.results.report import report
 from fedsim.training import TrainingJob
 
@@ -234,3 +245,152 @@ def test_bad_input(given: Any, message: str) -> None:
         small_experiment(conditions=given)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+class Chooses(Condition):
+    """The same clients in every round, in any order; nobody in the second."""
+
+    name: str = "test_condition:Chooses"
+    loses_clients: ClassVar[bool] = True
+
+    def sample(self, round: Round) -> Cohort:
+        return np.array([7, 2, 2, 5] if round.t != 2 else [])
+
+
+class Withdraws(Condition):
+    """Every second client leaves the round when it has trained; in the second round all do."""
+
+    name: str = "test_condition:Withdraws"
+    order: ClassVar[int] = 95
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        gone = {k: True for k in exchange.cohort.tolist() if k % 2 or round.t == 2}
+        return exchange.tell(self.name, gone) if round.running else exchange
+
+    def answered(self, client: Client, size: int) -> int:
+        if client.told.get(self.name):
+            raise Withdrawn("withdrew", client.examples)
+        return size
+
+
+class Scores(Condition):
+    """A score of the global model: the length of its outputs."""
+
+    name: str = "test_condition:Scores"
+    column: str = "output_length"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (Metric(self.column, "length of outputs"),)
+
+    def totals(self, context: Any, part: slice) -> dict[str, Any]:
+        with torch.no_grad():
+            outputs = context.model.module(context.test_batch(part).x)
+        return {"length": float(outputs.norm(dim=1).sum()), "count": len(outputs)}
+
+    def scores(self, totals: dict[str, Any]) -> dict[str, float]:
+        return {self.column: totals["length"] / totals["count"]}
+
+
+class Rehearses(Condition):
+    """What a client would do is seen before it does it."""
+
+    name: str = "test_condition:Rehearses"
+    columns: ClassVar[tuple[str, ...]] = ("announced",)
+
+    def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
+        return exchange.tell(self.name, dict.fromkeys(exchange.cohort.tolist(), 0))
+
+    def begin(self, id: int, told: Any, rehearse: Callable[[], Rehearsed]) -> Any:
+        return rehearse().trained
+
+    def answered(self, client: Client, size: int) -> int:
+        if self.name in client.told:
+            client.notes[self.name] = client.told[self.name] - client.examples
+        return size
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        return {"announced": sum(abs(left) for _, left in round.notes.get(self.name, ()))}
+
+
+class Refuses(Condition):
+    name: str = "test_condition:Refuses"
+
+    def check(self, spec: Any, splits: Any, network: Any) -> None:
+        raise ExperimentError(f"conditions: {self.name}: not for {spec.functions.name}")
+
+
+def of(kind: type[Condition], **fields: Any) -> dict[str, Any]:
+    return {"conditions": [{"name": f"test_condition:{kind.__name__}", **fields}]}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddyn", "ditto", "fedbuff"])
+def test_who_takes_part_may_be_chosen(finish: Finish, name: str) -> None:
+    """But for FedBuff, whose clients arrive; a round of nobody changes nothing."""
+    sections = with_method(name, train={"rounds": 3})
+    if name == "fedbuff":
+        sections = with_method(name, method={"buffer": 2}, devices={})
+        with pytest.raises(BadInput, match=r"Chooses chooses the clients .* `devices` does so"):
+            finish(**sections, **of(Chooses))
+        return
+    done = finish(**sections, **of(Chooses))
+    worked = done.clients.dropna(subset="loss").groupby("round")["client"].apply(list)
+    assert worked.to_dict() == {1: [2, 5, 7], 3: [2, 5, 7]}
+
+
+def test_who_withdraws_is_on_record_and_takes_no_further_part(finish: Finish) -> None:
+    sections = {"method": {"name": "scaffold"}, "train": {"rounds": 3}, **of(Withdraws)}
+    done = finish(**sections)
+    gone = done.clients[done.clients["dropped"] == "withdrew"].groupby("round")["client"]
+    odd = list(range(1, 10, 2))
+    assert gone.apply(list).to_dict() == {1: odd, 2: list(range(10)), 3: odd}
+    assert (done.clients.loc[done.clients["dropped"].notna(), "bytes_up"] == 0).all()
+    assert done.rounds["bytes_down"].nunique() == 1
+    timed = finish(**sections, devices={"deadline": 1e6})
+    assert (timed.clients["dropped"].dropna() == "withdrew").all()
+    assert (timed.rounds["simulated_seconds"] < 1e6).all()
+    assert timed.rounds["accuracy"].to_list() == done.rounds["accuracy"].to_list()
+
+
+def test_scores_of_ones_own(finish: Finish) -> None:
+    done = finish(train={"rounds": 2}, **of(Scores))
+    assert (done.rounds["output_length"] > 0).all()
+    with pytest.raises(BadInput, match="there is a column 'accuracy' already"):
+        finish(train={"rounds": 2}, **of(Scores, column="accuracy"))
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        {},
+        {"devices": {"deadline": 0.5, "partial_work": True, "speed": 100.0}},
+        {"explain": {"explainers": ["gradient"], "inputs": 2, "every": 1}},
+        {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}},
+    ],
+    ids=lambda further: next(iter(further), "alone"),
+)
+def test_a_rehearsal_is_of_the_client_itself(finish: Finish, further: dict[str, Any]) -> None:
+    """It announces what the client then does, unless its device is too slow for that."""
+    done = finish(train={"rounds": 2}, **further, **of(Rehearses))
+    assert (done.rounds["announced"] == 0).all() == ("devices" not in further)
+    assert done.rounds["clients"].eq(10).all()
+    without = finish(train={"rounds": 2}, **further)
+    for column in without.rounds.columns.drop(["seconds", "explain_seconds"], errors="ignore"):
+        assert done.rounds[column].equals(without.rounds[column]), column
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (of(Refuses), "^conditions: test_condition:Refuses: not for fedavg$"),
+        (
+            {**of(Chooses), "privacy": {"clip": 1.0, "noise_multiplier": 1.0}},
+            "Chooses chooses the clients of a round, and `privacy` does so as well, or counts on",
+        ),
+    ],
+)
+def test_what_is_refused_before_a_run(
+    finish: Finish, sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        finish(**sections)
