@@ -274,7 +274,8 @@ def on_record(
     runner: RoundRunner, t: int, ledger: dict[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """The rows of round t by table; updates the ledger."""
-    record, rows = runner.records()
+    with _carrying_out(f"round {t}, records"):
+        record, rows = runner.records()
     row = summarise(t, record, rows["clients"], ledger, Federation(runner).server.primary_metric)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
@@ -296,7 +297,7 @@ def _check_state(found: Any, what: str) -> State:
 
 @contextmanager
 def _carrying_out(what: str) -> Iterator[None]:
-    """Context that turns exceptions of methods and objectives into one line; see the log."""
+    """Context that turns exceptions of the user's own code into one line; see the log."""
     try:
         yield
     except FedsimError:

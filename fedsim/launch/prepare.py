@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -112,7 +113,8 @@ def prepare(
     network = _try_model(spec)
     _check_saved(network, spec)
     for condition in spec.conditions:
-        condition.check(spec, splits, network)
+        with _own_code(condition, "check"):
+            condition.check(spec, splits, network)
     if any(p.requires_grad for p in network.parameters()):
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
@@ -458,15 +460,22 @@ def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
     holder = int(np.flatnonzero(context.splits.train.lengths)[0])
     client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
     for condition in context.spec.conditions:
-        try:
+        with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw
             job = condition.training(client, job)
-        except Withdrawn:  # as it may
-            return job
-        except Exception as error:  # of the user's own code
-            raise ExperimentError(
-                f"conditions: {condition.name}: training: {in_own_code(error)}"
-            ) from error
     return job
+
+
+@contextmanager
+def _own_code(condition: Condition, hook: str) -> Iterator[None]:
+    """Name the user's condition in errors of its own code."""
+    try:
+        yield
+    except FedsimError:
+        raise
+    except Exception as error:
+        raise ExperimentError(
+            f"conditions: {condition.name}: {hook}: {in_own_code(error)}"
+        ) from error
 
 
 def _check_saved(network: nn.Module, spec: RunSpec) -> None:

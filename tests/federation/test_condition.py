@@ -130,6 +130,24 @@ class Breaks(Condition):
         raise ValueError(f"client {client.id} has {client.num_samples > 0} examples")
 
 
+class BreaksBefore(Condition):
+    """Raises where it should say whether it fits the run."""
+
+    name: str = "test_condition:BreaksBefore"
+
+    def check(self, spec: Any, splits: Any, network: Any) -> None:
+        raise ValueError(f"{len(splits)} clients")
+
+
+class BreaksAtTheEnd(Condition):
+    """Raises at the end of the round."""
+
+    name: str = "test_condition:BreaksAtTheEnd"
+
+    def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        return {"columns": ledger["never written"]}
+
+
 class Secretive(Condition):
     """Hides what clients send beside their vectors."""
 
@@ -206,6 +224,8 @@ def test_clients_that_send_nothing_pass_no_condition(finish: Finish) -> None:
     [
         (Narrow, "test_condition:Narrow: outgoing must leave the cohort and the function"),
         (Breaks, "conditions: test_condition:Breaks: training: ValueError: client 0 has True"),
+        (BreaksBefore, "conditions: test_condition:BreaksBefore: check: ValueError: 10 clients ("),
+        (BreaksAtTheEnd, "round 1, records: KeyError: 'never written' (test_condition.py, line"),
         (Taken, "conditions: test_condition:Taken: there is a column 'accuracy' already"),
         (Untold, "round 1: test_condition:Untold: the column 'surprise' is not among its `col"),
         (Idle, "round 1: nothing is sent by pigeon, which are all that `test_condition:Idle` is"),
