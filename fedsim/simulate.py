@@ -36,6 +36,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Federation, RoundRunner, RunSpec
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
+from fedsim.federation.federation import federation_of
 from fedsim.methods import State
 from fedsim.objectives import Metric, Objective
 from fedsim.results.describe import describe
@@ -193,7 +194,7 @@ class Rounds:
 
     def finish(self, state: State, ledger: Mapping[str, Any]) -> None:
         """Write the final weights, whole tables, and the hash of the result."""
-        fed, folder = Federation(self.runner), self.folder
+        fed, folder = federation_of(self.runner), self.folder
         arrays = self.experiment.method.global_model(fed, state)
         # The order of layers, which safetensors changes; a network may have some under two names.
         about = {"layers": json.dumps(list(arrays))}
@@ -217,7 +218,7 @@ class Rounds:
 
 def initial_state(runner: RoundRunner, experiment: Experiment) -> State:
     """The server's state before the first round."""
-    method, fed = experiment.method, Federation(runner)
+    method, fed = experiment.method, federation_of(runner)
     device = fed.server.device
     with keyed_torch_rng(experiment.seed, "server", 0, device=device), _carrying_out("init"):
         try:
@@ -229,7 +230,7 @@ def initial_state(runner: RoundRunner, experiment: Experiment) -> State:
 def one_round(runner: RoundRunner, experiment: Experiment, state: State, t: int) -> State:
     """Round t; the server's next state."""
     runner.begin(t)
-    fed = Federation(runner)
+    fed = federation_of(runner)
     # The server's draws from torch's global generator (dropout) depend only on t.
     with (
         keyed_torch_rng(experiment.seed, "server", t, device=fed.server.device),
@@ -247,7 +248,7 @@ def one_round(runner: RoundRunner, experiment: Experiment, state: State, t: int)
 
 def evaluate_round(runner: RoundRunner, experiment: Experiment, state: State, t: int) -> None:
     """Record scores of the weights, and in due rounds evaluations and explanations."""
-    method, fed = experiment.method, Federation(runner)
+    method, fed = experiment.method, federation_of(runner)
     with _carrying_out(f"round {t}, evaluation"):
         fed.log(
             **fed.server.objective.weight_scores(
@@ -276,7 +277,8 @@ def on_record(
     """The rows of round t by table; updates the ledger."""
     with _carrying_out(f"round {t}, records"):
         record, rows = runner.records()
-    row = summarise(t, record, rows["clients"], ledger, Federation(runner).server.primary_metric)
+    primary = federation_of(runner).server.primary_metric
+    row = summarise(t, record, rows["clients"], ledger, primary)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}

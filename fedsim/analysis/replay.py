@@ -51,6 +51,7 @@ from fedsim.federation import (
     RunSpec,
     pick_device,
 )
+from fedsim.federation.federation import federation_of
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import same_data
 from fedsim.methods import State
@@ -102,7 +103,7 @@ class Replay:
     @property
     def fed(self) -> Federation:
         """The federation, as the run's method sees it."""
-        return Federation(self.runner)
+        return federation_of(self.runner)
 
     def next_round(self, on_client_done: OnClientDone = lambda client: None) -> None:
         """Repeat the next round.

@@ -190,3 +190,9 @@ class Federation:
         """
         rows = (plain(row, {"round", "explainer", "model"}) for row in rows)
         self._runner.record("explanations", ({"explainer": explainer, **row} for row in rows))
+
+
+def federation_of(runner: RoundRunner) -> Federation:
+    """The federation that a run's method sees: the same one in all its rounds."""
+    federation: Federation = runner.once("federation", lambda: Federation(runner))
+    return federation
