@@ -226,7 +226,7 @@ class RoundRunner(Runner):
             raise ValueError(
                 "a client occurs twice in the cohort: it can answer only once per call"
             )
-        asked = len(cohort)
+        everybody = cohort if round.cohort is None else round.cohort
         if round.running and self._withdrawn:  # they take no further part
             cohort = cohort[~np.isin(cohort, list(self._withdrawn))]
         freeze(arguments)
@@ -247,7 +247,7 @@ class RoundRunner(Runner):
             blocks = cut_blocks(cohort, self.num_samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, exchange.arguments, self._states)
             nobody = self._commit(exchange, outcome)
-            if asked and not (outcome.rows or outcome.failures):
+            if self._withdrawn and np.isin(everybody, list(self._withdrawn)).all():
                 nobody = nobody or "no client is left"
             if round.running and nobody and not isinstance(exchange.reduction, Discard):
                 raise NobodyAnswers(self.t, nobody)

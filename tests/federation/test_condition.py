@@ -19,13 +19,16 @@ from fedsim.federation import (
     Cohort,
     Condition,
     Exchange,
+    Federation,
     Rehearsed,
     Round,
     Sent,
     Update,
     Withdrawn,
 )
+from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.learns import Learns
 from fedsim.objectives import Metric
 from fedsim.results.report import report
 from fedsim.training import TrainingJob
@@ -370,6 +373,26 @@ def test_who_withdraws_is_on_record_and_takes_no_further_part(finish: Finish) ->
     assert (timed.clients["dropped"].dropna() == "withdrew").all()
     assert (timed.rounds["simulated_seconds"] < 1e6).all()
     assert timed.rounds["accuracy"].to_list() == done.rounds["accuracy"].to_list()
+
+
+class OneByOne(FedAvg):
+    """Asks its clients one after another, and averages those that answer."""
+
+    name: str = "test_condition:OneByOne"
+    learns: ClassVar[Learns] = Learns(asks=frozenset({"messages"}))
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        found = [fed.gather(self.sent, [k], weights=state.weights) for k in fed.sample(t)]
+        return State(np.mean([w for one in found for w in one.values()], axis=0))
+
+    def sent(self, client: Client, weights: torch.Tensor) -> torch.Tensor:
+        return client.train(weights)
+
+
+def test_the_round_goes_on_while_anybody_is_left(finish: Finish) -> None:
+    done = finish(method=OneByOne, train={"rounds": 3}, **of(Withdraws))
+    answers = done.clients.dropna(subset="loss").groupby("round")["client"].apply(list)
+    assert answers.to_dict() == {1: [0, 2, 4, 6, 8], 3: [0, 2, 4, 6, 8]}
 
 
 def test_scores_of_ones_own(finish: Finish) -> None:
