@@ -46,10 +46,10 @@ class Explanations(Condition):
 
     # -- on the server -------------------------------------------------------------------------
 
-    def due(self, round: Round, whose: str) -> bool:
-        """Whether models of this kind are explained in this round."""
+    def due(self, round: Round) -> tuple[str, ...]:
+        """The kinds of models that are explained in this round."""
         last = round.runner.settings.rounds
-        return self.section.due(round.t, last) and whose in (self.section.of or ())
+        return self.section.of or () if self.section.due(round.t, last) else ()
 
     def chosen(self, round: Round, among: Sequence[int]) -> dict[int, bool]:
         """Clients whose models are explained."""
@@ -57,7 +57,7 @@ class Explanations(Condition):
         return dict.fromkeys(self.section.choose(among, K, seed), True)
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
-        if not (round.running and self.due(round, "cohort")):
+        if not (round.running and "cohort" in self.due(round)):
             return exchange
         return exchange.tell(self.name, self.chosen(round, exchange.cohort.tolist()))
 
@@ -69,14 +69,16 @@ class Explanations(Condition):
         Raises:
             RunError: an explainer fails.
         """
+        if not (due := self.due(round)):
+            return
         found: Found = round.kept.setdefault(self.name, {})
         # A client's latest model of the round counts.
         for k, own in round.notes.get(self.name, ()):
             found["cohort", k] = own
-        if self.due(round, "global"):
+        if "global" in due:
             numbers = range(len(self.section.explainers))
             found["global", None] = self._of_server(round, numbers, model=model)
-        if self.due(round, "personal"):
+        if "personal" in due:
             # Of those that keep a state: without, a model has not been trained yet. If nobody
             # does, models are made anew.
             among = round.runner.states() or range(round.runner.num_clients)

@@ -31,10 +31,9 @@ from fedsim.federation.condition import (
     Work,
 )
 from fedsim.federation.reduction import Discard
-from fedsim.federation.wire import TIME_COLUMNS
+from fedsim.federation.wire import TIME_COLUMNS, WAYS
 from fedsim.training import TrainingJob, work_of
 
-WAYS = ("down", "up")
 LATE: Reason = "deadline"
 
 

@@ -13,6 +13,7 @@ from fedsim.federation.condition import (
     Round,
     Runner,
     Sent,
+    Vector,
     Withdrawn,
     Work,
     conditions,
@@ -24,7 +25,7 @@ from fedsim.federation.engine import (
     limit_threads,
     pick_device,
 )
-from fedsim.federation.federation import Federation, Vector
+from fedsim.federation.federation import Federation
 from fedsim.federation.reduction import (
     DivergedUpdate,
     Gather,

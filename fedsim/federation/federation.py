@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.errors import RunError
 from fedsim.federation.client import plain
 from fedsim.federation.cohort import Cohort
-from fedsim.federation.condition import Clock
+from fedsim.federation.condition import Clock, Vector
 from fedsim.federation.reduction import (
     Discard,
     Gather,
@@ -23,10 +22,7 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.runner import RoundRunner
 from fedsim.federation.server import Server
-from fedsim.support.rng import keyed_rng
 from fedsim.training import Train
-
-Vector = NDArray[np.float32]
 
 
 class Federation:
@@ -68,7 +64,7 @@ class Federation:
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The server's random stream for one purpose in this round."""
-        return keyed_rng(self._runner.seed, f"server/{purpose}", self.round)
+        return self._runner.round.rng(purpose)
 
     @property
     def time(self) -> Clock:

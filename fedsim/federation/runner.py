@@ -24,6 +24,7 @@ from fedsim.federation.condition import (
     Layers,
     Round,
     Runner,
+    Vector,
     Work,
 )
 from fedsim.federation.context import TEST_SHARD, RunSpec, WorkerContext
@@ -37,15 +38,13 @@ from fedsim.federation.reduction import (
     Reduction,
     TooFewUpdates,
 )
-from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, TIME_COLUMNS, freeze
+from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, TIME_COLUMNS, WAYS, freeze
 from fedsim.federation.worker import Call, totals_of
 from fedsim.objectives import Totals, of_validation, scores_of
 from fedsim.support.rng import keyed_rng
 from fedsim.training import Train
 
-Vector = NDArray[np.float32]
 CPU = torch.device("cpu")
-WAYS: tuple[Literal["down", "up"], ...] = ("down", "up")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
@@ -69,9 +68,8 @@ class RoundRunner(Runner):
         device: the server's device.
 
     Attributes:
-        t: the round.
         clients_per_step: V, for the following calls.
-        round: the round, as conditions see it.
+        round: the round that runs, as conditions see it.
         conditions: in ascending order.
         context: the network and the data in this process.
         initial_weights: (size,) of the run.
@@ -86,7 +84,6 @@ class RoundRunner(Runner):
         clients_per_step: int = 1,
         device: torch.device = CPU,
     ) -> None:
-        self.t = 0
         self.clients_per_step = clients_per_step
         self.context = WorkerContext(spec, dataset, splits, device)
         self.initial_weights: Vector = self.context.model.weights()
@@ -98,7 +95,6 @@ class RoundRunner(Runner):
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._ledger: dict[str, Any] = {}
-        self._made: dict[str, Any] = {}
         self._serial = 0
         self._setup_traffic = False
         self._acted = set[str]()  # names of conditions that have changed something
@@ -121,7 +117,7 @@ class RoundRunner(Runner):
 
     def begin(self, t: int) -> None:
         """Start the records of round t."""
-        self.t, self.round = t, Round(t, self)
+        self.round = Round(t, self)
         self._record, self._rows, self._tables = {}, {}, {}
         self._withdrawn = set()
 
@@ -188,6 +184,16 @@ class RoundRunner(Runner):
         return self._engine.fetch(handle)
 
     # -- for methods, through their Federation -------------------------------------------------
+
+    @property
+    def t(self) -> int:
+        """The number of the round."""
+        return self.round.t
+
+    @property
+    def loses_clients(self) -> bool:
+        """Whether clients, possibly all, may drop out of a round without an error."""
+        return any(condition.loses_clients for condition in self.conditions)
 
     @property
     def splits(self) -> ClientSplits:
@@ -257,8 +263,7 @@ class RoundRunner(Runner):
         try:
             result = outcome.partial.result(exchange.to_all, outcome.failures)
         except NothingToReduce as nothing:
-            loses = any(condition.loses_clients for condition in self.conditions)
-            if loses and isinstance(nothing, TooFewUpdates):
+            if self.loses_clients and isinstance(nothing, TooFewUpdates):
                 raise NobodyAnswers(self.t, str(nothing)) from None
             raise RunError(f"round {self.t}: {nothing}{_first(outcome)}") from None
         except InvalidUpdate as invalid:
@@ -360,9 +365,7 @@ class RoundRunner(Runner):
         return round.cohort
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+        return self.context.once(name, make)
 
     def ledger(self, name: str) -> dict[str, Any]:
         own: dict[str, Any] = self._ledger.setdefault("conditions", {}).setdefault(name, {})

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import Diverged, RunError
+from fedsim.federation.condition import Vector
 from fedsim.federation.context import Examples
 from fedsim.federation.runner import RoundRunner
 from fedsim.federation.sums import ExactSum, check_block
@@ -22,8 +23,6 @@ from fedsim.objectives import Metric, Objective
 from fedsim.training import FlatModel
 
 T = TypeVar("T")
-
-Vector = NDArray[np.float32]
 
 
 class Server:
@@ -117,8 +116,7 @@ class Server:
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What a method makes once in a run, of what does not change; by name."""
-        made: T = self._runner.once(f"method/{name}", make)
-        return made
+        return self._context.once(f"method/{name}", make)
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -142,8 +140,8 @@ class Server:
 
     @property
     def loses_clients(self) -> bool:
-        """Whether clients may take no part without a fault of theirs, all of them too."""
-        return any(condition.loses_clients for condition in self._runner.conditions)
+        """Whether clients, possibly all, may drop out of a round without an error."""
+        return self._runner.loses_clients
 
     def average(
         self, models: Mapping[int, Vector], factors: Mapping[int, float] | None = None

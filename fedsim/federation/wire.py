@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ PROTOCOL = {
     )
 }
 PROTOCOL_COLUMNS = frozenset({*PROTOCOL.values(), "protocol_rounds", "protocol_dropped"})
+
+WAYS: tuple[Literal["down", "up"], ...] = ("down", "up")
 
 # Columns of simulated time.
 TIME_COLUMNS = (
