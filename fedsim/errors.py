@@ -99,7 +99,7 @@ class Diverged(RunError):
 
 
 class NobodyAnswers(RunError):
-    """No client's devices let it answer in a round; the round changes nothing."""
+    """Conditions leave no client that answers in a round; the round changes nothing."""
 
     def __init__(self, round: int, why: str) -> None:
         super().__init__(round, why)  # the arguments, so that it pickles

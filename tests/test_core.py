@@ -170,8 +170,8 @@ def test_a_method_asks_for_few_things() -> None:
     assert sum(lines.values()) <= 800
 
 
-def test_the_federation_names_no_condition() -> None:
-    """Neither the room of conditions, nor a section of the experiment that is one."""
+def test_the_federation_has_no_condition() -> None:
+    """It imports none, and has no attribute, key or name of a section that is one."""
     # `explain` is also what methods do with explanations of their own, `adversaries` a column.
     sections = {"devices", "uplink", "downlink", "aggregation", "privacy", "secure_aggregation"}
     assert sections < Experiment.model_fields.keys()

@@ -125,6 +125,7 @@ ROUND: dict[str, Callable[[Server, Any, Any], Any]] = {
     "a word as a cohort": lambda method, fed, state: method.of(fed, state, ["x"]),
     "objects on record": lambda method, fed, state: fed.log(x=object()),
     "arrays on record": lambda method, fed, state: fed.log(x=torch.zeros(3)),
+    "objects as explanations": lambda method, fed, state: fed.explain("x", [{"a": object()}]),
     "a column that is taken": lambda method, fed, state: fed.log(round=3),
 }
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.conditions.codecs import Codec
@@ -20,11 +19,9 @@ from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError, in_own_code
 from fedsim.federation.condition import Condition, Exchange, Layers, Round, Sent
 from fedsim.federation.context import RunSpec
-from fedsim.federation.reduction import Update, since_sent
+from fedsim.federation.reduction import Update, Vector, since_sent
 from fedsim.federation.wire import NotCounted, PerClient, each_leaf, nbytes
 from fedsim.support.rng import keyed_rng
-
-Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,14 @@ class RobustAggregation(ConditionOnMeans):
         rule: by which updates are aggregated; None for the weighted mean.
         attack: by which adversaries forge updates; None if they do not.
         adversaries: which clients.
+        share: of all clients, as the experiment has it.
     """
 
     name: str = "aggregation"
     rule: Aggregator | None = None
     attack: Attack | None = None
     adversaries: frozenset[int] = frozenset()
+    share: float = 0.0
 
     def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
         """Refuse a rule for which a round has too few updates, or too many of adversaries."""
@@ -58,7 +60,7 @@ class RobustAggregation(ConditionOnMeans):
         expected = -(-len(self.adversaries) * n // K)
         if expected > (most := rule.max_adversaries(n)):
             raise ExperimentError(
-                f"adversaries.share={len(self.adversaries) / K:g}: about {expected} of the {n} "
+                f"adversaries.share={self.share:g}: about {expected} of the {n} "
                 f"clients of a cohort are adversaries, and aggregation.name={rule.name} "
                 f"withstands {most} ({rule.bound})"
             )

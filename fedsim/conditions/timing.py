@@ -61,7 +61,8 @@ class RoundTime:
         selection: who takes part, if the method has asked.
         elapsed: seconds of the round, if the method sets them.
         ended: seconds of the round when each client's latest call ended.
-        late: examples and bytes down of those too slow.
+        withdrawn: examples and bytes down of those that left the round.
+        late: whether some of these were too slow, for whom the server waits.
         worked: examples, and bytes down and up, of each client.
     """
 
@@ -69,7 +70,8 @@ class RoundTime:
     selection: Selection | None = None
     elapsed: float | None = None
     ended: dict[int, float] = field(default_factory=dict)
-    late: dict[int, tuple[int, int]] = field(default_factory=dict)
+    withdrawn: dict[int, tuple[int, int]] = field(default_factory=dict)
+    late: bool = False
     worked: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def seconds(self, deadline: float | None) -> float:
@@ -172,8 +174,8 @@ class SimulatedTime(Condition):
             return None
         passed, fleet = self.passed(round), self.fleet(round.runner)
         for k, (why, examples) in work.withdrawn.items():
-            if why == LATE:
-                passed.late[k] = examples, exchange.bytes_down(k)
+            passed.withdrawn[k] = examples, exchange.bytes_down(k)
+            passed.late |= why == LATE
         costs = work.costs
         if costs:
             done = [
@@ -199,10 +201,11 @@ class SimulatedTime(Condition):
             return None
         cohort = exchange.cohort
         kept = cohort if passed.selection is None else passed.selection.kept
-        if not (lost or work.withdrawn) or not np.isin(kept, [*cohort, *passed.late]).all():
+        if not (lost or work.withdrawn) or not np.isin(kept, [*cohort, *passed.withdrawn]).all():
             return None
-        late = "no client finishes before the deadline"
-        return "the uploads of all clients are lost" if work.costs else late
+        if work.costs:
+            return "the uploads of all clients are lost"
+        return "no client finishes before the deadline" if passed.late else None
 
     def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
         """Adds rows of clients that dropped out; simulated time and energy of the round."""
@@ -211,10 +214,10 @@ class SimulatedTime(Condition):
         dropped: dict[int, str] = {} if selection is None else {**selection.dropped}
         wanted = planned(runner, np.array(list(dropped), dtype=np.int64)).tolist()
         wasted = {k: (n, runner.planned_bytes[0]) for k, n in zip(dropped, wanted, strict=True)}
-        for k, (examples, moved) in {**wasted, **passed.late}.items():
+        for k, (examples, moved) in {**wasted, **passed.withdrawn}.items():
             joules = float(fleet.joules([k], examples, moved, 0)[0])
             costs = {"energy_joules": joules}
-            if k not in passed.late:  # whose traffic is on record
+            if k not in passed.withdrawn:  # whose traffic is on record
                 costs |= {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
             row = runner.rows.setdefault(k, {})  # it may have been evaluated
             row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}

@@ -13,7 +13,6 @@ from fedsim.federation.condition import (
     Round,
     Runner,
     Sent,
-    Vector,
     Withdrawn,
     Work,
     conditions,
@@ -34,6 +33,7 @@ from fedsim.federation.reduction import (
     NothingToReduce,
     Reduction,
     Update,
+    Vector,
 )
 from fedsim.federation.runner import RoundRunner
 from fedsim.federation.server import Server

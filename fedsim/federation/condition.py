@@ -19,13 +19,12 @@ from fedsim.config.registry import Component, Registry
 from fedsim.data import ClientSplits
 from fedsim.errors import RunError
 from fedsim.federation.cohort import Cohort
-from fedsim.federation.reduction import Reduction, WeightedMean
+from fedsim.federation.reduction import Reduction, Vector, WeightedMean
 from fedsim.federation.wire import NotCounted, PerClient, nbytes, sent_to_all
 from fedsim.objectives import Metric, Totals
 from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel, Train, Trained, TrainingJob
 
-Vector = NDArray[np.float32]
 Shape = tuple[int, ...]
 Layers = Mapping[int, Sequence[Shape]]  # see `trained_layers`
 
@@ -85,7 +84,8 @@ class Sent:
         size: bytes.
         received: what the server sent to all, as tensors by name.
         layers: see `trained_layers`.
-        memory: what the condition keeps at this client for this function, by name.
+        memory: what the condition keeps at this client for this function, by name; it keeps what
+            it returns with `replace(sent, memory=…)`.
     """
 
     message: Any
@@ -100,8 +100,9 @@ class Work:
     """What a call was for the clients.
 
     Attributes:
-        costs: of those that answered or failed: `bytes_down`, `bytes_up`, `seconds`; conditions
-            may add columns of clients.parquet whose sums count.
+        costs: of those that answered or failed: `bytes_down`, `bytes_up`, `seconds`, what of the
+            bytes is sent once or by a protocol; conditions may add columns of clients.parquet
+            whose sums count.
         examples: on how many they trained, each pass counted.
         withdrawn: those that take no further part (`Withdrawn`): why, and the examples.
     """
@@ -148,7 +149,7 @@ class Runner(Protocol):
         """The clients that take part in round t."""
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What a condition makes once in a run."""
+        """What is made once in a run and process, by name."""
 
     def states(self) -> Mapping[int, Any]:
         """Clients that keep a state, and handles of these."""

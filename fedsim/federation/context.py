@@ -209,7 +209,7 @@ class WorkerContext:
         return Batch(self.examples(rows).x, y)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What a condition makes once in this process."""
+        """What is made once in this process, by name."""
         if name not in self._made:
             self._made[name] = make()
         made: T = self._made[name]

@@ -11,13 +11,14 @@ import numpy as np
 from fedsim.errors import RunError
 from fedsim.federation.client import plain
 from fedsim.federation.cohort import Cohort
-from fedsim.federation.condition import Clock, Vector
+from fedsim.federation.condition import Clock
 from fedsim.federation.reduction import (
     Discard,
     Gather,
     Mean,
     Reduction,
     Update,
+    Vector,
     WeightedMean,
 )
 from fedsim.federation.runner import RoundRunner
@@ -79,7 +80,7 @@ class Federation:
         raise RunError("no section of the experiment simulates time; set devices")
 
     def sample(self, t: int) -> Cohort:
-        """The clients that take part in round t, drawn without replacement.
+        """The clients of round t, drawn without replacement, or chosen by a condition.
 
         With `privacy` each client is drawn independently, so their number varies. With `devices`
         only clients that are online are drawn, and those are left out that drop out, miss the

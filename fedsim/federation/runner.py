@@ -24,7 +24,6 @@ from fedsim.federation.condition import (
     Layers,
     Round,
     Runner,
-    Vector,
     Work,
 )
 from fedsim.federation.context import TEST_SHARD, RunSpec, WorkerContext
@@ -37,6 +36,7 @@ from fedsim.federation.reduction import (
     NothingToReduce,
     Reduction,
     TooFewUpdates,
+    Vector,
 )
 from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, TIME_COLUMNS, WAYS, freeze
 from fedsim.federation.worker import Call, totals_of
@@ -357,7 +357,12 @@ class RoundRunner(Runner):
     def sample(self, t: int) -> Cohort:
         round = self.round if t == self.t else Round(t, self)
         if round.cohort is None:
-            chosen = [condition.sample(round) for condition in self.conditions]
+            try:
+                chosen = [condition.sample(round) for condition in self.conditions]
+            except NobodyAnswers:
+                if round.running:
+                    raise
+                chosen = [np.zeros(0, np.int64)]
             found = next((one for one in chosen if one is not None), None)
             if found is not None and round.running and not len(found):
                 raise NobodyAnswers(t, "no client is left")
@@ -387,11 +392,8 @@ class RoundRunner(Runner):
     def pieces(
         self, name: str, numbers: Sequence[int], arguments: Mapping[str, Any]
     ) -> dict[int, Any]:
-        call = self._call(name, Gather(), "pieces")
-        freeze(arguments)
-        blocks = [[number] for number in numbers]
-        found: dict[int, Any] = self._engine.run(call, blocks, arguments, {}).partial.result(
-            {}, {}
+        found: dict[int, Any] = self._each(
+            self._call(name, Gather(), "pieces"), numbers, arguments
         )
         return found
 
@@ -420,14 +422,15 @@ class RoundRunner(Runner):
     def _totals(
         self, function: Literal["evaluate", "validate"], weights: Vector
     ) -> dict[str, Totals]:
-        call = self._call(function, MergeTotals(), "shards")
-        arguments = {"weights": weights}
-        freeze(arguments)
-        blocks = [[shard] for shard in self._shards[function]]
-        totals: dict[str, Totals] = self._engine.run(call, blocks, arguments, {}).partial.result(
-            {}, {}
-        )
+        call, shards = self._call(function, MergeTotals(), "shards"), self._shards[function]
+        totals: dict[str, Totals] = self._each(call, shards, {"weights": weights})
         return totals
+
+    def _each(self, call: Call, numbers: Sequence[int], arguments: Mapping[str, Any]) -> Any:
+        """What a call that is no client's reduces to; each number is a block."""
+        freeze(arguments)
+        outcome = self._engine.run(call, [[number] for number in numbers], arguments, {})
+        return outcome.partial.result({}, {})
 
     def _commit(self, exchange: Exchange, outcome: Outcome) -> str | None:
         """Take over kept states and records of a call; returns why nobody answers, if so."""

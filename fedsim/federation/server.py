@@ -14,8 +14,8 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import Diverged, RunError
-from fedsim.federation.condition import Vector
 from fedsim.federation.context import Examples
+from fedsim.federation.reduction import Vector
 from fedsim.federation.runner import RoundRunner
 from fedsim.federation.sums import ExactSum, check_block
 from fedsim.models import Model

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from torch import Tensor
@@ -423,7 +424,7 @@ class Worker:
                     "server"
                 )
             key = f"{condition.name}/{call.function}"
-            given = replace(sent, memory=memory.get(key, {}))
+            given = replace(sent, memory=MappingProxyType(memory.get(key, {})))
             sent = condition.sent(client, given)
             if sent is not given:
                 partial.check(sent.message)

@@ -200,6 +200,7 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
                 rule=experiment.aggregation,
                 attack=attack,
                 adversaries=hostile,
+                share=experiment.adversaries.share if experiment.adversaries else 0.0,
             )
         )
     if experiment.uplink is not None:

@@ -336,6 +336,21 @@ class Rehearses(Condition):
         return {"announced": sum(abs(left) for _, left in round.notes.get(self.name, ()))}
 
 
+class KeepsInPlace(Condition):
+    """Changes what it was given, instead of returning what it keeps."""
+
+    name: str = "test_condition:KeepsInPlace"
+
+    def sent(self, client: Client, sent: Sent) -> Sent:
+        sent.memory["seen"] = 1  # type: ignore[index]
+        return sent
+
+
+def test_what_is_kept_is_returned(finish: Finish) -> None:
+    with pytest.raises(ClientError, match=r"does not support item assignment \(test_condition.py"):
+        finish(train={"rounds": 1}, **of(KeepsInPlace))
+
+
 class Refuses(Condition):
     name: str = "test_condition:Refuses"
 
@@ -373,6 +388,9 @@ def test_who_withdraws_is_on_record_and_takes_no_further_part(finish: Finish) ->
     assert (timed.clients["dropped"].dropna() == "withdrew").all()
     assert (timed.rounds["simulated_seconds"] < 1e6).all()
     assert timed.rounds["accuracy"].to_list() == done.rounds["accuracy"].to_list()
+    assert (timed.clients.loc[timed.clients["dropped"].notna(), "energy_joules"] > 0).all()
+    for one in (done, timed):
+        assert "round 2 changes nothing: no client is left" in (one.path / "log.txt").read_text()
 
 
 class OneByOne(FedAvg):

@@ -37,7 +37,7 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
     return torch.stack([-torch.log(p[i, label]) for i, label in enumerate(y.tolist())])
 
 
-def output_gradient(noise: Tensor, z: Tensor) -> Tensor:
+def by_pairs(noise: Tensor, z: Tensor) -> Tensor:
     """The diversity term, pair by pair."""
     B, total = len(z), torch.zeros(())
     for i in range(B):
@@ -66,7 +66,7 @@ class TestPieces:
     def test_diversity(self) -> None:
         torch.manual_seed(0)
         noise, z = torch.rand(6, 4), torch.randn(6, 7, requires_grad=True)
-        found, expected = diversity(noise, z), output_gradient(noise, z)
+        found, expected = diversity(noise, z), by_pairs(noise, z)
         torch.testing.assert_close(found, expected)
         (g,), (h,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
         torch.testing.assert_close(g, h)
@@ -116,7 +116,7 @@ class TestMathematics:
                 drawn = rng.random if noise == "uniform" else rng.standard_normal
                 eps = torch.tensor(drawn((8, 5), dtype=np.float32))
                 z = G(torch.cat([eps, one_hot(y)], dim=1))
-                loss = 0.3 * output_gradient(eps, z)
+                loss = 0.3 * by_pairs(eps, z)
                 for k in cohort:
                     head = fed.server.model.named(torch.tensor(sent[k]["weights"]))
                     ce = cross_entropies(z @ head["head.weight"].T + head["head.bias"], y)

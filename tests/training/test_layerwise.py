@@ -366,11 +366,11 @@ def test_a_network_that_was_hooked_later_does_not_run_as_built() -> None:
 
 def test_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[type] = []
-    output_gradient = LayerwiseSgd.step_to
+    step_to = LayerwiseSgd.step_to
 
     def note(self: LayerwiseSgd, *arguments: Any) -> Tensor:
         asked.append(kind)
-        return output_gradient(self, *arguments)
+        return step_to(self, *arguments)
 
     monkeypatch.setattr(LayerwiseSgd, "step_to", note)
     for kind in (Classification, Halved, Squared):
