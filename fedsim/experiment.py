@@ -6,7 +6,7 @@ YAML files, command-line overrides, grids, searches and Python all build an `Exp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +48,48 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "conditions": own_conditions,
 }  # by section
 LOGGERS = ("mlflow", "tensorboard", "wandb")
+
+
+_COVERS_MEANS = "clients would send explanations, and `{}` covers only averages"
+_HONEST = "`privacy` covers sums of honest clients alone"
+_NEEDS_UPDATES = "needs the clients' updates, which `secure_aggregation` hides"
+EXCLUSIVE = (  # two keys that cannot be used together, and why
+    ("explain.share", "privacy", _COVERS_MEANS.format("privacy")),
+    ("explain.share", "secure_aggregation", _COVERS_MEANS.format("secure_aggregation")),
+    ("devices.over_selection", "privacy", "samples more clients than `privacy` accounts for"),
+    ("secure_aggregation", "privacy", "the clipping of `privacy` needs the clients' updates"),
+    ("secure_aggregation", "uplink", "masked updates cannot be compressed"),
+    ("aggregation", "privacy", _HONEST),
+    ("adversaries", "privacy", _HONEST),
+    ("aggregation", "secure_aggregation", _NEEDS_UPDATES),
+    ("adversaries.attack", "secure_aggregation", _NEEDS_UPDATES),
+)
+_NO_MODELS = "sends no weights of models, so it would have no effect"
+_NO_MEANS = "does not average clients' updates, so it would have no effect"
+UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: ignore[type-arg]
+    (
+        "privacy.level=example",
+        lambda method: (
+            method.stackable and method.private_by_example and method.learns.models == "network"
+        ),
+        "computes more from clients' examples than what DP-SGD covers",
+    ),
+    (
+        "devices.partial_work",
+        lambda method: method.stackable,
+        "has a training loop of its own, which cannot stop early",
+    ),
+    ("uplink", lambda method: method.exchanges_models, _NO_MODELS),
+    ("downlink", lambda method: method.exchanges_models, _NO_MODELS),
+    (
+        "downlink",
+        lambda method: method.takes_downlink,
+        "trains models that clients have been sent before, as the server has them, not as they "
+        "arrive",
+    ),
+    ("aggregation", lambda method: method.learns.averages, _NO_MEANS),
+    ("adversaries.attack", lambda method: method.learns.averages, _NO_MEANS),
+)  # keys, which methods support them, and why others do not
 
 
 def _refuse_twice(name: str, names: Sequence[str]) -> None:
@@ -222,23 +264,12 @@ class Experiment(Config):
         if self.explain is not None:
             explain = self.explain.with_explainers(self.model.explainer)
             object.__setattr__(self, "explain", explain)
-        secure = self.secure_aggregation is not None
         problem = Problem(self.model, self.objective, hidden=self.hidden)
         self.method.check_fit(problem)
         self.method.check(self.train)
         self.method.check_hidden(problem.hidden)
-        self._check_privacy()
-        for section, given in (("privacy", self._private), ("secure_aggregation", secure)):
-            if given and self.explain is not None and self.explain.share is not None:
-                raise ExperimentError(
-                    f"explain.share: clients would send explanations, and {section} covers only "
-                    f"averages; leave out `share`, or `{section}`"
-                )
-        if secure:
-            self._check_secure_aggregation()
-        self._check_aggregation()
-        self._check_devices()
-        self._check_links()
+        self._check_pairs()
+        self._check_asynchronous()
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "
@@ -257,36 +288,46 @@ class Experiment(Config):
         return {asked: name for name, hides in found.items() for asked in sorted(hides)}
 
     @property
-    def _private(self) -> bool:
-        """Whether whole clients are protected by differential privacy."""
-        return self.privacy is not None and self.privacy.level == "client"
+    def _in_use(self) -> dict[str, str]:
+        """The keys that `EXCLUSIVE` and `UNSUPPORTED` speak of, and how messages write them."""
+        explain, devices, privacy = self.explain, self.devices, self.privacy
+        rule, adversaries = self.aggregation, self.adversaries
+        attack = None if adversaries is None else adversaries.attack
+        given = {
+            "explain.share": explain is not None and explain.share is not None,
+            "privacy": privacy is not None and privacy.level == "client",
+            "privacy.level=example": privacy is not None and privacy.level == "example",
+            "secure_aggregation": self.secure_aggregation is not None,
+            "uplink": self.uplink is not None,
+            "downlink": self.downlink is not None,
+            "aggregation": rule is not None,
+            "adversaries": adversaries is not None,
+            "adversaries.attack": attack is not None and attack.forges,
+            "devices.over_selection": devices is not None and devices.over_selection > 1,
+            "devices.partial_work": devices is not None and devices.partial_work,
+        }
+        named = {
+            "aggregation": f"aggregation.name={rule.name}" if rule else "",
+            "adversaries.attack": f"adversaries.attack.name={attack.name}" if attack else "",
+        }
+        return {key: named.get(key, key) for key, used in given.items() if used}
 
-    def _check_privacy(self) -> None:
-        if self._private:
-            if self.devices is not None and self.devices.over_selection > 1:
+    def _check_pairs(self) -> None:
+        """Refuse sections that exclude each other, and those that the method does not support."""
+        used, method = self._in_use, self.method
+        for first, second, reason in EXCLUSIVE:
+            if first in used and second in used:
                 raise ExperimentError(
-                    "devices.over_selection: samples more clients than `privacy` accounts for; "
-                    "raise train.participation instead"
+                    f"{used[first]}: {reason}; leave out `{first}`, or `{second}`"
                 )
-        elif self.privacy is not None:
-            self._check_example_privacy()
-
-    def _check_example_privacy(self) -> None:
-        method, where = self.method, "privacy.level=example"
-        covered = method.stackable and method.private_by_example and self.model.builds_network
-        if not covered:
-            raise ExperimentError(
-                f"{where}: method.name={method.name} computes more from clients' examples than "
-                "what DP-SGD covers; take another method"
-            )
-        defaults = Train()
-        for key in ("sampler", "accumulate", "precision"):
-            if getattr(self.train, key) != getattr(defaults, key):
+        for key, supported, reason in UNSUPPORTED:
+            if key in used and not supported(method):
                 raise ExperimentError(
-                    f"{where}: train.{key} has no effect on DP-SGD; leave it out"
+                    f"{used[key]}: method.name={method.name} {reason}; leave it out, or take "
+                    "another method"
                 )
 
-    def _check_devices(self) -> None:
+    def _check_asynchronous(self) -> None:
         devices, method = self.devices, self.method
         if method.asynchronous and (
             devices is None or devices.deadline is not None or devices.over_selection > 1
@@ -294,73 +335,6 @@ class Experiment(Config):
             raise ExperimentError(
                 f"method.name={method.name} is asynchronous: it needs a section `devices`, "
                 "without deadline and over_selection"
-            )
-        if devices is not None and devices.partial_work and not method.stackable:
-            raise ExperimentError(
-                f"devices.partial_work: method.name={method.name} has a training loop of its "
-                "own, which cannot stop early; leave it out"
-            )
-
-    def _check_secure_aggregation(self) -> None:
-        reasons = {
-            "privacy": "the clipping of `privacy` needs the clients' updates",
-            "uplink": "masked updates cannot be compressed",
-        }
-        given = {"privacy": self._private, "uplink": self.uplink is not None}
-        for section, reason in reasons.items():
-            if given[section]:
-                raise ExperimentError(
-                    f"secure_aggregation: {reason}; leave out `{section}`, or `secure_aggregation`"
-                )
-
-    def _check_links(self) -> None:
-        codec, method = self.downlink, self.method
-        for section, given in (("uplink", self.uplink), ("downlink", codec)):
-            if given is not None and not method.exchanges_models:
-                raise ExperimentError(
-                    f"{section}: has no effect: with method.name={method.name} no weights of "
-                    "models are sent; leave it out, or take another method"
-                )
-        if codec is None:
-            return
-        if not method.takes_downlink:
-            raise ExperimentError(
-                f"downlink: method.name={method.name} trains models that clients have been sent "
-                "before, as the server has them, not as they arrive; leave it out"
-            )
-        if not codec.for_models:
-            known = ", ".join(name for name, one in codecs.items() if one.for_models)
-            raise ExperimentError(
-                f"downlink.name={codec.name} compresses changes of a model, and the server sends "
-                f"the model itself; codecs for it: {known}"
-            )
-        if codec.error_feedback:
-            raise ExperimentError(
-                "downlink.error_feedback: the server keeps no account of what was lost; it is for "
-                "`uplink`"
-            )
-
-    def _check_aggregation(self) -> None:
-        """Reject rules and attacks that would have no effect, or that need what is hidden."""
-        rule, adversaries = self.aggregation, self.adversaries
-        if self._private and (rule is not None or adversaries is not None):
-            section = "adversaries" if rule is None else "aggregation"
-            raise ExperimentError(
-                f"{section}: cannot be combined with privacy, which covers sums of honest clients "
-                f"alone; leave out `{section}`, or `privacy`"
-            )
-        what = None if rule is None else f"aggregation.name={rule.name}"
-        if adversaries is not None and adversaries.attack.forges:
-            what = what or f"adversaries.attack.name={adversaries.attack.name}"
-        if what is not None and self.secure_aggregation is not None:
-            raise ExperimentError(
-                f"{what} needs the clients' updates, which secure_aggregation hides; leave out "
-                "one of them"
-            )
-        if what is not None and not self.method.learns.averages:
-            raise ExperimentError(
-                f"{what} has no effect: method.name={self.method.name} does not average clients' "
-                "updates; leave it out, or take another method"
             )
 
     @classmethod

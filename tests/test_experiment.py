@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from experiments import small_experiment
+from experiments import NETWORK_METHODS, small_experiment, with_method
 from fedsim import Experiment
 from fedsim.cli import main
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import LARGEST, Registry
 from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
+from fedsim.experiment import EXCLUSIVE, UNSUPPORTED
 from fedsim.methods import methods
 from fedsim.methods.learns import Learns
 from fedsim.models import RuleModel, models
@@ -314,3 +315,52 @@ def test_files_of_experiments_fit_the_schema(path: Path, monkeypatch: pytest.Mon
         search, sheet = sheet.take("search")
         SearchSettings.model_validate(search)
     sheet.build(Experiment)
+
+
+DEVICES = {"speed": 50, "deadline": 60.0}
+USES: dict[str, dict[str, Any]] = {
+    "explain.share": {"explain": {"explainers": ["gradient"], "share": {}}},
+    "privacy": {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}},
+    "privacy.level=example": {
+        "privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}
+    },
+    "secure_aggregation": {"secure_aggregation": {}},
+    "uplink": {"uplink": {"name": "int8"}},
+    "downlink": {"downlink": {"name": "int8"}},
+    "aggregation": {"aggregation": {"name": "median"}},
+    "adversaries": {"adversaries": {"share": 0.3, "attack": {"name": "label_flip"}}},
+    "adversaries.attack": {"adversaries": {"share": 0.3, "attack": {"name": "sign_flip"}}},
+    "devices.over_selection": {"devices": {**DEVICES, "over_selection": 1.5}},
+    "devices.partial_work": {"devices": {**DEVICES, "partial_work": True}},
+}
+
+
+@pytest.mark.parametrize(("first", "second", "reason"), EXCLUSIVE)
+def test_what_excludes_each_other(first: str, second: str, reason: str) -> None:
+    for key in (first, second):
+        small_experiment(**USES[key])
+    with pytest.raises(ExperimentError) as refused:
+        small_experiment(**USES[first], **USES[second])
+    line = str(refused.value)
+    assert f": {reason}; leave out `{first}`, or `{second}`" in line
+    assert line.startswith(f"experiment: {first}")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("key", "supported", "reason"), UNSUPPORTED)
+def test_what_methods_do_not_support(
+    key: str, supported: Callable[[Any], bool], reason: str
+) -> None:
+    """A method that lacks what a section needs is refused, whatever its name."""
+    lacking = [
+        n for n in NETWORK_METHODS if not supported(small_experiment(**with_method(n)).method)
+    ]
+    assert lacking
+    for name in lacking:
+        with pytest.raises(ExperimentError) as refused:
+            small_experiment(**with_method(name, **USES[key]))
+        line = str(refused.value)
+        assert line.startswith(f"experiment: {key.partition('.')[0]}")
+        assert "\n" not in line
+        if "sends no weights" not in line:  # which is told first
+            assert f": method.name={name} {reason}; leave it out, or take another" in line

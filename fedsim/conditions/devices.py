@@ -317,20 +317,17 @@ class Fleet:
         )
 
     def allowances(
-        self, clients: Sequence[int], elapsed: float, down: Sequence[float]
+        self, clients: Sequence[int], left: float, down: Sequence[float]
     ) -> dict[int, Allowance]:
-        """What clients can do until the deadline; empty if there is none.
+        """What clients can do until the deadline.
 
         Args:
-            elapsed: seconds of the round so far.
+            left: seconds until then.
             down: bytes that the server sends to each of them.
         """
-        deadline = self.settings.deadline
-        if deadline is None:
-            return {}
         return {
             k: Allowance(
-                deadline - elapsed - moved / float(self.download[k]),
+                left - moved / float(self.download[k]),
                 *(float(self.speed[k]), float(self.upload[k])),
             )
             for k, moved in zip(clients, down, strict=True)
@@ -349,33 +346,6 @@ def planned_examples(train: Train, samples: NDArray[np.int64]) -> NDArray[np.flo
     if train.local_steps is None:
         return samples.astype(np.float64) * train.local_epochs
     return np.minimum(samples, train.batch_size) * float(train.local_steps)
-
-
-def check_deadline(
-    fleet: Fleet, train: Train, samples: NDArray[np.int64], down: int, up: int
-) -> None:
-    """Reject a deadline that no client can meet.
-
-    Args:
-        samples: (K,) of each client.
-        down, up: bytes of the model, and of an update, or less.
-
-    Raises:
-        ExperimentError: it cannot be met; the message says what the fastest needs.
-    """
-    deadline = fleet.settings.deadline
-    if deadline is None:
-        return
-    examples = planned_examples(train, samples)
-    if fleet.settings.partial_work:
-        examples = np.minimum(examples, train.batch_size)
-    needed = fleet.seconds(np.arange(len(samples)), examples, down, up)
-    if needed.min() > deadline:
-        least = "a single step" if fleet.settings.partial_work else "a round"
-        raise ExperimentError(
-            f"devices.deadline={deadline:g}: no client meets it; the fastest needs "
-            f"{needed.min():.3g} s for {least}"
-        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.wire import to_arrays
-from fedsim.training import FlatModel, Trained, TrainingJob
+from fedsim.training import FlatModel, Train, Trained, TrainingJob
 from fedsim.training.dp_sgd import check_examples_apart, sampling_rate
 
 
@@ -124,9 +124,16 @@ class ExamplePrivacy(Condition):
     name: str = "privacy"
     order: ClassVar[int] = 40
     columns: ClassVar[tuple[str, ...]] = ("epsilon",)
+    client_columns: ClassVar[tuple[str, ...]] = ("epsilon",)
     privacy: Privacy
 
     def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        defaults = Train()
+        for key in ("sampler", "accumulate", "precision"):
+            if getattr(spec.train, key) != getattr(defaults, key):
+                raise ExperimentError(
+                    f"privacy.level=example: train.{key} has no effect on DP-SGD; leave it out"
+                )
         check_examples_apart(network)
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:

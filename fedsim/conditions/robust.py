@@ -103,6 +103,7 @@ class AdversaryRecords(Condition):
 
     name: str = "adversaries/records"
     order: ClassVar[int] = 95  # rows of clients that dropped out as well
+    client_columns: ClassVar[tuple[str, ...]] = ("adversary",)
     attack: Attack
     adversaries: frozenset[int]
 

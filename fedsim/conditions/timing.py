@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedsim.conditions.devices import (
     RETRY,
@@ -19,7 +21,8 @@ from fedsim.conditions.devices import (
     Selection,
     planned_examples,
 )
-from fedsim.errors import NobodyAnswers
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError, NobodyAnswers
 from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import (
     Condition,
@@ -29,10 +32,13 @@ from fedsim.federation.condition import (
     Runner,
     Withdrawn,
     Work,
+    planned_bytes,
+    trained_layers,
 )
+from fedsim.federation.context import RunSpec
 from fedsim.federation.reduction import Discard
-from fedsim.federation.wire import TIME_COLUMNS, WAYS
-from fedsim.training import TrainingJob, work_of
+from fedsim.federation.wire import WAYS
+from fedsim.training import FlatModel, TrainingJob, work_of
 
 LATE: Reason = "deadline"
 
@@ -100,9 +106,33 @@ class SimulatedTime(Condition):
 
     name: str = "devices"
     order: ClassVar[int] = 90  # by what others have made of messages
-    columns: ClassVar[tuple[str, ...]] = TIME_COLUMNS
+    columns: ClassVar[tuple[str, ...]] = (
+        *("dropped", "simulated_seconds", "energy_joules"),
+        *("total_simulated_seconds", "total_energy_joules"),
+    )
+    client_columns: ClassVar[tuple[str, ...]] = ("simulated_seconds", "energy_joules")
     loses_clients: ClassVar[bool] = True
     settings: Devices
+
+    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
+        """Refuse devices that cannot be read or drawn, and a deadline that no client can meet."""
+        fleet, deadline = Fleet(self.settings, len(splits), spec.seed), self.settings.deadline
+        if deadline is None:
+            return
+        examples = planned_examples(spec.train, splits.train.lengths)
+        least, moved = "a round", (0, 0)
+        if self.settings.partial_work:
+            least, examples = "a single step", np.minimum(examples, spec.train.batch_size)
+        if spec.functions.has_global_model:
+            model = FlatModel(network, torch.device("cpu"))
+            layers = trained_layers(model, spec.functions.sent_part(model))
+            moved = planned_bytes(spec.conditions, spec.seed, model.size, layers)
+        needed = fleet.seconds(np.arange(len(splits)), examples, *moved)
+        if needed.min() > deadline:
+            raise ExperimentError(
+                f"devices.deadline={deadline:g}: no client meets it; the fastest needs "
+                f"{needed.min():.3g} s for {least}"
+            )
 
     # -- on the server -------------------------------------------------------------------------
 
@@ -155,10 +185,10 @@ class SimulatedTime(Condition):
             return exchange
         passed, cohort = self.passed(round), exchange.cohort
         lost, allowances = self._lost(passed, exchange), dict[int, Allowance]()
-        if self.settings.deadline is not None:
+        if (deadline := self.settings.deadline) is not None:
             moved = [exchange.bytes_down(k) for k in cohort.tolist()]
-            fleet, begun = self.fleet(round.runner), passed.start_of(cohort)
-            allowances = fleet.allowances(cohort.tolist(), begun, moved)
+            left = deadline - passed.start_of(cohort)
+            allowances = self.fleet(round.runner).allowances(cohort.tolist(), left, moved)
         told = {k: Told(allowances.get(k), k in lost) for k in {*allowances, *lost}}
         return exchange.tell(self.name, told) if told else exchange
 

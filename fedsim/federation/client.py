@@ -55,8 +55,7 @@ RECORDED = ("explanations", "tasks", "confusion")
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(
     {"round", "client", "samples", "seconds", "error"}
-    | {"bytes_up", "bytes_down", "one_off_up", "one_off_down", "adversary"}
-    | {"lost", "dropped", "simulated_seconds", "energy_joules"}
+    | {"bytes_up", "bytes_down", "one_off_up", "one_off_down", "lost", "dropped"}
     | PROTOCOL_COLUMNS
 )
 
@@ -367,7 +366,7 @@ class Client:
         Raises:
             ValueError: a name is reserved for what is recorded for every client.
         """
-        self.row.update(plain(scalars, RESERVED))
+        self.row.update(plain(scalars, RESERVED | self.context.spec.client_columns))
 
     def record(self, table: str, **scalars: float | int | str | None) -> None:
         """Record a row in a further table; the round is added.

@@ -20,7 +20,7 @@ from fedsim.data import ClientSplits
 from fedsim.errors import RunError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.reduction import Reduction, Vector, WeightedMean
-from fedsim.federation.wire import NotCounted, PerClient, nbytes, sent_to_all
+from fedsim.federation.wire import WAYS, NotCounted, PerClient, nbytes, sent_to_all
 from fedsim.objectives import Metric, Totals
 from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel, Train, Trained, TrainingJob
@@ -285,6 +285,7 @@ class Condition(Component):
         hides: what of clients it hides from the server.
         independent_draws: whether each client is drawn for a cohort independently.
         columns: names of the columns of rounds.parquet that `close` returns.
+        client_columns: names of the columns of clients.parquet that it adds to `Runner.rows`.
         idle: what is missing if it never changes anything, such as "clients send no updates":
             then the run ends after its first round. By default it may have nothing to do.
         patient: it may have nothing to do before the last round.
@@ -308,6 +309,7 @@ class Condition(Component):
     idle: ClassVar[str] = ""
     patient: ClassVar[bool] = False
     loses_clients: ClassVar[bool] = False
+    client_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -467,6 +469,23 @@ class ConditionOnMeans(Condition):
 
 
 conditions: Registry[Condition] = Registry("condition", Condition)
+
+
+def planned_bytes(
+    conditions: Iterable[Condition], seed: int, size: int, layers: Layers
+) -> tuple[int, int]:
+    """The bytes of a model on its way to a client, and of the client's update.
+
+    Args:
+        size: number of weights.
+    """
+    vector = keyed_rng(seed, "planned bytes").standard_normal(size).astype(np.float32)
+    found = dict.fromkeys(WAYS, vector.nbytes)
+    for way, condition in itertools.product(WAYS, conditions if size else ()):
+        rng = keyed_rng(seed, "planned bytes/codec")
+        planned = condition.planned(way, vector, layers, rng)
+        found[way] = found[way] if planned is None else planned
+    return found["down"], found["up"]
 
 
 def trained_layers(model: FlatModel, part: NDArray[np.bool_] | None) -> dict[int, list[Shape]]:

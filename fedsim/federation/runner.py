@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from fedsim.federation.condition import (
     Round,
     Runner,
     Work,
+    planned_bytes,
 )
 from fedsim.federation.context import TEST_SHARD, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
@@ -38,17 +38,16 @@ from fedsim.federation.reduction import (
     TooFewUpdates,
     Vector,
 )
-from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, TIME_COLUMNS, WAYS, freeze
+from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, freeze
 from fedsim.federation.worker import Call, totals_of
 from fedsim.objectives import Totals, of_validation, scores_of
-from fedsim.support.rng import keyed_rng
 from fedsim.training import Train
 
 CPU = torch.device("cpu")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
-    {"round", "clients", "adversaries", "failed", "seconds", "explain_seconds", *TIME_COLUMNS}
+    {"round", "clients", "adversaries", "failed", "seconds"}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
     | PROTOCOL_COLUMNS
 )
@@ -157,11 +156,6 @@ class RoundRunner(Runner):
         record = dict(self._record)
         for condition in self.conditions:
             columns = condition.close(self.round, self.ledger(condition.name))
-            if again := sorted(columns.keys() & record.keys()):
-                raise RunError(
-                    f"round {self.t}: {condition.name}: the method has a column '{again[0]}' "
-                    "as well"
-                )
             if unknown := sorted(columns.keys() - set(condition.columns)):
                 raise RunError(
                     f"round {self.t}: {condition.name}: the column '{unknown[0]}' is not "
@@ -294,7 +288,8 @@ class RoundRunner(Runner):
         Raises:
             ValueError: a name is reserved for what is recorded for every round.
         """
-        self._record.update(plain(scalars, RESERVED))
+        own = (condition.columns for condition in self.conditions)
+        self._record.update(plain(scalars, RESERVED.union(*own)))
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table recorded in this round so far."""
@@ -341,14 +336,7 @@ class RoundRunner(Runner):
 
     @cached_property
     def planned_bytes(self) -> tuple[int, int]:
-        drawn = keyed_rng(self.seed, "planned bytes").standard_normal(self.context.model.size)
-        vector = drawn.astype(np.float32)
-        found = {"down": vector.nbytes, "up": vector.nbytes}
-        for way, condition in itertools.product(WAYS, self.conditions):
-            rng = keyed_rng(self.seed, "planned bytes/codec")
-            size = condition.planned(way, vector, self.layers, rng)
-            found[way] = found[way] if size is None else size
-        return found["down"], found["up"]
+        return planned_bytes(self.conditions, self.seed, self.context.model.size, self.layers)
 
     def draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
         share, K = self.settings.participation, self.num_clients

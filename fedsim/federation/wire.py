@@ -26,12 +26,6 @@ PROTOCOL_COLUMNS = frozenset({*PROTOCOL.values(), "protocol_rounds", "protocol_d
 
 WAYS: tuple[Literal["down", "up"], ...] = ("down", "up")
 
-# Columns of simulated time.
-TIME_COLUMNS = (
-    *("dropped", "simulated_seconds", "energy_joules"),
-    *("total_simulated_seconds", "total_energy_joules"),
-)
-
 _PART = 1 << 14  # entries that are compared at a time
 
 

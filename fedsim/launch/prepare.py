@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.compression import Downlink, Uplink
-from fedsim.conditions.devices import Fleet, check_deadline
 from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
 from fedsim.conditions.robust import AdversaryRecords, RobustAggregation
@@ -127,14 +126,6 @@ def prepare(
         explanations = Explanations(section=section, scored=scored)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
     _check_own_conditions(experiment, spec, dataset)
-    if experiment.devices is not None:
-        fleet = Fleet(experiment.devices, len(splits), experiment.seed)
-        # A codec's messages are shorter by an amount that is not known yet.
-        sent = size if experiment.method.has_global_model and not experiment.conditions else 0
-        down, up = (
-            4 * sent if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
-        )
-        check_deadline(fleet, experiment.train, splits.train.lengths, down, up)
     return dataset, splits, replace(spec, size=size)
 
 
@@ -239,7 +230,8 @@ def _with_further(
     """
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
-    reserved = {*RESERVED, "train_loss", *ClientPrivacy.columns}
+    kinds = (ClientPrivacy, SecureAggregation, SimulatedTime)
+    reserved = RESERVED.union({"train_loss", "explain_seconds"}, *(kind.columns for kind in kinds))
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
         if metric.name in reserved or metric.name.startswith(prefixes):
@@ -293,7 +285,7 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
 def _check_own_conditions(experiment: Experiment, spec: RunSpec, dataset: Dataset) -> None:
     """Refuse columns of the user's conditions that others have, and two who choose the cohort."""
     scores = [metric.column for metric in spec.objective.shown(dataset)]
-    taken = {*RESERVED, "train_loss", *ClientPrivacy.columns, *scores}
+    taken = {*RESERVED, "train_loss", *scores}
     taken |= {VALIDATION + score for score in scores}
     for condition in sorted(spec.conditions, key=lambda one: one in experiment.conditions):
         columns = [*condition.columns, *(metric.column for metric in condition.metrics)]

@@ -24,6 +24,7 @@ from fedsim import Client, Experiment, Federation, Run, State, Update, resume, r
 from fedsim.conditions.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.federation.worker import MEMORY
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedavg import FedAvg
 
 Finish = Callable[..., Run]
@@ -110,7 +111,7 @@ def test_a_downlink_without_anything_to_compress(finish: Finish) -> None:
     for name in ("local", "centralised"):
         for section in ("uplink", "downlink"):
             with pytest.raises(
-                BadInput, match=f"{section}: has no effect: with method.name={name}"
+                BadInput, match=f"{section}: method.name={name} sends no weights of models"
             ):
                 small_experiment(method={"name": name}, **{section: {"name": "int8"}})
 
@@ -370,7 +371,7 @@ def test_a_method_that_sends_no_models(finish: Finish, section: str, what: str) 
 )
 def test_bad_input(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        small_experiment(**sections)
+        prepare(small_experiment(**sections))
 
 
 def test_sections_as_objects_are_written_out() -> None:

@@ -295,7 +295,7 @@ def test_more_adversaries_than_a_rule_withstands(sections: dict[str, Any], messa
     [
         (
             {"aggregation": {"name": "median"}, "privacy": {"clip": 1, "noise_multiplier": 1}},
-            "aggregation: cannot be combined with privacy",
+            "aggregation.name=median: `privacy` covers sums of honest clients alone; leave out",
         ),
         (
             {"adversaries": FLIPS, "privacy": {"clip": 1, "noise_multiplier": 1}},
@@ -303,11 +303,11 @@ def test_more_adversaries_than_a_rule_withstands(sections: dict[str, Any], messa
         ),
         (
             {"aggregation": {"name": "median"}, "method": {"name": "local"}},
-            "aggregation.name=median has no effect: method.name=local does not average clients'",
+            "aggregation.name=median: method.name=local does not average clients' updates, so",
         ),
         (
             {"adversaries": FLIPS, "method": {"name": "local"}},
-            "adversaries.attack.name=sign_flip has no effect: method.name=local does not",
+            "adversaries.attack.name=sign_flip: method.name=local does not average clients'",
         ),
         ({"aggregation": {"name": "medain"}}, "unknown aggregation rule 'medain'; did you mean"),
     ],

@@ -292,7 +292,7 @@ def test_what_a_method_may_not_do(
         ({"uplink": {"name": "sign"}}, "secure_aggregation: masked updates cannot be compressed"),
         (
             {"explain": {"explainers": ["occlusion"], "share": {"noise": 0.1}}},
-            "explain.share: .* covers only averages; leave out `share`, or `secure",
+            "explain.share: .* covers only averages; leave out `explain.share`, or `sec",
         ),
         (
             {"secure_aggregation": {"threshold": 0}},

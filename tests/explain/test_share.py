@@ -226,8 +226,8 @@ class TestRuns:
                     "privacy": {"clip": 1.0, "noise_multiplier": 1.0},
                     "explain": {**EXPLAIN, "share": {}},
                 },
-                "experiment: explain.share: clients would send explanations, and privacy "
-                "covers only averages; leave out `share`, or `privacy`",
+                "experiment: explain.share: clients would send explanations, and `privacy` "
+                "covers only averages; leave out `explain.share`, or `privacy`",
             ),
         ],
     )

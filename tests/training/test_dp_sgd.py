@@ -21,6 +21,7 @@ from experiments import (
 from fedsim import Run, resume, run
 from fedsim.conditions.privacy import Privacy
 from fedsim.errors import BadInput, ClientError
+from fedsim.launch.prepare import prepare
 from fedsim.methods.fedsam import FedSAM
 from fedsim.objectives import Classification
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
@@ -176,7 +177,7 @@ def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
             small_experiment(**with_method(name, privacy=PRIVACY))
     for fields in ({"sampler": "balanced"}, {"accumulate": 2}, {"precision": "bfloat16"}):
         with pytest.raises(BadInput, match=f"train.{next(iter(fields))} has no effect on DP-SGD"):
-            small_experiment(train=fields, privacy=PRIVACY)
+            prepare(small_experiment(train=fields, privacy=PRIVACY))
     monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.runner.begin(1)
