@@ -1,14 +1,17 @@
 """Every method with every kind of model and every condition that can meet it.
 
-As a script it writes what became of each cell: python tests/matrix.py [--part I/N] > cells.csv
+As a script it writes what became of each cell: python tests/matrix.py --part I/N > cells.tsv
+With --page it writes docs/reference/combinations.md: each method on one kind of model.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,17 @@ TEXTS: dict[str, Any] = {
     },
     "partition": {"kind": "aspects", "clients": 4},
 }
+TASKS: dict[str, Any] = {
+    "data": {
+        "name": "text",
+        "path": str(Path(__file__).with_name("documents.txt")),
+        "dimension": 7,
+    },
+    "partition": {
+        "kind": "own_tasks",
+        "tasks": [[["a", "b"], ["c", "d"]], [["b", "c"], ["a", "d"]], [["c", "d"], ["a", "b"]]],
+    },
+}
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {**IMAGES, "model": {"name": "mlp", "hidden": [12]}},
@@ -41,29 +55,47 @@ MODELS: dict[str, dict[str, Any]] = {
     "frozen": {**IMAGES, "model": {"name": "networks:frozen"}},
     "text": {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
     "rationale": {**TEXTS, "model": {"name": "rationale", "hidden": 4}},
+    "tasks": {
+        **TASKS,
+        "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
+        "train": {"optimizer": {"name": "adam", "lr": 0.01}},
+    },
     "rules": {
-        "data": {"name": "friedman", "samples": 100, "test_samples": 30, "features": 3},
+        "data": {"name": "friedman", "samples": 100, "test_samples": 30, "features": 5},
         "partition": {"kind": "iid", "clients": 5},
         "model": {"name": "tsk", "rules": 3},
+        "train": {"rounds": 1},
     },
 }
 
+DEVICES: dict[str, Any] = {"speed": {"median": 60, "sigma": 1}, "deadline": 2.0}
+EXPLAIN: dict[str, Any] = {"of": ["cohort"], "inputs": 3, "target": "label"}
+
+# The columns of the page, and what else changes how clients train.
 CONDITIONS: dict[str, dict[str, Any]] = {
+    "privacy: client": {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
+    "privacy: example": {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.5}},
+    "secure_aggregation": {"secure_aggregation": {}},
+    "aggregation": {"aggregation": {"name": "median"}},
+    "adversaries: updates": {"adversaries": {"share": 0.3, "attack": {"name": "sign_flip"}}},
+    "adversaries: data": {"adversaries": {"share": 0.3, "attack": {"name": "label_flip"}}},
+    "uplink": {"uplink": {"name": "topk", "fraction": 0.1}},
+    "downlink": {"downlink": {"name": "int8"}},
+    "devices: deadline": {"devices": DEVICES},
+    "devices: partial work": {"devices": {**DEVICES, "partial_work": True}},
+    "explain: cohort": {"explain": EXPLAIN},
+    "explain: share": {"explain": {**EXPLAIN, "of": ["global", "cohort"], "share": {}}},
+    "your own": {"conditions": [{"name": "own_channel:Lossy"}]},
+}
+TRAINING: dict[str, dict[str, Any]] = {
     "none": {},
     "accumulate": {"train": {"accumulate": 5}},
     "bfloat16": {"train": {"precision": "bfloat16"}},
-    "example privacy": {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.5}},
-    "client privacy": {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
-    "uplink": {"uplink": {"name": "topk", "fraction": 0.1}},
-    "downlink": {"downlink": {"name": "int8"}},
-    "deadline": {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 2.0}},
-    "partial work": {
-        "devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 2.0, "partial_work": True}
-    },
 }
 
 METHODS = [name for name, _ in methods.items()]
-CELLS = list(product(METHODS, MODELS, CONDITIONS))
+CELLS = list(product(METHODS, MODELS, {**TRAINING, **CONDITIONS}))
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "combinations.md"
 
 
 def sections(method: str, model: str, condition: str) -> dict[str, Any]:
@@ -73,8 +105,12 @@ def sections(method: str, model: str, condition: str) -> dict[str, Any]:
         "train": {"rounds": rounds, "batch_size": 5},
         "method": {"name": method},
     }
-    for part in (MODELS[model], NEEDS.get(method, {}), CONDITIONS[condition]):
+    added = {**TRAINING, **CONDITIONS}[condition]
+    for part in (MODELS[model], NEEDS.get(method, {}), added):
         for key, section in part.items():
+            if key == "conditions":
+                made[key] = section
+                continue
             if key == "model" and "model" in made:  # the cell's own, not what the method needs
                 continue
             made[key] = {**made.get(key, {}), **section}
@@ -104,11 +140,93 @@ def outcome(method: str, model: str, condition: str, out: Path, **further: Any) 
         return "trains", done.result_hash
 
 
+def model_of(method: str) -> str:
+    """The kind of model on which the page shows a method."""
+    learns = methods.find(method).learns
+    if learns.models != "network":
+        return "rules"
+    if learns.task_sequences == "only":
+        return "tasks"
+    if "model" in NEEDS.get(method, {}):
+        return "batch norm"
+    return "rationale" if method == "fedrnl" else "mlp"
+
+
+def reason(method: str, line: str) -> str:
+    """A refusal without what differs from section to section, and from method to method."""
+    line = re.sub(r"^experiment: ", "", line).replace(f"method.name={method}", "the method")
+    line = re.sub(rf"^({'|'.join(Experiment.model_fields)})[\w.=]*: ", "", line)
+    line = re.sub(r"(which|and) (privacy|secure_aggregation)", r"\1 the section", line)
+    line = re.sub("^hides", "the section hides", line)
+    line = re.split(r"; (?:methods that can|no method can|leave|take|use|set)\b", line)[0]
+    return f"{line[0].upper()}{line[1:]}"
+
+
+def page(cells: dict[tuple[str, str], tuple[str, str]]) -> str:
+    """The table of methods and conditions, and why some are refused.
+
+    Args:
+        cells: what became of each method with each condition, and the line.
+    """
+    reasons: dict[str, int] = {}
+    rows = []
+    for method in METHODS:
+        marks = []
+        for condition in CONDITIONS:
+            state, line = cells[method, condition]
+            if state == "trains":
+                marks.append("✓")
+                continue
+            assert state == "refused", (method, condition, line)
+            number = reasons.setdefault(reason(method, line), len(reasons) + 1)
+            marks.append(f"[{number}](#note-{number})")
+        rows.append(f"| `{method}` | " + " | ".join(marks) + " |")
+    works = sum(state == "trains" for state, _ in cells.values())
+    names = " | ".join(
+        f"`{section}`{': ' + what if what else ''}"
+        for section, _, what in (condition.partition(": ") for condition in CONDITIONS)
+    )
+    return "\n".join(
+        [
+            "# What combines with what",
+            "",
+            "Each method with each section that changes what clients compute or send, and with a "
+            "[condition of your own](../guides/method.md). "
+            f"{works} of {len(cells)} combinations work (✓); the others are refused before the "
+            "run starts, for the numbered reasons. `python tests/matrix.py --page` writes this "
+            "page, and a test tries it.",
+            "",
+            f"| method | {names} |",
+            f"| --- |{' :-: |' * len(CONDITIONS)}",
+            *rows,
+            "",
+            *(
+                f'<a id="note-{number}"></a>{number}. {text}.  '
+                for text, number in reasons.items()
+            ),
+            "",
+        ]
+    )
+
+
+def outcomes(names: Iterable[str], folder: Path) -> dict[tuple[str, str], tuple[str, str]]:
+    """What becomes of methods with each condition, each on its kind of model."""
+    return {
+        (method, condition): outcome(
+            method, model_of(method), condition, folder / method / condition
+        )
+        for method, condition in product(names, CONDITIONS)
+    }
+
+
 if __name__ == "__main__":
     logging.disable(logging.INFO)
-    i, n = (int(x) for x in sys.argv[sys.argv.index("--part") + 1].split("/"))
-    engine = {"engine": {"gpus_per_actor": 0.05}} if "--gpu" in sys.argv else {}
     with tempfile.TemporaryDirectory() as folder:
+        if "--page" in sys.argv:
+            PAGE.write_text(page(outcomes(METHODS, Path(folder))), encoding="utf-8")
+            sys.exit()
+        i, n = (int(x) for x in sys.argv[sys.argv.index("--part") + 1].split("/"))
+        engine = {"engine": {"gpus_per_actor": 0.05}} if "--gpu" in sys.argv else {}
         for number, cell in enumerate(CELLS[i::n]):
             state, line = outcome(*cell, Path(folder, str(number)), **engine)
             print("\t".join([*cell, state, line.replace("\t", " ")]), flush=True)

@@ -97,7 +97,7 @@ class RoundRunner(Runner):
         self._serial = 0
         self._setup_traffic = False
         self._acted = set[str]()  # names of conditions that have changed something
-        self._answered = False
+        self._answered = False  # whether clients have sent anything
         self.round = Round(0, self)
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
@@ -424,7 +424,8 @@ class RoundRunner(Runner):
         """Take over kept states and records of a call; returns why nobody answers, if so."""
         self._states.update(outcome.states)
         self._acted |= outcome.acted
-        self._answered |= self.round.running and bool(outcome.rows)
+        sent = any(row.get("bytes_up") for row in outcome.rows.values())
+        self._answered |= self.round.running and sent
         for id, notes in outcome.notes.items():
             for name, note in notes.items():
                 self.round.note(name, (id, note))

@@ -116,6 +116,13 @@ def test_a_downlink_without_anything_to_compress(finish: Finish) -> None:
                 small_experiment(method={"name": name}, **{section: {"name": "int8"}})
 
 
+def test_rounds_in_which_nobody_has_anything_to_send(finish: Finish) -> None:
+    """No pseudo-label is that certain, which says nothing about the codec."""
+    method = {"name": "semifl", "threshold": 0.999999}
+    made = with_method("semifl", method=method, uplink={"name": "int8"}, train={"rounds": 2})
+    assert finish(**made).clients["bytes_up"].eq(0).all()
+
+
 def test_error_feedback_that_would_grow(finish: Finish) -> None:
     """QSGD is scaled so that what it loses is less than what it is given; others are refused."""
     done = finish(train={"rounds": 20}, uplink={"name": "qsgd", "error_feedback": True})
