@@ -191,7 +191,7 @@ def page(cells: dict[tuple[str, str], tuple[str, str]]) -> str:
             "# What combines with what",
             "",
             "Each method with each section that changes what clients compute or send, and with a "
-            "[condition of your own](../guides/method.md). "
+            "[condition of your own](../guides/communication.md#your-own-condition). "
             f"{works} of {len(cells)} combinations work (✓); the others are refused before the "
             "run starts, for the numbered reasons. `python tests/matrix.py --page` writes this "
             "page, and a test tries it.",
