@@ -22,7 +22,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -154,9 +154,9 @@ class _Content(BaseModel):
     Args:
         state: the fields of the server's state.
         clients: the file of each kept client state, by the client's id.
-        checksums: of these files' content. Checkpoints of earlier versions have none.
+        checksums: of these files' content.
         progress: what the training loop saved.
-        run: which run it is of, see `Checkpoints`; empty in those of earlier versions.
+        run: which run it is of, see `Checkpoints`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -164,9 +164,15 @@ class _Content(BaseModel):
     round: int
     state: dict[str, Any]
     clients: dict[int, Annotated[str, Field(pattern=f"^{_CLIENT_STATE}$")]]
-    checksums: dict[int, str] = {}
+    checksums: dict[int, str]
     progress: dict[str, Any]
-    run: str = ""
+    run: str
+
+    @model_validator(mode="after")
+    def _has_all_checksums(self) -> _Content:
+        if list(self.clients) != list(self.checksums):
+            raise ValueError("a client state has no checksum")
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +203,6 @@ class Checkpoints:
     Attributes:
         run: as given.
         skipped: what is wrong with each damaged checkpoint that `latest` skipped.
-        unnamed: the rounds of those that `damage` read and that do not name their run, as in
-            earlier versions.
     """
 
     def __init__(
@@ -211,7 +215,6 @@ class Checkpoints:
         self._latest: set[str] = set()
         self._before: set[str] = set()
         self.skipped: list[str] = []
-        self.unnamed: list[int] = []
 
     def save(self, t: int, state: Any, runner: RoundRunner, progress: Mapping[str, Any]) -> None:
         """Write the server's state after round t, a dataclass, and all kept client states.
@@ -296,7 +299,7 @@ class Checkpoints:
                 check(t, content.progress)
                 state = self._state(t, template, content.state)
                 states = {
-                    id: read_tree(self._clients / name, content.checksums.get(id))
+                    id: read_tree(self._clients / name, content.checksums[id])
                     for id, name in content.clients.items()
                 }
             except Damaged as damage:
@@ -307,7 +310,6 @@ class Checkpoints:
             self._written = {
                 id: (handles[id], name, content.checksums[id])
                 for id, name in content.clients.items()
-                if id in content.checksums  # otherwise written again
             }
             self._latest = set(content.clients.values())
             return Checkpoint(t, state, content.progress)
@@ -328,7 +330,7 @@ class Checkpoints:
             raise Damaged(f"{path}: is damaged: it does not contain a checkpoint") from error
         if content.round != t:
             raise Damaged(f"{path}: is the checkpoint of round {content.round}, not of {t}")
-        if content.run and self.run and content.run != self.run:
+        if self.run and content.run != self.run:
             raise Damaged(
                 f"{path}: is a checkpoint of another run, with another experiment, seed or data"
             )
@@ -356,8 +358,8 @@ class Checkpoints:
 
     def damage(self, check: Check = lambda t, progress: None) -> list[str]:
         """What is wrong with the checkpoints; for `check` see `latest`."""
-        wrong: dict[str, None] = {}  # a dict removes duplicates: checkpoints share client states
-        known: set[tuple[str, str | None]] = set()
+        wrong: dict[str, None] = {}  # a dict removes duplicates
+        known: set[tuple[str, str]] = set()  # checkpoints share client states
         for t in sorted({*self.rounds(), *self._known}):
             try:
                 content = self.read(t)
@@ -365,15 +367,12 @@ class Checkpoints:
             except Damaged as damage:
                 wrong[str(damage)] = None
                 continue
-            if not content.run:
-                self.unnamed.append(t)
-            for id, name in content.clients.items():
-                key = (name, content.checksums.get(id))
+            for key in zip(content.clients.values(), content.checksums.values(), strict=True):
                 if key in known:
                     continue
                 known.add(key)
                 try:
-                    read_tree(self._clients / name, key[1])
+                    read_tree(self._clients / key[0], key[1])
                 except Damaged as damage:
                     wrong[str(damage)] = None
         return list(wrong)
