@@ -162,11 +162,7 @@ class Drifting(Source):
         return partial(_noisy, strength * every.std(dtype=np.float64), low, high)
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
-        """The columns of a table that change, in ascending order; empty for images.
-
-        Raises:
-            DataError: there is no such column, or there are fewer.
-        """
+        """The columns of a table that change, in ascending order; empty for images."""
         if self._kind(data) in OF_IMAGES:
             return []
         x = np.asarray(data.x)[: data.num_loaded]
@@ -193,11 +189,7 @@ class Drifting(Source):
         return sorted(names.index(name) for name in features)
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data.
-
-        Raises:
-            DataError: the data cannot drift in this way.
-        """
+        """The kind that the user chose, or the default for such data."""
         if data.words or len(data.shape) not in (1, 3):
             what = "documents" if data.words else f"inputs of shape {data.shape}"
             raise DataError(f"data.of: {what} cannot drift; only tables and images can")

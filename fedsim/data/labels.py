@@ -126,11 +126,7 @@ def draw_labels(
 
 
 def picture_format(path: Path) -> str:
-    """The format of a picture, by the ending of its name.
-
-    Raises:
-        BadInput: there is no such format.
-    """
+    """The format of a picture, by the ending of its name."""
     ending = path.suffix[1:].lower()
     if ending not in FORMATS:
         raise BadInput(f"{path}: the name of a picture must end in .{', .'.join(FORMATS)}")

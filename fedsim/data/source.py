@@ -275,9 +275,6 @@ def check_memory(source: Source, nbytes: float) -> None:
 
     Args:
         nbytes: that it takes, about.
-
-    Raises:
-        DataError: less is free.
     """
     free = psutil.virtual_memory().available
     if nbytes > free:

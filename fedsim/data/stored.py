@@ -105,9 +105,6 @@ def as_float32(x: NDArray[Any], what: str, rows: NDArray[np.integer[Any]]) -> ND
     Args:
         what: their name, for messages.
         rows: (n,) numbers of the examples, likewise.
-
-    Raises:
-        DataError: one is not finite.
     """
     with np.errstate(over="ignore"):  # overflow is refused below
         values = x.astype(np.float32)
@@ -158,9 +155,6 @@ class MappedArray(StoredArray):
     Args:
         path: a `.npy` file, or an `.npz` archive that is not compressed.
         member: the name of the archive's array.
-
-    Raises:
-        DataError: it cannot be mapped.
     """
 
     def __init__(self, path: Path, member: str = "") -> None:

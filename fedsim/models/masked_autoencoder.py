@@ -147,9 +147,6 @@ class MaskedAutoencoder(nn.Module):
             tokens (B, 1 + visible, D), the class token first, the patches in random order; mask
             (B, N), true for masked patches; restore (B, N), the position of each patch in that
             order, in which masked patches follow the visible ones.
-
-        Raises:
-            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
         """
         visible = self.visible(mask_ratio)
         if visible == self.patches:
@@ -185,9 +182,6 @@ class MaskedAutoencoder(nn.Module):
         Args:
             x: (B, C, H, W).
             mask_ratio: share of masked patches, 0 for none.
-
-        Raises:
-            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
         """
         tokens, mask, restore = self.encode(x, mask_ratio)
         error = (self.decode(tokens, restore) - patchify(x, self.patch)).square().mean(dim=2)

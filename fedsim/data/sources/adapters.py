@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import Config, nearest
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    check_trainable,
-    named_by_label,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, TestFraction, check_trainable, of_parts
 from fedsim.data.sources import files
 from fedsim.errors import DataError
 
@@ -230,38 +224,28 @@ def _label(given: Any, what: str) -> int | float | str:
 
 
 def _dataset(examples: Sequence[_Examples], where: str, test_fraction: float) -> Dataset:
-    train, test = examples[0], examples[-1]
-    classes, ys = _classes(examples, where)
-    if len(examples) == 2:
-        found = Dataset(train.x, ys[0], test.x, ys[1], classes, columns=train.columns)
-    else:
-        found = split_dataset(train.x, ys[0], classes, test_fraction, where, train.columns)
+    train, *tests = examples
+    test = (tests[0].x, tests[0].y) if tests else None
+    classes = _classes(examples, where)
+    found = of_parts((train.x, train.y), test, classes, test_fraction, where, train.columns)
     check_trainable(found, where)
     return found
 
 
-def _classes(
-    examples: Sequence[_Examples], where: str
-) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """The names of the classes, none for a regression, and the labels of each part."""
+def _classes(examples: Sequence[_Examples], where: str) -> tuple[str, ...] | None:
+    """The names of the classes, none for a regression; None if they are the labels that occur."""
     kinds = {part.y.dtype.kind for part in examples}
     if len(kinds) > 1:
         raise DataError(f"{where}: the labels of train and test are of different types")
-    ys = [part.y for part in examples]
     if "f" in kinds:
-        return (), ys
-    both = np.concatenate(ys)
-
-    def named(labels: NDArray[Any]) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-        classes, y = named_by_label(labels)
-        return classes, np.split(y, [len(ys[0])])[: len(ys)]
-
+        return ()
     if "U" in kinds:
-        return named(both)
+        return None
+    both = np.concatenate([part.y for part in examples])
     low, high, names = int(both.min()), int(both.max()), examples[0].names
     if low < 0 or (names and high >= len(names)):
         known = f" with {len(names)} classes" if names else ""
         raise DataError(
             f"{where}: labels are class indices from 0 on, and range from {low} to {high}{known}"
         )
-    return (names, ys) if names else named(both)
+    return names or None

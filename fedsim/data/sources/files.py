@@ -161,9 +161,9 @@ def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
             if found is not None:
                 return found
     looked = "".join(f"\n  {folder}" for folder in folders)
+    names = " or ".join(f"'{name}'" for name in candidates)
     raise MissingFileError(
-        f"{data_set}: no file {_either(candidates)} (nor .gz, .xz) in any of{looked}\n"
-        f"{_how_to_get(data_set)}"
+        f"{data_set}: no file {names} (nor .gz, .xz) in any of{looked}\n{_how_to_get(data_set)}"
     )
 
 
@@ -191,9 +191,6 @@ def beside(first: Path, name: str, data_set: str) -> Path:
     """The file of that name in the folder of another one.
 
     All files of a data set come from one folder, so that data sets never mix.
-
-    Raises:
-        MissingFileError: it is missing.
     """
     found = match(first.parent, name)
     if found is None:
@@ -209,10 +206,6 @@ def missing_beside(first: Path, names: Sequence[str], data_set: str) -> MissingF
     )
 
 
-def _either(names: Sequence[str]) -> str:
-    return " or ".join(f"'{name}'" for name in names)
-
-
 def _how_to_get(data_set: str) -> str:
     layout = LAYOUTS[data_set]
     get = f"get {layout.publisher}, and " if layout.publisher else ""
@@ -221,11 +214,7 @@ def _how_to_get(data_set: str) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`.
-
-    Raises:
-        DataError: it cannot be opened, or its compressed stream is damaged or truncated.
-    """
+    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`."""
     with reading(path):
         if path.suffix == ".gz":
             with gzip.open(path) as stream:
@@ -237,12 +226,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an IDX file, of as many dimensions as asked.
-
-    Raises:
-        DataError: unreadable, wrong magic number (type or dimensions), or wrong length for its
-            header.
-    """
+    """The array of unsigned bytes in an IDX file, of as many dimensions as asked."""
     content = read_bytes(path)
     magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
     header = 4 + 4 * dimensions
@@ -275,9 +259,6 @@ def read_idx_images(
 
     Returns:
         The images (N, 1, side, side) and their class indices (N,), which start at 0.
-
-    Raises:
-        DataError: either file is damaged, has the wrong shape or labels, or they differ in N.
     """
     x = read_idx(images, 3)
     if x.shape[1:] != (side, side):
@@ -313,9 +294,6 @@ def read_cifar(
 
     Returns:
         The images (N, 3, 32, 32), and each label's class indices (N,) by name.
-
-    Raises:
-        DataError: unreadable, wrong length or structure, or a label out of range.
     """
     read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
     x, y = read(path, labels)
@@ -408,9 +386,6 @@ def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
     Args:
         shape: (channels, height, width); 3 channels for colour, 1 for gray.
-
-    Raises:
-        DataError: unreadable, or not shown in one way.
     """
     return pixels(open_image(path)[0], shape)
 
@@ -423,11 +398,7 @@ def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def open_image(path: Path) -> tuple[Image, str]:
-    """A picture as viewers show it, see `as_shown`, and the mode in which Pillow opens its file.
-
-    Raises:
-        DataError: unreadable, or not shown in one way.
-    """
+    """A picture as viewers show it (`as_shown`), and the mode in which Pillow opens its file."""
     from PIL import Image
 
     with reading(path), Image.open(path) as image:
@@ -497,9 +468,6 @@ def read_leaf(
 
     Returns:
         The examples (N, features), their class indices (N,), and the user of each (N,).
-
-    Raises:
-        DataError: unreadable, wrong structure, or a value or label out of range.
     """
     xs = [np.empty((0, features), np.float32)]
     ys = [np.empty(0, np.int64)]
@@ -520,9 +488,6 @@ def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[
 
     Returns:
         The texts and the next characters of each user, in the order of the file.
-
-    Raises:
-        DataError: unreadable, of another structure, or a text of another length.
     """
     found = {}
     for user, data in _leaf_users(path).items():
@@ -594,9 +559,6 @@ def read_medmnist(
 
     Returns:
         The images (N, 1 or 3, height, width) and their class indices (N,).
-
-    Raises:
-        DataError: unreadable, of another structure, or a label out of range.
     """
     content = read_bytes(path)
     with reading(path), np.load(io.BytesIO(content), allow_pickle=False) as archive:
@@ -623,9 +585,6 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
     """The float64 array in a `.npy` file: (N, columns), or (N,) if `columns` is 0.
 
     No code of the file is run: object arrays are refused.
-
-    Raises:
-        DataError: unreadable, wrong type or shape, empty, or not finite.
     """
     content = read_bytes(path)
     with reading(path):
@@ -654,9 +613,6 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
         labels: in order.
         where: they are from, for messages.
         what: each is one of: a row, say.
-
-    Raises:
-        DataError: one is missing.
     """
     words = {label: label.strip().lower() for label in set(labels)}
     given = {word for word in words.values() if word and word not in MISSING}
@@ -690,11 +646,7 @@ class Documents(NamedTuple):
 
 
 def read_text(path: Path, encoding: str) -> str:
-    """The text of a file.
-
-    Raises:
-        DataError: unreadable, or in another encoding; the message names the line.
-    """
+    """The text of a file."""
     content = read_bytes(path)
     try:
         return content.decode(encoding)
@@ -708,11 +660,7 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def read_lines(path: Path, encoding: str) -> list[str]:
-    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not.
-
-    Raises:
-        DataError: unreadable, in another encoding, or empty.
-    """
+    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not."""
     lines = read_text(path, encoding).split("\n")
     if not lines[-1]:
         lines.pop()
@@ -722,11 +670,7 @@ def read_lines(path: Path, encoding: str) -> list[str]:
 
 
 def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t") -> Documents:
-    """Lines of a label and a text, separated by the first separator; the text may be empty.
-
-    Raises:
-        DataError: unreadable, in another encoding, empty, or a line without separator or label.
-    """
+    """Lines of a label and a text, separated by the first separator; the text may be empty."""
     documents = Documents([], [])
     for number, line in enumerate(read_lines(path, encoding), 1):
         label, found, text = line.partition(separator)

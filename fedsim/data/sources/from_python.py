@@ -65,11 +65,7 @@ def _path(found: str, root: Path | None) -> Path:
 
 
 def kept(hash: str, root: Path | None) -> Dataset:
-    """What `keep` has written, by the hash of its content.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """What `keep` has written, by the hash of its content."""
     path = _path(hash, root)
     if not path.exists():
         raise DataError(

@@ -12,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.tables import Scale, scaled
@@ -203,5 +199,5 @@ class Keel(Source):
 
 def _load(path: Path, test_fraction: float, scale: Scale) -> Dataset:
     x, y, features, target = read_keel(path)
-    data = split_dataset(x, y, (), test_fraction, str(path))
+    data = of_parts((x, y), None, (), test_fraction, str(path))
     return scaled(replace(data, features=features, target=target), scale)

@@ -381,11 +381,7 @@ def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, l
 
 
 def _polarity(rating: float, where: str) -> int | None:
-    """0 for negative, 1 for positive, None in between.
-
-    Raises:
-        DataError: it is not a rating.
-    """
+    """0 for negative, 1 for positive, None in between."""
     if not (math.isfinite(rating) and 0 <= rating <= 1):
         raise DataError(f"{where}: the rating {rating:g} is outside 0 to 1")
     if LOW < rating < HIGH:

@@ -141,11 +141,7 @@ class Shortcut(Source):
         return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
-        """(N,) whether a client with the shortcut holds each training example.
-
-        Raises:
-            DataError: another client holds one of them, too.
-        """
+        """(N,) whether a client with the shortcut holds each training example."""
         K = len(splits)
         holds = np.zeros(K, np.bool_)
         holds[self.holders(K, seed)] = True
@@ -168,11 +164,7 @@ class Shortcut(Source):
         return held
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data.
-
-        Raises:
-            DataError: the data cannot have it.
-        """
+        """The kind that the user chose, or the default for such data."""
         known: tuple[Kind, ...]
         if data.words:
             what, known = "documents", ("token",)
@@ -209,11 +201,7 @@ class Shortcut(Source):
         return kind
 
     def _plant(self, data: Dataset, kind: Kind) -> Plant:
-        """The function that plants it in these data, which have room for it.
-
-        Raises:
-            DataError: it does not fit.
-        """
+        """The function that plants it in these data, which have room for it."""
         if kind == "token":
             return partial(_insert, len(data.words) - len(data.classes))
         if kind == "feature":
@@ -279,11 +267,7 @@ def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _with_room(data: Dataset, kind: Kind) -> Dataset:
-    """The data with an uninformative feature, or with further words and a position for one.
-
-    Raises:
-        DataError: a feature, word or column already has the shortcut's name.
-    """
+    """The data with an uninformative feature, or with further words and a position for one."""
     words = tuple(f"{NAME}-{name}" for name in data.classes) if kind == "token" else ()
     names = {*data.columns, *data.test_columns, *data.truth, *data.features}
     for name in (NAME, *words):
@@ -393,11 +377,7 @@ def _paint(
 def _figures(
     data: Dataset, kind: Kind, size: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
-    """The figures and colours of each class; see `_paint`.
-
-    Raises:
-        DataError: the classes' figures do not fit into an image, or cannot be told apart.
-    """
+    """The figures and colours of each class; see `_paint`."""
     C, (channels, H, W) = len(data.classes), data.shape
     low, high = _range(data)
     if kind == "patch":
@@ -431,11 +411,7 @@ def _range(data: Dataset) -> tuple[float, float]:
 
 
 def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
-    """(C, H, W) a square for each class.
-
-    Raises:
-        DataError: they do not fit along the edge.
-    """
+    """(C, H, W) a square for each class."""
     if side > min(H, W):
         raise DataError(f"data.size={side}: the patch is larger than images of {H}×{W}")
     squares = _squares(C, H, W, side)

@@ -15,13 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    Scaling,
-    TestFraction,
-    named_by_label,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.stored import AnyArray, StoredArray, latest
@@ -163,12 +157,8 @@ class Table(Source):
         y, target = self._labels(path, frame), self.label or self.target or ""
         features = self.features or self._numeric(path, frame, {target, *self.columns})
         x = self._features(path, frame, features)
-        classes: tuple[str, ...] = ()
-        if self.test_path is None:
-            if self.label is not None:
-                classes, y = named_by_label(y)
-            data = split_dataset(x, y, classes, self.test_fraction, str(path), columns)
-        else:
+        test_part = None
+        if self.test_path is not None:
             test_path = self.test_path.expanduser()
             test = self._read(test_path)
             test_y = self._labels(test_path, test)
@@ -177,11 +167,9 @@ class Table(Source):
                     f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
                     f"but {y.dtype} in {path}"
                 )
-            test_x = self._features(test_path, test, features)
-            if self.label is not None:
-                classes, both = named_by_label(np.concatenate([y, test_y]))
-                y, test_y = np.split(both, [len(y)])
-            data = Dataset(x, y, test_x, test_y, classes, columns=columns)
+            test_part = self._features(test_path, test, features), test_y
+        classes = () if self.label is None else None
+        data = of_parts((x, y), test_part, classes, self.test_fraction, str(path), columns)
         data = scaled(replace(data, features=features, target=target), self.scale)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
         unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
@@ -274,11 +262,7 @@ def _row_group(
 
 
 def empty_table(path: Path) -> pd.DataFrame:
-    """The columns of a Parquet file, without rows.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The columns of a Parquet file, without rows."""
     import pyarrow.parquet as pq
 
     with files.reading(path):
@@ -291,9 +275,6 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
 
     Args:
         columns: the columns of a Parquet file to read; by default all.
-
-    Raises:
-        DataError: it is neither CSV nor Parquet, cannot be read, or has no rows.
     """
     import pandas as pd
 
@@ -397,9 +378,6 @@ def table_features(
     Args:
         path: path of the table, for messages.
         hint: the end of messages about a column that is not numeric.
-
-    Raises:
-        DataError: a column is missing, or has a value that is missing or not a finite number.
     """
     x = np.empty((len(frame), len(names)), dtype)
     for i, name in enumerate(names):
