@@ -21,9 +21,6 @@ from fedsim.errors import ExperimentError
 MASK_RATIO = 0.75
 
 
-# -- patches -----------------------------------------------------------------------------------
-
-
 def patchify(x: Tensor, patch: int) -> Tensor:
     """(B, N, P²C) the patches of images (B, C, H, W), row by row; P must divide H and W.
 
@@ -35,19 +32,10 @@ def patchify(x: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
-    """(B, C, H, W) the images with patches (B, N, P²C): the inverse of `patchify`.
-
-    Args:
-        patches: (B, N, P²C).
-        patch: P.
-        shape: (C, H, W) of an image.
-    """
+    """(B, C, H, W) the images of a shape with patches (B, N, P²C): the inverse of `patchify`."""
     C, H, W = shape
     grid = patches.reshape(-1, H // patch, W // patch, patch, patch, C)
     return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, C, H, W)
-
-
-# -- the masked autoencoder --------------------------------------------------------------------
 
 
 class MaskedAutoencoder(nn.Module):
@@ -116,17 +104,14 @@ class MaskedAutoencoder(nn.Module):
 
         self.to_decoder = nn.Linear(width, decoder_width)
         self.mask_token = nn.Parameter(torch.empty(decoder_width))
-        self.decoder = nn.Sequential(
-            *(_Block(decoder_width, decoder_heads, mlp) for _ in range(decoder_depth))
-        )
+        blocks = (_Block(decoder_width, decoder_heads, mlp) for _ in range(decoder_depth))
+        self.decoder = nn.Sequential(*blocks)
         self.decoder_norm = nn.LayerNorm(decoder_width, eps=1e-6)
         self.pixels = nn.Linear(decoder_width, pixels)
 
         # Not saved, so that they are no part of the weights.
-        self.register_buffer("positions", _positions(rows, columns, width), persistent=False)
-        self.register_buffer(
-            "decoder_positions", _positions(rows, columns, decoder_width), persistent=False
-        )
+        for name, size in (("positions", width), ("decoder_positions", decoder_width)):
+            self.register_buffer(name, _positions(rows, columns, size), persistent=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -162,12 +147,7 @@ class MaskedAutoencoder(nn.Module):
         return tokens, restore >= visible, restore
 
     def decode(self, tokens: Tensor, restore: Tensor) -> Tensor:
-        """(B, N, P²C) the pixels of all patches.
-
-        Args:
-            tokens: (B, 1 + visible, D), as returned by `encode`.
-            restore: (B, N), as returned by `encode`.
-        """
+        """(B, N, P²C) the pixels of all patches, from what `encode` returns."""
         h = self.to_decoder(tokens)
         hidden = self.patches + 1 - h.shape[1]
         mask_tokens = self.mask_token.expand(len(h), hidden, -1)
@@ -177,12 +157,7 @@ class MaskedAutoencoder(nn.Module):
         return self.pixels(self.decoder_norm(h[:, 1:]))
 
     def loss(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> Tensor:
-        """(B,) mean squared error of the masked patches' pixels; of all patches if none is masked.
-
-        Args:
-            x: (B, C, H, W).
-            mask_ratio: share of masked patches, 0 for none.
-        """
+        """(B,) mean squared error of the masked patches, or of all if none is masked."""
         tokens, mask, restore = self.encode(x, mask_ratio)
         error = (self.decode(tokens, restore) - patchify(x, self.patch)).square().mean(dim=2)
         if tokens.shape[1] == self.patches + 1:

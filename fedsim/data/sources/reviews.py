@@ -267,29 +267,29 @@ class _Published(OfficialFiles, _Reviews):
     balance: bool = True
     length: PositiveInt = 256
 
+    # Names of the training file and those of `test`, with the aspect's {name} or number {k}.
+    file_names: ClassVar[dict[str, str]]
+
     def load(self) -> Dataset:
         """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
         train: list[Review] = []
         test: list[Review] = []
         for aspect in self.aspects:
-            path = files.find([self._training_file(aspect)], self.name, self.root)
-            own = list(self._rated(path, aspect))
+            path = files.find([self._file("train", aspect)], self.name, self.root)
+            own = list(self._read(path, aspect, marked=False))
             train += self._balanced(own, aspect) if self.balance else own
-            test += self._tested(path, aspect)
+            beside = files.beside(path, self._file(self.test, aspect), self.name)
+            test += self._read(beside, aspect, marked=self.test == "annotations")
         if not test:
             raise DataError(f"{path.parent}: has no test reviews; see data.test and data.aspects")
         return self._of_reviews(train, test, path.parent)
 
-    def _training_file(self, aspect: str) -> str:
-        """Its name."""
-        raise NotImplementedError
+    def _file(self, which: str, aspect: str) -> str:
+        number = [*DOMAINS[self.name]].index(aspect)
+        return self.file_names[which].format(name=aspect.capitalize(), k=number)
 
-    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
-        """Of a training file."""
-        raise NotImplementedError
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        """Those to test on, of files beside that of the training."""
+    def _read(self, path: Path, aspect: str, marked: bool) -> Iterable[Review]:
+        """The reviews of a file, with marked words or without."""
         raise NotImplementedError
 
     def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
@@ -322,20 +322,19 @@ class Beer(_Published):
         test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
     """
 
-    name: str = "beer"
+    file_names: ClassVar[dict[str, str]] = {
+        "train": "reviews.aspect{k}.train.txt",
+        "annotations": "annotations.json",
+        "heldout": "reviews.aspect{k}.heldout.txt",
+    }
     names: ClassVar[tuple[str, ...]] = ("appearance", "aroma", "palate")
+    name: str = "beer"
     aspects: tuple[Literal["appearance", "aroma", "palate"], ...] = Field(
         ("appearance", "aroma", "palate"), min_length=1
     )
 
-    def _training_file(self, aspect: str) -> str:
-        return f"reviews.aspect{self.names.index(aspect)}.train.txt"
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        if self.test == "annotations":
-            return self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
-        name = f"reviews.aspect{self.names.index(aspect)}.heldout.txt"
-        return self._rated(files.beside(path, name, "beer"), aspect)
+    def _read(self, path: Path, aspect: str, marked: bool) -> Iterable[Review]:
+        return self._annotated(path, aspect) if marked else self._rated(path, aspect)
 
     def _rated(self, path: Path, aspect: str) -> Iterator[Review]:
         documents = files.read_labelled(path)
@@ -405,25 +404,17 @@ class Hotel(_Published):
         test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
     """
 
+    file_names: ClassVar[dict[str, str]] = {
+        "train": "hotel_{name}.train",
+        "annotations": "annotations/hotel_{name}.train",
+        "heldout": "hotel_{name}.dev",
+    }
     name: str = "hotel"
     aspects: tuple[Literal["location", "service", "cleanliness"], ...] = Field(
         ("location", "service", "cleanliness"), min_length=1
     )
 
-    def _training_file(self, aspect: str) -> str:
-        return f"hotel_{aspect.capitalize()}.train"
-
-    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
-        return self._read(path, aspect)
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        stem = f"hotel_{aspect.capitalize()}"
-        if self.test == "annotations":
-            name = f"annotations/{stem}.train"
-            return self._read(files.beside(path, name, "hotel"), aspect, marked=True)
-        return self._read(files.beside(path, f"{stem}.dev", "hotel"), aspect)
-
-    def _read(self, path: Path, aspect: str, marked: bool = False) -> list[Review]:
+    def _read(self, path: Path, aspect: str, marked: bool) -> list[Review]:
         head, *lines = files.read_lines(path, "utf-8")
         columns = {name: k for k, name in enumerate(head.split("\t"))}
         wanted = ["label", "text"] + ["rationale"] * marked
