@@ -277,11 +277,7 @@ def _unmasked(name: str, values: Any) -> NDArray[Any]:
 
 
 def check_parts(dataset: Dataset, where: str) -> None:
-    """Refuse a data set whose parts do not go together; see `Dataset`.
-
-    Args:
-        where: it is from, for messages.
-    """
+    """Refuse a data set whose parts do not go together; `where` it is from is for messages."""
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
@@ -324,11 +320,7 @@ def check_parts(dataset: Dataset, where: str) -> None:
 
 
 def check_trainable(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on.
-
-    Args:
-        where: it is from, for messages.
-    """
+    """Refuse what nothing could be trained on; `where` it is from is for messages."""
     check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
@@ -368,11 +360,7 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) -> Dataset:
-    """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them.
-
-    Args:
-        where: their source, for messages.
-    """
+    """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them."""
     one = "x" in arrays or "y" in arrays
     keys = ("x", "y") if one else ("x_train", "y_train", "x_test", "y_test")
     x, y = _inputs(where, arrays, keys[0]), _labels(where, arrays, *keys[:2])
@@ -462,7 +450,7 @@ def of_parts(
 def split_rows(
     y: NDArray[Any], classes: Sequence[str], test_fraction: float, what: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """A split into training rows and test rows, stratified by class if there are classes.
+    """Training rows and test rows, each in ascending order, stratified by class if there are any.
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
 
@@ -471,13 +459,6 @@ def split_rows(
         classes: the names of the classes; empty for a regression.
         test_fraction: share of the rows for testing, between 0 and 1.
         what: the name of the data, for messages.
-
-    Returns:
-        The two sets of row indices, each in ascending order.
-
-    Raises:
-        DataError: a class has fewer than 2 examples, or a part has fewer examples than classes, or
-            none.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 

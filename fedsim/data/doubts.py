@@ -51,8 +51,7 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
     """Doubts about features that number the examples instead of describing them.
 
     Args:
-        x: (n, F) of the training inputs, in the units of their file.
-        count: the number of training examples.
+        x: (n, F) of `count` training inputs, in the units of their file.
     """
     found = []
     for name, values in zip(names, x.T, strict=True):

@@ -102,12 +102,9 @@ def draw_labels(
     axis: str = "class",
     clients: Sequence[str] = (),
 ) -> None:
-    """Draw a label table: a column for each client, its size above, its labels below.
+    """Draw a label table (K, labels): a column for each client, its size above, its labels below.
 
     Args:
-        table: (K, labels) as `label_table` counts them.
-        names: names of the labels.
-        path: file to draw it to.
         axis: the kind of label: `class`, or `target` for a regression.
         clients: the clients' names, if they have any; of more than 40 clients numbers are shown.
     """

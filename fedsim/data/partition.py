@@ -96,25 +96,21 @@ class Partition(Component):
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} gets no examples")
-        if self.test_fraction == 0 and self.labelled_fraction == 1:
-            nothing = Ragged.of([NONE] * len(shares))
-            parts = Ragged.of(shares), nothing, nothing
-            return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
-        train, unlabelled, test = [], [], []
-        for client, share in enumerate(shares):
+        divided = self.test_fraction > 0 or self.labelled_fraction < 1
+        train, unlabelled, test = shares, [NONE] * len(shares), [NONE] * len(shares)
+        for client, share in enumerate(shares if divided else ()):
             rng = keyed_rng(seed, "split", client=client)
-            aside, rest = take_stratified(share, strata, self.test_fraction, rng)
-            labelled, hidden = take_stratified(rest, strata, self.labelled_fraction, rng)
-            if len(labelled) == 0:
+            test[client], rest = take_stratified(share, strata, self.test_fraction, rng)
+            train[client], unlabelled[client] = take_stratified(
+                rest, strata, self.labelled_fraction, rng
+            )
+            if len(train[client]) == 0:
                 raise DataError(
                     f"client {client} holds {len(share)} examples, too few for "
                     f"partition.test_fraction={self.test_fraction} and "
                     f"partition.labelled_fraction={self.labelled_fraction}: "
                     "no labelled training example is left"
                 )
-            train.append(labelled)
-            unlabelled.append(hidden)
-            test.append(aside)
         parts = Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test)
         return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
 

@@ -7,12 +7,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
@@ -91,21 +99,6 @@ class OfficialFiles(Source):
     root: Path | None = None
 
 
-def held_as_loaded(problem: str) -> AfterValidator:
-    """A check of a data set in another's section: clients hold its examples as it loads them.
-
-    Args:
-        problem: what to say if it changes them, with '{name}' for its name.
-    """
-
-    def check(of: Source) -> Source:
-        if type(of).for_clients is not Source.for_clients:
-            raise PydanticCustomError("nested", problem, {"name": of.name})
-        return of
-
-    return AfterValidator(check)
-
-
 class CalledSource(Source):
     """Your own function that returns a data set: `f(**keywords)`.
 
@@ -174,6 +167,36 @@ class _Datasets(Registry[Source]):
 
 
 datasets = _Datasets("data set", Source)
+
+
+class Wrapping(Source):
+    """A data set with a change of some clients' examples, which it must not change itself.
+
+    Args:
+        of: the data set (a `data` section), in memory.
+
+    Attributes:
+        refusal: what to say of a data set that changes them, with '{name}' for its name.
+    """
+
+    refusal: ClassVar[str]
+    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+
+    @field_validator("of")
+    @classmethod
+    def _clients_hold_it_as_loaded(cls, of: Source) -> Source:
+        if type(of).for_clients is not Source.for_clients:
+            raise PydanticCustomError("nested", cls.refusal, {"name": of.name})
+        return of
+
+
+def check_named(names: tuple[str, ...], nothing: str) -> None:
+    """Refuse names in a section that are none, with a message for that, or that repeat one."""
+    if not names:
+        raise PydanticCustomError("empty", nothing)
+    for name in names:
+        if names.count(name) > 1:
+            raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 @datasets.register
@@ -271,11 +294,7 @@ def _drawn(key: str, asked: int | float, strata: NDArray[np.int64], what: str) -
 
 
 def check_memory(source: Source, nbytes: float) -> None:
-    """Refuse to make data that would not fit.
-
-    Args:
-        nbytes: that it takes, about.
-    """
+    """Refuse to make data of about so many bytes if they would not fit."""
     free = psutil.virtual_memory().available
     if nbytes > free:
         raise DataError(

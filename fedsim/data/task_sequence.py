@@ -113,10 +113,7 @@ def task_row(
 
     Args:
         under_way: the current task.
-        scores: scores of the client's model for this task.
-
-    Raises:
-        ValueError: a score has the name of a built-in column.
+        scores: scores of the client's model for this task, none named like a built-in column.
     """
     taken = sorted(TaskSequence.COLUMNS & scores.keys())
     if taken:

@@ -70,14 +70,9 @@ def _replaced(character: str) -> str:
 
 
 def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The word of each token id.
+    """The word of each token id: "" for padding, "<unknown>", then the words of documents.
 
-    Args:
-        documents: the tokens of each, as `tokenise` returns them.
-
-    Returns:
-        "" for padding, "<unknown>", and from id 2 on the words of the documents by decreasing
-        frequency, ties by first occurrence.
+    They are in order of decreasing frequency, ties by first occurrence.
     """
     counts = Counter(chain.from_iterable(documents))
     return (*SPECIAL, *(word for word, _ in counts.most_common()))
@@ -86,16 +81,10 @@ def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def encode(
     documents: Sequence[Sequence[str]], words: Sequence[str], length: int
 ) -> NDArray[np.int32]:
-    """Documents as rows of token ids.
+    """Documents as rows of token ids (N, L), L ≤ `length` that of the longest document.
 
-    Args:
-        documents: the tokens of each.
-        words: the word of each token id; other words become `UNKNOWN`.
-        length: the number of tokens after which a document is truncated.
-
-    Returns:
-        (N, L) token ids, `PADDING` after the end of a document; L ≤ length is that of the longest
-        document.
+    Longer ones are truncated; `PADDING` follows the end of a document, and `UNKNOWN` stands for
+    other words than `words`, the word of each token id.
     """
     ids = {word: i for i, word in enumerate(words)}
     longest = max(map(len, documents), default=0)
@@ -109,16 +98,10 @@ def encode(
 def random_vectors(
     words: Sequence[str], dimension: int
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """A vector for each word, drawn from N(0, 1/dimension) in each component.
+    """Vectors (V, dimension) of words, and which are known (V,): all except `SPECIAL`.
 
-    A word has the same vector in every vocabulary.
-
-    Args:
-        words: the word of each token id, as of `vocabulary`.
-        dimension: components of a vector.
-
-    Returns:
-        The vectors (V, dimension), zeros for padding; and which ids are words (V,).
+    Components are drawn from N(0, 1/dimension), zeros for padding. A word has the same vector in
+    every vocabulary.
     """
     vectors = np.zeros((len(words), dimension), np.float32)
     for i in range(UNKNOWN, len(words)):
@@ -142,9 +125,6 @@ def read_vectors(
 
     Returns:
         The vectors (V, D), zeros for padding; and which ids the file has (V,).
-
-    Raises:
-        DataError: the file is missing, unreadable or in another format, or has none of the words.
     """
     ids = {word.encode(): i for i, word in enumerate(words) if i > UNKNOWN}
     found: dict[int, NDArray[np.float32]] = {}

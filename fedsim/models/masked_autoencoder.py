@@ -120,13 +120,9 @@ class MaskedAutoencoder(nn.Module):
         nn.init.normal_(self.mask_token, std=0.02)
 
     def encode(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode the patches that a random mask leaves visible.
+        """Encode the patches of images (B, C, H, W) that a random mask leaves visible.
 
         int(N·(1 − mask_ratio)) patches of each image stay visible, chosen uniformly.
-
-        Args:
-            x: (B, C, H, W).
-            mask_ratio: share of masked patches, 0 for none.
 
         Returns:
             tokens (B, 1 + visible, D), the class token first, the patches in random order; mask

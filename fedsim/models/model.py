@@ -186,11 +186,7 @@ models = _Models("model", Model)
 
 
 def image_shape(name: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width).
-
-    Raises:
-        ExperimentError: it is not an image, or smaller than `smallest` pixels a side.
-    """
+    """`shape` as (channels, height, width), of an image of `smallest` pixels a side or more."""
     if len(shape) != 3:
         raise ExperimentError(
             f"model.name={name} takes images (channels, height, width); "

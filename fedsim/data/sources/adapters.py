@@ -43,11 +43,6 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
     uint8 (channels, height, width), grey or RGB, as viewers show them (`files.as_shown`), those of
     32-bit numbers float32; tensors and arrays keep their shape.
 
-    Args:
-        found: the data set.
-        where: it is from, for messages.
-        how: to read it.
-
     Returns:
         None if it is something else.
 

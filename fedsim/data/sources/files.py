@@ -140,13 +140,12 @@ def data_root(root: Path | None) -> Path:
 
 
 def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
-    """The first existing file of some candidates.
+    """The first existing file of some candidates: names or glob patterns without `.gz` and `.xz`.
 
     Looks into each of the data set's sub-folders of the data root, then into the root: MNIST and
     Fashion-MNIST have the same file names, so the more specific folder comes first.
 
     Args:
-        candidates: alternative names or glob patterns, without `.gz` and `.xz`.
         data_set: a key of `LAYOUTS`.
         root: the experiment's data root; see `data_root`.
 
@@ -248,17 +247,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 def read_idx_images(
     images: Path, labels: Path, classes: int, first: int = 0, side: int = 28
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A pair of IDX files: square images and their labels.
+    """The images (N, 1, side, side) of a pair of IDX files, and their class indices (N,).
 
     Args:
         images: IDX file of (N, side, side) unsigned bytes.
         labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
-        classes: the number of classes.
-        first: the label of the first class.
-        side: the height and width of an image in pixels.
-
-    Returns:
-        The images (N, 1, side, side) and their class indices (N,), which start at 0.
+        first: the label of class 0.
     """
     x = read_idx(images, 3)
     if x.shape[1:] != (side, side):
@@ -286,14 +280,13 @@ def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) ->
 def read_cifar(
     path: Path, labels: Mapping[str, int]
 ) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
-    """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
+    """The images (N, 3, 32, 32) of one CIFAR file, and each label's class indices (N,) by name.
+
+    A file with `.bin` in its name is of the binary version, others of the Python version.
 
     Args:
         labels: the number of classes of each label of a record, by the label's name in the Python
             version, in the order of the binary version.
-
-    Returns:
-        The images (N, 3, 32, 32), and each label's class indices (N,) by name.
     """
     read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
     x, y = read(path, labels)
@@ -382,16 +375,12 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture as viewers show it, converted and resized to a shape; see `open_image`.
-
-    Args:
-        shape: (channels, height, width); 3 channels for colour, 1 for gray.
-    """
+    """A picture as viewers show it, converted and resized to a shape; see `pixels`."""
     return pixels(open_image(path)[0], shape)
 
 
 def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture converted and resized to a shape (channels, height, width)."""
+    """A picture converted to 3 channels or grey and resized to (channels, height, width)."""
     C, H, W = shape
     found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
     return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
@@ -408,8 +397,7 @@ def open_image(path: Path) -> tuple[Image, str]:
 def as_shown(image: Image) -> Image:
     """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
 
-    Returns:
-        It in mode L or RGB.
+    It is in mode L or RGB.
 
     Raises:
         ValueError: it has several frames, or pixels whose black and white are unknown.
@@ -462,12 +450,9 @@ def read_leaf(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
     """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
 
-    Args:
-        features: the number of values of an example, each in [0, 1].
-        classes: the number of classes.
-
     Returns:
-        The examples (N, features), their class indices (N,), and the user of each (N,).
+        The examples (N, features), each value in [0, 1]; their class indices (N,); and the user of
+        each (N,).
     """
     xs = [np.empty((0, features), np.float32)]
     ys = [np.empty(0, np.int64)]
@@ -481,14 +466,7 @@ def read_leaf(
 
 
 def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[str]]]:
-    """One LEAF json file of texts, and the character that follows each.
-
-    Args:
-        length: the number of characters of a text.
-
-    Returns:
-        The texts and the next characters of each user, in the order of the file.
-    """
+    """The texts of each user in a LEAF json file, of one length, and the character after each."""
     found = {}
     for user, data in _leaf_users(path).items():
         texts = _entry(path, data, "x")
@@ -550,15 +528,10 @@ def _leaf_user(
 def read_medmnist(
     path: Path, part: str, classes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One part of a MedMNIST file: the arrays `<part>_images` and `<part>_labels`.
+    """The images (N, 1 or 3, height, width) and class indices (N,) of a part of a MedMNIST file.
 
-    Args:
-        path: the `.npz` file.
-        part: `train`, `val` or `test`.
-        classes: the number of classes.
-
-    Returns:
-        The images (N, 1 or 3, height, width) and their class indices (N,).
+    They are the arrays `<part>_images` and `<part>_labels` of an `.npz` file, part being `train`,
+    `val` or `test`.
     """
     content = read_bytes(path)
     with reading(path), np.load(io.BytesIO(content), allow_pickle=False) as archive:
@@ -610,8 +583,7 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
     """Refuse blank labels, and words for a missing one, such as NA, among numbers.
 
     Args:
-        labels: in order.
-        where: they are from, for messages.
+        where: the labels are from, for messages.
         what: each is one of: a row, say.
     """
     words = {label: label.strip().lower() for label in set(labels)}

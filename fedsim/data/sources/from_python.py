@@ -24,10 +24,7 @@ _PLAIN = tuple(
 
 
 def keep(dataset: Dataset) -> dict[str, str]:
-    """Write a data set where `FromPython` finds it.
-
-    Returns:
-        The `data` section that names it.
+    """Write a data set where `FromPython` finds it, and return the `data` section that names it.
 
     Raises:
         DataError: its inputs stay in files of their own, its arrays do not go together, or it

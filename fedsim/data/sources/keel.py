@@ -50,9 +50,6 @@ def read_keel(path: Path) -> Numbers:
 
     All attributes are real or integer; ranges in the header are ignored. Without `@outputs` the
     last attribute is the target, without `@inputs` all others are inputs.
-
-    Raises:
-        DataError: unreadable, or not in this format; the message names the line.
     """
     lines = [
         line.strip() for line in files.read_bytes(path).decode("utf-8-sig", "replace").splitlines()

@@ -6,15 +6,14 @@ import colorsys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
-from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
+from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
 from fedsim.data.splits import ClientSplits
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.subset import Indices
@@ -27,6 +26,11 @@ TINT = 0.3  # share of a colour cast in a pixel
 TEST_SEED = 0  # of test sets, the same for all runs
 
 Kind = Literal["patch", "border", "colour", "feature", "token"]
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "documents": ("token",),
+    "tables": ("feature",),
+    "images": ("patch", "border", "colour"),
+}
 Variant = Literal["aligned", "absent", "random", "against"]
 Truth = Mapping[str, NDArray[np.bool_]]
 # (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1),
@@ -37,7 +41,7 @@ Plant = Callable[
 
 
 @datasets.register
-class Shortcut(Source):
+class Shortcut(Wrapping):
     """Wraps a data set: some clients' examples carry a shortcut to their label.
 
     The shortcut depends on the class c of C: `patch` is a bright square at a class-specific place
@@ -56,7 +60,6 @@ class Shortcut(Source):
     them carry it.
 
     Args:
-        of: the data set (a `data` section), in memory.
         kind: `patch`, `border` or `colour` for images, `feature` for tables, `token` for
             documents; by default the first of these.
         clients: share of the clients that hold the shortcut; at least one if above 0. Their test
@@ -70,12 +73,10 @@ class Shortcut(Source):
             within the range), or with none (`absent`).
     """
 
+    refusal: ClassVar[str] = (
+        "a shortcut cannot be planted where '{name}' changes clients' examples"
+    )
     name: str = "shortcut"
-    of: Annotated[
-        SerializeAsAny[Source],
-        BeforeValidator(datasets.parse),
-        held_as_loaded("a shortcut cannot be planted where '{name}' changes clients' examples"),
-    ]
     kind: Kind | None = None
     clients: float = Field(0.2, ge=0, le=1)
     strength: float = Field(0.95, ge=0, le=1)
@@ -85,11 +86,7 @@ class Shortcut(Source):
     @field_validator("test")
     @classmethod
     def _are_some_and_differ(cls, test: tuple[Variant, ...]) -> tuple[Variant, ...]:
-        if not test:
-            raise PydanticCustomError("empty", "must name a variant; absent is the data as it is")
-        for name in test:
-            if test.count(name) > 1:
-                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        check_named(test, "must name a variant; absent is the data as it is")
         return test
 
     def load(self) -> Dataset:
@@ -165,18 +162,14 @@ class Shortcut(Source):
 
     def _kind(self, data: Dataset) -> Kind:
         """The kind that the user chose, or the default for such data."""
-        known: tuple[Kind, ...]
-        if data.words:
-            what, known = "documents", ("token",)
-        elif len(data.shape) == 1:
-            what, known = "tables", ("feature",)
-        elif len(data.shape) == 3:
-            what, known = "images", ("patch", "border", "colour")
-        else:
+        axes = {1: "tables", 3: "images"}
+        what = "documents" if data.words else axes.get(len(data.shape))
+        if what is None:
             raise DataError(
                 f"data.of: inputs of shape {data.shape} are not images, tables or documents; a "
                 "shortcut cannot be planted in them"
             )
+        known = KINDS[what]
         kind = self.kind or known[0]
         if kind not in known:
             raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
@@ -414,10 +407,9 @@ def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
     """(C, H, W) a square for each class."""
     if side > min(H, W):
         raise DataError(f"data.size={side}: the patch is larger than images of {H}×{W}")
-    squares = _squares(C, H, W, side)
-    if not _overlap(squares):
-        return squares
-    fitting = [s for s in range(1, side) if not _overlap(_squares(C, H, W, s))]
+    fitting = [s for s in range(1, side + 1) if (_squares(C, H, W, s).sum(axis=0) <= 1).all()]
+    if side in fitting:
+        return _squares(C, H, W, side)
     hint = f"data.size={max(fitting)} fits" if fitting else "use another data.kind"
     raise DataError(
         f"data.kind=patch: {C} squares of {side}×{side} pixels overlap along the edge of images "
@@ -439,7 +431,3 @@ def _squares(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
         i, j = edge[c * len(edge) // C]
         own[i : i + side, j : j + side] = True
     return squares
-
-
-def _overlap(squares: NDArray[np.bool_]) -> bool:
-    return bool((squares.sum(axis=0) > 1).any())

@@ -271,11 +271,7 @@ def empty_table(path: Path) -> pd.DataFrame:
 
 
 def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
-    """A table, CSV with a header line or Parquet.
-
-    Args:
-        columns: the columns of a Parquet file to read; by default all.
-    """
+    """A table, CSV with a header line or Parquet; of Parquet, all columns or some."""
     import pandas as pd
 
     if path.suffix not in (".csv", ".parquet"):
@@ -373,10 +369,9 @@ def table_features(
     dtype: type[Float] | np.dtype[Float],
     hint: str = "",
 ) -> NDArray[Float]:
-    """(N, features) the columns of those names.
+    """(N, features) the columns of those names, of finite numbers.
 
     Args:
-        path: path of the table, for messages.
         hint: the end of messages about a column that is not numeric.
     """
     x = np.empty((len(frame), len(names)), dtype)
