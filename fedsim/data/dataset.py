@@ -58,7 +58,8 @@ class Scaling:
 
 
 UNSCALED = Scaling()
-_ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
+ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
+BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Dataset:
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise DataError(f"data: {name} must be a tuple, not {given!r:.80}")
             object.__setattr__(self, name, tuple(map(kind, given)))
-        for name in ("columns", "test_columns", "truth"):
+        for name in BY_NAME:
             given = getattr(self, name)
             if not isinstance(given, Mapping):
                 raise DataError(f"data: {name} must be a dict of arrays, not {given!r:.80}")
@@ -194,10 +195,15 @@ class Dataset:
 
     def frozen(self) -> Dataset:
         """The same data set, of read-only arrays."""
-        arrays = {name: frozen(getattr(self, name)) for name in _ARRAYS}
-        for name in ("columns", "test_columns", "truth"):
+        arrays = {name: frozen(getattr(self, name)) for name in ARRAYS}
+        for name in BY_NAME:
             arrays[name] = {key: frozen(array) for key, array in getattr(self, name).items()}
         return replace(self, **arrays)
+
+    def taking(self, rows: NDArray[np.int64]) -> Dataset:
+        """The same data set with some of the training examples."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, x=select(self.x, rows), y=self.y[rows], columns=columns)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,9 +13,8 @@ from pydantic import Field, PositiveInt, field_validator
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset, as_dtype, feature_names
 from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
-from fedsim.data.splits import Change, ClientSplits, Ragged
+from fedsim.data.splits import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
-from fedsim.data.subset import Indices
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from zipfile import BadZipFile
@@ -16,9 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import Component, Registry, nearest
 from fedsim.data.dataset import Dataset
-from fedsim.data.splits import NONE, ClientSplits, Ragged
-from fedsim.data.stored import select
-from fedsim.data.subset import Indices, take_stratified
+from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.support.rng import keyed_rng
 
@@ -84,8 +81,7 @@ class Partition(Component):
             rng = keyed_rng(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
         if len(rest) < len(data.y):
-            columns = {name: column[rest] for name, column in data.columns.items()}
-            data = replace(data, x=select(data.x, rest), y=data.y[rest], columns=columns)
+            data = data.taking(rest)
         try:
             dealt = self.split(data.frozen(), keyed_rng(seed, "partition"))
         except FedsimError:

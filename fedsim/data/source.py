@@ -28,9 +28,8 @@ from fedsim.data import doubts
 from fedsim.data.dataset import Dataset, check_parts, feature_names
 from fedsim.data.sources import from_python
 from fedsim.data.sources.adapters import Reading, read
-from fedsim.data.splits import ClientSplits
+from fedsim.data.splits import ClientSplits, Indices, take_stratified
 from fedsim.data.stored import StoredArray, select
-from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
 from fedsim.support.rng import keyed_rng
 
@@ -141,10 +140,6 @@ class CalledSource(Source):
         return read(found, self.name, reading) or found  # load_dataset refuses anything else
 
 
-def _is_section(given: Any) -> bool:
-    return given is None or (isinstance(given, Mapping) and "name" in given)
-
-
 class _Datasets(Registry[Source]):
     def _import(self, name: str) -> type[Source]:
         found = import_object(name, self.what)
@@ -159,7 +154,8 @@ class _Datasets(Registry[Source]):
         Data sets are those that a function may return, too: see `CalledSource`.
         """
         found = called(given, self.what, self.key)
-        if found or isinstance(given, str | Source) or _is_section(given):
+        is_section = given is None or (isinstance(given, Mapping) and "name" in given)
+        if found or is_section or isinstance(given, str | Source):
             return found or super().section(given)
         if not isinstance(given, Dataset):
             given = read(given, "data", Reading()) or given
@@ -241,7 +237,7 @@ def load_dataset(source: Source) -> Dataset:
     check_parts(found, where)
     _warn_of_doubts(found, "scale" in type(source).model_fields)
     if source.subset is not None:
-        found = _subset(found, source.subset)
+        found = found.taking(_drawn("subset", source.subset, found.strata, "training examples"))
     if source.test_subset is not None:
         found = _test_subset(found, source.test_subset)
     return found
@@ -262,13 +258,6 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
         found += doubts.of_scales(columns, has_scale)
     for doubt in found:
         warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
-
-
-def _subset(data: Dataset, asked: int | float) -> Dataset:
-    """With so many of the training examples."""
-    rows = _drawn("subset", asked, data.strata, "training examples")
-    columns = {name: column[rows] for name, column in data.columns.items()}
-    return replace(data, x=select(data.x, rows), y=data.y[rows], columns=columns)
 
 
 def _test_subset(data: Dataset, asked: int | float) -> Dataset:

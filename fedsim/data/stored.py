@@ -86,17 +86,13 @@ class StoredArray(ABC):
         """Buffers that identify the content of rows; by default those of `chunks`."""
         return self.chunks(rows)
 
-    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
-        """(n, ...) rows, still in their files."""
-        return _Selected(self, rows.astype(np.int64))
-
 
 AnyArray: TypeAlias = NDArray[Any] | StoredArray
 
 
 def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
     """(n, ...) rows of inputs; inputs stored in files stay there."""
-    return x.select(rows) if isinstance(x, StoredArray) else x[rows]
+    return _Selected(x, rows.astype(np.int64)) if isinstance(x, StoredArray) else x[rows]
 
 
 def as_float32(x: NDArray[Any], what: str, rows: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
@@ -128,8 +124,13 @@ def equal(a: AnyArray, b: AnyArray) -> bool:
 class _Selected(StoredArray):
     """Some rows of other inputs."""
 
+    of: StoredArray
+    rows: NDArray[np.int64]
+
     def __init__(self, of: StoredArray, rows: NDArray[np.int64]) -> None:
         super().__init__((len(rows), *of.shape[1:]), of.dtype)
+        if isinstance(of, _Selected):
+            rows, of = of.rows[rows], of.of
         self.of, self.rows = of, rows
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -137,9 +138,6 @@ class _Selected(StoredArray):
 
     def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
         return self.of.contents(self.rows if rows is None else self.rows[rows])
-
-    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
-        return _Selected(self.of, self.rows[rows])
 
 
 class MappedArray(StoredArray):

@@ -14,8 +14,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
-from fedsim.data.splits import NONE, ClientSplits, Ragged, TaskSequence
-from fedsim.data.subset import Indices
+from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, TaskSequence
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
@@ -65,9 +64,6 @@ class TaskPartition(Partition):
         """
         raise NotImplementedError
 
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        raise NotImplementedError("a sequence is divided by task")
-
     def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         if len(held_out):
             raise DataError(
@@ -97,7 +93,7 @@ class TaskPartition(Partition):
         order = tuple(tuple(tuple(tasks[i]) for i in own) for own in clients)
         T = len(clients[0])
         everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
-        nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
+        nothing = Ragged.of([NONE] * len(clients))
         test = {
             labels: np.flatnonzero(np.isin(data.test_y, labels))
             for labels in {tuple(sorted(task)) for own in order for task in own}
@@ -119,13 +115,8 @@ def task_row(
     if taken:
         raise ValueError(f"'{taken[0]}' is a built-in column; choose another name")
     classes = len(sequence.labels[client][task])
-    return {
-        "client": client,
-        "task": task,
-        "seen": task <= under_way,
-        "classes": classes,
-        **scores,
-    }
+    seen = task <= under_way
+    return {"client": client, "task": task, "seen": seen, "classes": classes, **scores}
 
 
 def _slices(
@@ -262,11 +253,8 @@ class OwnTasks(TaskPartition):
                 )
             for i, task in enumerate(own):
                 if len(set(task)) < len(task):
-                    raise PydanticCustomError(
-                        "tasks",
-                        "client {k}, task {i} names a class twice",
-                        {"k": k, "i": i},
-                    )
+                    problem = "client {k}, task {i} names a class twice"
+                    raise PydanticCustomError("tasks", problem, {"k": k, "i": i})
         return self
 
     def draw(

@@ -132,7 +132,7 @@ def read_vectors(
     for number, line in enumerate(_lines(path), 1):
         line = line.rstrip()
         spaces = line.count(b" ")
-        if not line or (number == 1 and _is_header(line)):
+        if not line or (number == 1 and re.fullmatch(rb"\d+ \d+", line)):
             continue
         first = not dimension
         dimension = dimension or spaces
@@ -181,11 +181,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive, archive.open(_member(path, archive)) as stream:
                 yield from stream
-        elif path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                yield from stream
         else:
-            with path.open("rb") as stream:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
                 yield from stream
 
 
@@ -198,12 +195,6 @@ def _member(path: Path, archive: zipfile.ZipFile) -> str:
             "data.vectors to the file of vectors"
         )
     return members[0]
-
-
-def _is_header(line: bytes) -> bool:
-    """Whether a line is word2vec's `count dimension`."""
-    fields = line.split(b" ")
-    return len(fields) == 2 and all(field.isdigit() for field in fields)
 
 
 def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, bytes]:

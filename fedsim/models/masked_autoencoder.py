@@ -170,9 +170,7 @@ class MaskedAutoencoder(nn.Module):
         tokens, _, _ = self.encode(x, 0)
         return tokens[:, 1:].mean(dim=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`reconstruct`."""
-        return self.reconstruct(x)
+    forward = reconstruct
 
     def visible(self, mask_ratio: float) -> int:
         visible = int(self.patches * (1 - mask_ratio)) if 0 <= mask_ratio < 1 else 0

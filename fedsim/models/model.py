@@ -152,7 +152,8 @@ class _Models(Registry[Model]):
         found = import_object(name, self.what)
         if isinstance(found, type) and issubclass(found, Model):
             return super()._import(name)
-        if not _builds_network(found):
+        is_network = isinstance(found, type) and issubclass(found, nn.Module)
+        if not is_network and not inspect.isfunction(found):
             raise PydanticCustomError(
                 "not_a_function",
                 "model '{name}' is neither a function nor a class of networks",
@@ -175,11 +176,6 @@ class _Models(Registry[Model]):
         if isinstance(given, type) and issubclass(given, nn.Module):
             return {self.key: importable_name(given, self.what)}
         return called(given, self.what, self.key) or super().section(given)
-
-
-def _builds_network(found: Any) -> bool:
-    is_class = isinstance(found, type) and issubclass(found, nn.Module)
-    return is_class or inspect.isfunction(found)
 
 
 models = _Models("model", Model)

@@ -56,23 +56,24 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
         for key in ("x", "y"):
             if getattr(how, key) is not None:
                 raise DataError(f"data.{key}: names a column, and items of {where} have none")
-    names = ("", " (test)") if len(parts) > 1 else ("",)
-    examples = [_read(part, where + name, how) for part, name in zip(parts, names, strict=True)]
-    return _dataset(examples, where, how.test_fraction)
+    train, *tests = examples = [
+        _read(part, where + name, how) for part, name in zip(parts, ("", " (test)"), strict=False)
+    ]
+    test = (tests[0].x, tests[0].y) if tests else None
+    classes = _classes(examples, where)
+    made = of_parts((train.x, train.y), test, classes, how.test_fraction, where, train.columns)
+    check_trainable(made, where)
+    return made
 
 
 def _is_hugging_face(found: Any) -> bool:
     return isinstance(getattr(found, "features", None), Mapping) and hasattr(found, "with_format")
 
 
-def _is_torch(found: Any) -> bool:
-    from torch.utils.data import Dataset as TorchDataset
-
-    return isinstance(found, TorchDataset)
-
-
 def _parts(found: Any, where: str) -> tuple[Any, ...]:
     """The training part, and the test part if there is one; nothing for something else."""
+    from torch.utils.data import Dataset as TorchDataset
+
     if isinstance(found, Mapping) and found and all(map(_is_hugging_face, found.values())):
         if TRAIN not in found:
             raise DataError(f"{where}: has no '{TRAIN}' but {', '.join(map(str, found))}")
@@ -80,7 +81,7 @@ def _parts(found: Any, where: str) -> tuple[Any, ...]:
         parts: tuple[Any, ...] = (found[TRAIN], *tests[:1])
     else:
         parts = tuple(found) if isinstance(found, tuple | list) and len(found) == 2 else (found,)
-    if not all(_is_hugging_face(part) or _is_torch(part) for part in parts):
+    if not all(_is_hugging_face(part) or isinstance(part, TorchDataset) for part in parts):
         return ()
     for part in parts:
         if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
@@ -216,15 +217,6 @@ def _label(given: Any, what: str) -> int | float | str:
     if isinstance(plain, numbers.Real):
         return float(plain)
     raise DataError(f"{what} is a {type(given).__name__}, expected a number or a text")
-
-
-def _dataset(examples: Sequence[_Examples], where: str, test_fraction: float) -> Dataset:
-    train, *tests = examples
-    test = (tests[0].x, tests[0].y) if tests else None
-    classes = _classes(examples, where)
-    found = of_parts((train.x, train.y), test, classes, test_fraction, where, train.columns)
-    check_trainable(found, where)
-    return found
 
 
 def _classes(examples: Sequence[_Examples], where: str) -> tuple[str, ...] | None:

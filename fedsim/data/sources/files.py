@@ -14,10 +14,10 @@ import lzma
 import math
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +28,19 @@ from fedsim.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COMPRESSIONS = ("", ".gz", ".xz")
+OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+COMPRESSIONS = ("", *OPENERS)
 MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
 CIFAR_SHAPE = (3, 32, 32)
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Layout(NamedTuple):
-    """Where a data set's files are kept, and how to get them.
+    """Where a data set's files are kept, and how to get them."""
 
-    Args:
-        folders: sub-folders of the data root that may hold them.
-        torchvision: the class of torchvision that downloads them, if any.
-        publisher: where to get them if they cannot be downloaded.
-    """
-
-    folders: tuple[str, ...]
-    torchvision: str = ""
-    publisher: str = ""
+    folders: tuple[str, ...]  # sub-folders of the data root that may hold them
+    torchvision: str = ""  # its class that downloads them, if any
+    publisher: str = ""  # where to get them if they cannot be downloaded
 
 
 # torchvision's own folder comes first, so that a download is found before an incomplete copy.
@@ -214,14 +209,9 @@ def _how_to_get(data_set: str) -> str:
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`."""
-    with reading(path):
-        if path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                return stream.read()
-        if path.suffix == ".xz":
-            with lzma.open(path) as stream:
-                return stream.read()
-        return path.read_bytes()
+    opens: Callable[..., IO[bytes]] = OPENERS.get(path.suffix, open)
+    with reading(path), opens(path, "rb") as stream:
+        return stream.read()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

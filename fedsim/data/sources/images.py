@@ -116,10 +116,8 @@ class _Fetched(OfficialFiles):
     def _fetch(self, **arguments: str) -> None:
         require("torchvision", f"data.download: fetching {self.name}")
         folder = files.data_root(self.root)
-        fetch = getattr(
-            importlib.import_module("torchvision.datasets"),
-            files.LAYOUTS[self.name].torchvision,
-        )
+        torchvision = importlib.import_module("torchvision.datasets")
+        fetch = getattr(torchvision, files.LAYOUTS[self.name].torchvision)
         try:
             fetch(root=folder, download=True, **arguments)
         except Exception as error:  # any error of the network, the server or the disk

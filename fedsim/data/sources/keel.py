@@ -20,14 +20,7 @@ from fedsim.errors import DataError
 
 
 class Numbers(NamedTuple):
-    """A table of numbers, one column of which is the target.
-
-    Args:
-        x: (N, features) inputs.
-        y: (N,) targets.
-        features: the name of each input.
-        target: the name of the target.
-    """
+    """A table of numbers: inputs x (N, features), targets y (N,), and their names."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]

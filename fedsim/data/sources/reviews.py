@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -28,14 +28,8 @@ BALANCED = 12252018  # seed for leaving out reviews: FR's, with another generato
 SPURIOUS = "indeed"  # meaningless, but correlated with the positive class in training
 
 
-@dataclass(frozen=True)
-class Aspect:
-    """An aspect of reviews, and the words used about it.
-
-    Args:
-        nouns: its names.
-        positive, negative: adjectives of praise and blame.
-    """
+class Aspect(NamedTuple):
+    """An aspect of reviews: its names, and adjectives of praise and blame."""
 
     nouns: tuple[str, ...]
     positive: tuple[str, ...]
@@ -98,19 +92,12 @@ FILLERS = files.word_list(
 
 
 class Review(NamedTuple):
-    """A review with its label for one aspect.
-
-    Args:
-        aspect: the aspect that the label is about.
-        label: 0 or 1.
-        words: its tokens.
-        marks: for each token, whether it belongs to the rationale; empty if unknown.
-    """
+    """A review with its label for one aspect."""
 
     aspect: str
-    label: int
+    label: int  # 0 or 1
     words: list[str]
-    marks: list[bool]
+    marks: list[bool]  # which words belong to the rationale; empty if unknown
 
 
 class _Reviews(TextSource):
@@ -121,11 +108,9 @@ class _Reviews(TextSource):
     ) -> Dataset:
         both = [*train, *test]
         y = np.array([review.label for review in both], np.int64)
-        rows = np.arange(len(both))
-        found = self._dataset(
-            *(y, [review.words for review in both], CLASSES),
-            *(rows[: len(train)], rows[len(train) :], path),
-        )
+        train_rows, test_rows = np.split(np.arange(len(both)), [len(train)])
+        words = [review.words for review in both]
+        found = self._dataset(y, words, CLASSES, train_rows, test_rows, path)
         truth: dict[str, NDArray[np.bool_]] = {}
         if any(review.marks for review in test):
             truth["signal"] = np.zeros(found.test_x.shape, dtype=np.bool_)

@@ -14,9 +14,8 @@ from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
 from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
-from fedsim.data.splits import ClientSplits
+from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import StoredArray, bounds
-from fedsim.data.subset import Indices
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng

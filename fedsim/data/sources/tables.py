@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -195,14 +195,29 @@ class Table(Source):
         )
 
     def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
-        if not self.in_place:
-            return _numeric(path, dict(frame.items()), others)
-        # Numeric columns stay in the file; others may be numbers stored as text.
-        columns = dict(empty_table(path).items())
-        texts = {name for name, values in columns.items() if values.dtype.kind == "O"} - others
-        for name in texts:
-            columns[name] = read_table(path, {str(name)})[name]
-        return _numeric(path, columns, others)
+        """The numeric columns except `others`; text columns are skipped.
+
+        A column of numbers with a few words is refused rather than skipped silently.
+        """
+        import pandas as pd
+
+        names: list[Any] = []
+        columns = empty_table(path) if self.in_place else frame
+        for name, series in columns.items():
+            if name in others:
+                continue
+            if self.in_place and series.dtype.kind == "O":  # they may be numbers stored as text
+                series = read_table(path, {str(name)})[name]
+            if pd.api.types.is_numeric_dtype(series):
+                names.append(name)
+            elif series.dtype.kind == "O":
+                words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
+                flags = words and words <= {"true", "false"}
+                if flags or any(map(files.is_number, series)):
+                    raise _not_a_number(path, series, WHICH_COLUMNS)
+        if not names:
+            raise DataError(f"{path}: has no numeric columns to use as features")
+        return tuple(names)
 
     def _features(self, path: Path, frame: pd.DataFrame, names: Sequence[str]) -> AnyArray:
         dtype = np.float64 if self.label is None else np.float32
@@ -326,31 +341,6 @@ def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
     values = [str(value) for value in series]
     files.check_labels(values, f"{path}: column '{name}'")
     return np.array(values)
-
-
-def _numeric(
-    path: Path, columns: Mapping[Any, pd.Series[Any]], others: set[str]
-) -> tuple[str, ...]:
-    """The numeric columns except `others`; text columns are skipped.
-
-    A column of numbers with a few words is refused rather than skipped silently.
-    """
-    import pandas as pd
-
-    names = []
-    for name, series in columns.items():
-        if name in others:
-            continue
-        if pd.api.types.is_numeric_dtype(series):
-            names.append(name)
-        elif series.dtype.kind == "O":
-            words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
-            flags = words and words <= {"true", "false"}
-            if flags or any(map(files.is_number, series)):
-                raise _not_a_number(path, series, WHICH_COLUMNS)
-    if not names:
-        raise DataError(f"{path}: has no numeric columns to use as features")
-    return tuple(names)
 
 
 def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
