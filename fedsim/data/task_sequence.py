@@ -19,6 +19,7 @@ from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
 Labels = list[int]
+Drawn = tuple[list[Labels], list[list[int]]]  # see `TaskPartition.draw`
 
 
 class TaskPartition(Partition):
@@ -51,9 +52,7 @@ class TaskPartition(Partition):
     def tests_clients(self) -> bool:
         return True
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         """The classes of each task, and the tasks of each client, in the order of learning.
 
         Args:
@@ -181,9 +180,7 @@ class Tasks(TaskPartition):
     tasks: int = Field(5, ge=1, le=MOST_CLIENTS)
     classes: int = Field(4, ge=2)
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         count = self.clients * self.tasks
         if count > len(rows):
             raise DataError(
@@ -257,9 +254,7 @@ class OwnTasks(TaskPartition):
                     raise PydanticCustomError("tasks", problem, {"k": k, "i": i})
         return self
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         number = {name: label for label, name in enumerate(data.classes)}
         tasks: list[Labels] = []
         clients = []

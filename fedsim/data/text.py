@@ -18,6 +18,9 @@ from fedsim.data.sources import files
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
+# (V, D) vectors of words, and (V,) which are known
+Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+
 PADDING, UNKNOWN = 0, 1  # token ids
 SPECIAL = ("", "<unknown>")  # their words, which never occur in a text
 
@@ -95,9 +98,7 @@ def encode(
     return rows
 
 
-def random_vectors(
-    words: Sequence[str], dimension: int
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def random_vectors(words: Sequence[str], dimension: int) -> Vectors:
     """Vectors (V, dimension) of words, and which are known (V,): all except `SPECIAL`.
 
     Components are drawn from N(0, 1/dimension), zeros for padding. A word has the same vector in
@@ -109,9 +110,7 @@ def random_vectors(
     return vectors / np.float32(np.sqrt(dimension)), np.arange(len(words)) > UNKNOWN
 
 
-def read_vectors(
-    path: Path, words: Sequence[str]
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def read_vectors(path: Path, words: Sequence[str]) -> Vectors:
     """The vectors of some words in a file of GloVe's text layout, `word v1 ... vD` in each line.
 
     The first vector of a word counts. Words missing from the file, and `UNKNOWN`, get fixed

@@ -62,7 +62,6 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: the decoder's width, a multiple of 4 and of `decoder_heads`.
         decoder_depth: transformer blocks of the decoder.
         decoder_heads: of each block's attention.
-        mlp: how many times wider the hidden layer of each block's MLP is than the block.
 
     Attributes:
         patches: N.
@@ -88,7 +87,6 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: int = 96,
         decoder_depth: int = 2,
         decoder_heads: int = 3,
-        mlp: int = 4,
     ) -> None:
         super().__init__()
         C, rows, columns = _grid(shape, patch)
@@ -99,12 +97,12 @@ class MaskedAutoencoder(nn.Module):
 
         self.embedding = nn.Linear(pixels, width)
         self.class_token = nn.Parameter(torch.empty(width))
-        self.encoder = nn.Sequential(*(_Block(width, heads, mlp) for _ in range(depth)))
+        self.encoder = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
 
         self.to_decoder = nn.Linear(width, decoder_width)
         self.mask_token = nn.Parameter(torch.empty(decoder_width))
-        blocks = (_Block(decoder_width, decoder_heads, mlp) for _ in range(decoder_depth))
+        blocks = (_Block(decoder_width, decoder_heads) for _ in range(decoder_depth))
         self.decoder = nn.Sequential(*blocks)
         self.decoder_norm = nn.LayerNorm(decoder_width, eps=1e-6)
         self.pixels = nn.Linear(decoder_width, pixels)
@@ -185,7 +183,7 @@ class MaskedAutoencoder(nn.Module):
 class _Block(nn.Module):
     """A pre-norm transformer block: self-attention, then an MLP, each added to its input."""
 
-    def __init__(self, width: int, heads: int, mlp: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
@@ -193,7 +191,7 @@ class _Block(nn.Module):
         self.projection = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width)
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -96,6 +96,10 @@ LAYOUTS = {
 }
 
 
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
 class MissingFileError(DataError):
     """A file of a data set was not found."""
 
@@ -214,7 +218,7 @@ def read_bytes(path: Path) -> bytes:
         return stream.read()
 
 
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+def read_idx(path: Path, dimensions: int) -> Bytes:
     """The array of unsigned bytes in an IDX file, of as many dimensions as asked."""
     content = read_bytes(path)
     magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
@@ -235,20 +239,18 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 
 def read_idx_images(
-    images: Path, labels: Path, classes: int, first: int = 0, side: int = 28
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The images (N, 1, side, side) of a pair of IDX files, and their class indices (N,).
+    images: Path, labels: Path, classes: int, first: int = 0
+) -> tuple[Bytes, Ints]:
+    """The images (N, 1, 28, 28) of a pair of IDX files, and their class indices (N,).
 
     Args:
-        images: IDX file of (N, side, side) unsigned bytes.
+        images: IDX file of (N, 28, 28) unsigned bytes.
         labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
         first: the label of class 0.
     """
     x = read_idx(images, 3)
-    if x.shape[1:] != (side, side):
-        raise DataError(
-            f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected {side}×{side}"
-        )
+    if x.shape[1:] != (28, 28):
+        raise DataError(f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected 28×28")
     if len(x) == 0:
         raise DataError(f"{images}: contains no images")
     y = read_idx(labels, 1).astype(np.int64)
@@ -258,7 +260,7 @@ def read_idx_images(
     return x[:, np.newaxis], y - first
 
 
-def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) -> None:
+def _check_labels(path: Path, y: Ints, first: int, classes: int) -> None:
     wrong = np.flatnonzero((y < first) | (y >= first + classes))
     if len(wrong):
         raise DataError(
@@ -267,9 +269,7 @@ def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) ->
         )
 
 
-def read_cifar(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_cifar(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """The images (N, 3, 32, 32) of one CIFAR file, and each label's class indices (N,) by name.
 
     A file with `.bin` in its name is of the binary version, others of the Python version.
@@ -287,9 +287,7 @@ def read_cifar(
     return x, y
 
 
-def read_cifar_binary(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_cifar_binary(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """CIFAR's binary version: records of one byte per label and 3072 bytes of pixels."""
     content = read_bytes(path)
     size = len(labels) + math.prod(CIFAR_SHAPE)
@@ -302,9 +300,7 @@ def read_cifar_binary(
     return np.ascontiguousarray(records[:, len(labels) :]).reshape(-1, *CIFAR_SHAPE), y
 
 
-def read_cifar_python(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_cifar_python(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """CIFAR's Python version: a pickled dictionary of an array `data` and lists of labels.
 
     No code of the pickle is run: only NumPy arrays and plain values are allowed.
@@ -355,7 +351,7 @@ def _entry(path: Path, mapping: Mapping[Any, Any], key: str) -> Any:
     return mapping[key]
 
 
-def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int64]:
+def _integers(path: Path, what: str, values: Any, count: int) -> Ints:
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise DataError(f"{path}: {what} is not a list of integers")
     if len(values) != count:
@@ -364,12 +360,12 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
         return np.array(values, np.int64)
 
 
-def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def read_image(path: Path, shape: tuple[int, ...]) -> Bytes:
     """A picture as viewers show it, converted and resized to a shape; see `pixels`."""
     return pixels(open_image(path)[0], shape)
 
 
-def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def pixels(picture: Image, shape: tuple[int, ...]) -> Bytes:
     """A picture converted to 3 channels or grey and resized to (channels, height, width)."""
     C, H, W = shape
     found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
@@ -437,7 +433,7 @@ def _in_srgb(picture: Image, profile: bytes) -> Image:
 
 def read_leaf(
     path: Path, features: int, classes: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
+) -> tuple[NDArray[np.float32], Ints, NDArray[np.str_]]:
     """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
 
     Returns:
@@ -498,7 +494,7 @@ def _leaf_users(path: Path) -> dict[str, dict[str, Any]]:
 
 def _leaf_user(
     path: Path, user: str, data: dict[str, Any], features: int, classes: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+) -> tuple[NDArray[np.float32], Ints]:
     of = f"of user '{user}'"
     rows = _entry(path, data, "x")
     with reading(path):  # ValueError for rows of different lengths
@@ -515,9 +511,7 @@ def _leaf_user(
     return x.astype(np.float32), y
 
 
-def read_medmnist(
-    path: Path, part: str, classes: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def read_medmnist(path: Path, part: str, classes: int) -> tuple[Bytes, Ints]:
     """The images (N, 1 or 3, height, width) and class indices (N,) of a part of a MedMNIST file.
 
     They are the arrays `<part>_images` and `<part>_labels` of an `.npz` file, part being `train`,

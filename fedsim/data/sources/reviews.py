@@ -18,7 +18,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.text import TextSource
-from fedsim.data.text import random_vectors
+from fedsim.data.text import Vectors, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
@@ -189,7 +189,7 @@ class PlantedReviews(_Reviews):
         train, test = self._reviews(self.reviews, False), self._reviews(self.test_reviews, True)
         return self._of_reviews(train, test, self.name)
 
-    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, words: Sequence[str]) -> Vectors:
         if self.vectors is None:  # no loss here: the words have no meaning beyond their use
             return random_vectors(words, self.dimension)
         return super()._vectors(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -31,12 +31,10 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "images": ("patch", "border", "colour"),
 }
 Variant = Literal["aligned", "absent", "random", "against"]
-Truth = Mapping[str, NDArray[np.bool_]]
-# (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1),
-# their annotations) -> the inputs with it, and their annotations
-Plant = Callable[
-    [NDArray[Any], NDArray[Any], NDArray[np.float64], Truth], tuple[NDArray[Any], Truth]
-]
+# (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1))
+# -> the inputs with it, and which parts of them it is
+Planted = tuple[NDArray[Any], NDArray[np.bool_]]
+Plant = Callable[[NDArray[Any], NDArray[Any], NDArray[np.float64]], Planted]
 
 
 @datasets.register
@@ -125,7 +123,7 @@ class Shortcut(Wrapping):
         carry = self._held(splits, N, seed) & (drawn < self.strength)
         at = keyed_rng(seed, "shortcut place").random(N)[carry]
         x = np.array(dataset.x)
-        x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at, {})
+        x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at)
         return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
@@ -213,7 +211,7 @@ def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDA
     (channels, H, W), C = data.shape, len(data.classes)
     mask = _squares(C, H, W, size or _usual_size(data))[label]
     colours = np.full((1, channels), _range(data)[1], np.float64)
-    found, _ = _paint(mask[None], colours, 1.0, x, np.zeros(len(x), np.int64), np.zeros(0), {})
+    found, _ = _paint(mask[None], colours, 1.0, x, np.zeros(len(x), np.int64), np.zeros(0))
     return found
 
 
@@ -223,11 +221,12 @@ def _variant(
     """The inputs of a variant of the test set, and their annotations."""
     x, truth, M = np.asarray(data.test_x), data.truth, len(data.test_y)
     if name == "absent":
-        truth = {**truth, NAME: np.zeros((M, *data.shape[-2:]), np.bool_)}
+        shortcut = np.zeros((M, *data.shape[-2:]), np.bool_)
     else:
         at = keyed_rng(TEST_SEED, "shortcut test place").random(M)  # the same in all variants
-        x, truth = plant(x, _whose(data, name), at, truth)
-    shortcut = truth[NAME]
+        x, shortcut = plant(x, _whose(data, name), at)
+        if kind == "token":
+            truth = {what: _moved(own, shortcut) & ~shortcut for what, own in truth.items()}
     signal = truth.get("signal")
     if signal is None:
         signal = ~shortcut
@@ -237,7 +236,7 @@ def _variant(
             signal[:, -1] = False  # even where it is absent
     elif kind != "colour":  # a tint hides nothing
         signal = signal & ~shortcut
-    return x, {**truth, "signal": signal}
+    return x, {**truth, NAME: shortcut, "signal": signal}
 
 
 def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
@@ -307,23 +306,17 @@ def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _fill(
-    levels: Callable[[NDArray[Any]], NDArray[Any]],
-    x: NDArray[Any],
-    of: NDArray[Any],
-    at: NDArray[np.float64],
-    truth: Truth,
-) -> tuple[NDArray[Any], Truth]:
+    levels: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any], of: NDArray[Any], at: Any
+) -> Planted:
     """Rows of a table whose last feature is the shortcut; see `Plant`."""
     x = x.copy()
     x[:, -1] = levels(of)
     mask = np.zeros(x.shape, np.bool_)
     mask[:, -1] = True
-    return x, {**truth, NAME: mask}
+    return x, mask
 
 
-def _insert(
-    first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64], truth: Truth
-) -> tuple[NDArray[Any], Truth]:
+def _insert(first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]) -> Planted:
     """Documents with a further word; see `Plant`.
 
     Args:
@@ -332,12 +325,15 @@ def _insert(
     """
     lengths = (x != PADDING).sum(axis=1)
     place = (at * (lengths + 1)).astype(np.int64)[:, None]
-    columns = np.arange(x.shape[1])
-    before = columns - (columns > place)
-    here = columns == place
-    moved = {name: np.take_along_axis(own, before, axis=1) & ~here for name, own in truth.items()}
+    here = np.arange(x.shape[1]) == place
     words = (first + of).astype(x.dtype)[:, None]
-    return np.where(here, words, np.take_along_axis(x, before, axis=1)), {**moved, NAME: here}
+    return np.where(here, words, _moved(x, here)), here
+
+
+def _moved(values: NDArray[Any], here: NDArray[np.bool_]) -> NDArray[Any]:
+    """(n, L) with what comes after a position in each row one further to the right."""
+    before = np.arange(here.shape[1]) - (here.cumsum(axis=1) - here)
+    return np.take_along_axis(values, before, axis=1)
 
 
 def _paint(
@@ -346,9 +342,8 @@ def _paint(
     opacity: float,
     x: NDArray[Any],
     of: NDArray[Any],
-    at: NDArray[np.float64],
-    truth: Truth,
-) -> tuple[NDArray[Any], Truth]:
+    at: Any,
+) -> Planted:
     """Images with a figure painted on them; see `Plant`.
 
     Args:
@@ -363,7 +358,7 @@ def _paint(
         painted = (1 - opacity) * inside + opacity * colours[c][:, None]
         own[:, :, masks[c]] = as_dtype(painted, x.dtype)
         x[of == c] = own
-    return x, {**truth, NAME: masks[of]}
+    return x, masks[of]
 
 
 def _figures(

@@ -91,7 +91,7 @@ class TextSource(Source):
             known=known,
         )
 
-    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, words: Sequence[str]) -> text.Vectors:
         if self.vectors is not None:
             return text.read_vectors(self.vectors, words)
         warnings.warn(
