@@ -93,7 +93,7 @@ class Partition(Component):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} gets no examples")
         divided = self.test_fraction > 0 or self.labelled_fraction < 1
-        train, unlabelled, test = shares, [NONE] * len(shares), [NONE] * len(shares)
+        train, unlabelled, test = [*shares], [NONE] * len(shares), [NONE] * len(shares)
         for client, share in enumerate(shares if divided else ()):
             rng = keyed_rng(seed, "split", client=client)
             test[client], rest = take_stratified(share, strata, self.test_fraction, rng)

@@ -185,19 +185,12 @@ class ClientSplits:
 
 @dataclass(frozen=True)
 class Change:
-    """Changed inputs of some clients from a given round on.
+    """Changed inputs of some clients from a given round on."""
 
-    Args:
-        round: first round with the changed inputs.
-        clients: their ids, in ascending order.
-        features: the names of the changed columns of a table.
-        splits: what all clients hold from that round on.
-    """
-
-    round: int
-    clients: tuple[int, ...]
-    features: tuple[str, ...]
-    splits: ClientSplits
+    round: int  # the first with the changed inputs
+    clients: tuple[int, ...]  # in ascending order
+    features: tuple[str, ...]  # names of the changed columns of a table
+    splits: ClientSplits  # what all clients hold from that round on
 
     def facts(self) -> dict[str, Any]:
         """For the manifest."""

@@ -30,10 +30,6 @@ class StoredArray(ABC):
     Indexing with a slice or with (n,) indices reads these rows into memory; `select` chooses
     rows and reads nothing. Pickled, it is paths and row numbers: every process reads the files
     itself, so they must have the same path on all nodes of a cluster.
-
-    Args:
-        shape: (N, ...).
-        dtype: type of the inputs.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
