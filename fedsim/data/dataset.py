@@ -441,10 +441,9 @@ def of_parts(
     """
     (x, y), columns = train, dict(columns or {})
     if classes is None:
-        labels, both = np.unique(
-            np.concatenate([y, test[1]] if test else [y]), return_inverse=True
-        )
-        classes, y = tuple(map(str, labels)), both[: len(y)]
+        labels = y if test is None else np.concatenate([y, test[1]])
+        names, both = np.unique(labels, return_inverse=True)
+        classes, y = tuple(map(str, names)), both[: len(y)]
         test = (test[0], both[len(y) :]) if test else None
     if test is None:
         rows, aside = split_rows(y, classes, test_fraction, what)

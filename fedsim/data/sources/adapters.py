@@ -56,12 +56,12 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
         for key in ("x", "y"):
             if getattr(how, key) is not None:
                 raise DataError(f"data.{key}: names a column, and items of {where} have none")
-    train, *tests = examples = [
-        _read(part, where + name, how) for part, name in zip(parts, ("", " (test)"), strict=False)
-    ]
-    test = (tests[0].x, tests[0].y) if tests else None
+    names = ("", " (test)")[: len(parts)]
+    examples = [_read(part, where + name, how) for part, name in zip(parts, names, strict=True)]
     classes = _classes(examples, where)
-    made = of_parts((train.x, train.y), test, classes, how.test_fraction, where, train.columns)
+    train, *test = ((part.x, part.y) for part in examples)
+    columns = examples[0].columns
+    made = of_parts(train, test[0] if test else None, classes, how.test_fraction, where, columns)
     check_trainable(made, where)
     return made
 
