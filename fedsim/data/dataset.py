@@ -58,7 +58,8 @@ class Scaling:
 
 
 UNSCALED = Scaling()
-_ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
+ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
+BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Dataset:
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise DataError(f"data: {name} must be a tuple, not {given!r:.80}")
             object.__setattr__(self, name, tuple(map(kind, given)))
-        for name in ("columns", "test_columns", "truth"):
+        for name in BY_NAME:
             given = getattr(self, name)
             if not isinstance(given, Mapping):
                 raise DataError(f"data: {name} must be a dict of arrays, not {given!r:.80}")
@@ -194,10 +195,15 @@ class Dataset:
 
     def frozen(self) -> Dataset:
         """The same data set, of read-only arrays."""
-        arrays = {name: frozen(getattr(self, name)) for name in _ARRAYS}
-        for name in ("columns", "test_columns", "truth"):
+        arrays = {name: frozen(getattr(self, name)) for name in ARRAYS}
+        for name in BY_NAME:
             arrays[name] = {key: frozen(array) for key, array in getattr(self, name).items()}
         return replace(self, **arrays)
+
+    def taking(self, rows: NDArray[np.int64]) -> Dataset:
+        """The same data set with some of the training examples."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, x=select(self.x, rows), y=self.y[rows], columns=columns)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,11 +250,7 @@ class DataSpec:
 
 
 def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The features' names, or x1, x2, … where they have none.
-
-    Raises:
-        DataError: there are names, but not one for each feature.
-    """
+    """The features' names, or x1, x2, … where they have none."""
     if names and len(names) != count:
         raise DataError(f"{len(names)} names for {count} features")
     return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
@@ -271,11 +273,7 @@ def frozen(array: Any) -> Any:
 
 
 def _unmasked(name: str, values: Any) -> NDArray[Any]:
-    """Values as an array; what is masked would count as if it were not.
-
-    Raises:
-        DataError: some are masked, or they are no array.
-    """
+    """Values as an array; what is masked would count as if it were not."""
     if np.ma.is_masked(values):
         raise DataError(f"data: {name} has masked values; fill them, or leave out their examples")
     try:
@@ -285,14 +283,7 @@ def _unmasked(name: str, values: Any) -> NDArray[Any]:
 
 
 def check_parts(dataset: Dataset, where: str) -> None:
-    """Refuse a data set whose parts do not go together; see `Dataset`.
-
-    Args:
-        where: it is from, for messages.
-
-    Raises:
-        DataError: with the reason.
-    """
+    """Refuse a data set whose parts do not go together; `where` it is from is for messages."""
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
@@ -335,15 +326,7 @@ def check_parts(dataset: Dataset, where: str) -> None:
 
 
 def check_trainable(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on.
-
-    Args:
-        dataset: the data set.
-        where: it is from, for messages.
-
-    Raises:
-        DataError: with the reason.
-    """
+    """Refuse what nothing could be trained on; `where` it is from is for messages."""
     check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
@@ -383,16 +366,9 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) -> Dataset:
-    """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them.
-
-    Args:
-        where: their source, for messages.
-
-    Raises:
-        DataError: they do not fit together.
-    """
-    split = "x" in arrays or "y" in arrays
-    keys = ("x", "y") if split else ("x_train", "y_train", "x_test", "y_test")
+    """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them."""
+    one = "x" in arrays or "y" in arrays
+    keys = ("x", "y") if one else ("x_train", "y_train", "x_test", "y_test")
     x, y = _inputs(where, arrays, keys[0]), _labels(where, arrays, *keys[:2])
     columns = {key: np.asarray(array) for key, array in arrays.items() if key not in keys}
     for key, column in columns.items():
@@ -401,17 +377,16 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
                 f"{where}: '{key}' has shape {column.shape}; a column has shape ({len(x)},), "
                 f"as '{keys[0]}' has {len(x)} examples"
             )
-    if split:
-        classes, y = named_by_label(y)
-        return split_dataset(x, y, classes, test_fraction, where, columns)
-    test_x, test_y = _inputs(where, arrays, "x_test"), _labels(where, arrays, *keys[2:])
-    if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
-        raise DataError(
-            f"{where}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
-            f"'x_train' {x.dtype} of {x.shape[1:]}"
-        )
-    classes, both = named_by_label(np.concatenate([y, test_y]))
-    return Dataset(x, both[: len(y)], test_x, both[len(y) :], classes, columns=columns)
+    test = None
+    if not one:
+        test_x = _inputs(where, arrays, "x_test")
+        test = test_x, _labels(where, arrays, *keys[2:])
+        if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
+            raise DataError(
+                f"{where}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
+                f"'x_train' {x.dtype} of {x.shape[1:]}"
+            )
+    return of_parts((x, y), test, None, test_fraction, where, columns)
 
 
 def _array(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
@@ -450,30 +425,37 @@ def _labels(where: str, arrays: Mapping[str, AnyArray], x_key: str, key: str) ->
     return labels
 
 
-def named_by_label(labels: NDArray[np.generic]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The labels that occur, in order, as names of classes; and the class index of each."""
-    values, y = np.unique(labels, return_inverse=True)
-    return tuple(str(value) for value in values), y.astype(np.int64)
-
-
-def split_dataset(
-    x: AnyArray,
-    y: NDArray[Any],
-    classes: tuple[str, ...],
+def of_parts(
+    train: tuple[AnyArray, NDArray[Any]],
+    test: tuple[AnyArray, NDArray[Any]] | None,
+    classes: tuple[str, ...] | None,
     test_fraction: float,
     what: str,
     columns: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> Dataset:
-    """A data set whose test set is split off; see `split_rows`."""
-    train, test = split_rows(y, classes, test_fraction, what)
-    kept = {name: values[train] for name, values in (columns or {}).items()}
-    return Dataset(select(x, train), y[train], select(x, test), y[test], classes, columns=kept)
+    """A data set of inputs and labels; a test set that is not given is split off (`split_rows`).
+
+    Args:
+        classes: the names of the classes, empty for a regression; None to take the labels that
+            occur, in order.
+    """
+    (x, y), columns = train, dict(columns or {})
+    if classes is None:
+        labels = y if test is None else np.concatenate([y, test[1]])
+        names, both = np.unique(labels, return_inverse=True)
+        classes, y = tuple(map(str, names)), both[: len(y)]
+        test = (test[0], both[len(y) :]) if test else None
+    if test is None:
+        rows, aside = split_rows(y, classes, test_fraction, what)
+        columns = {name: values[rows] for name, values in columns.items()}
+        x, y, test = select(x, rows), y[rows], (select(x, aside), y[aside])
+    return Dataset(x, y, *test, classes, columns=columns)
 
 
 def split_rows(
     y: NDArray[Any], classes: Sequence[str], test_fraction: float, what: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """A split into training rows and test rows, stratified by class if there are classes.
+    """Training rows and test rows, each in ascending order, stratified by class if there are any.
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
 
@@ -482,13 +464,6 @@ def split_rows(
         classes: the names of the classes; empty for a regression.
         test_fraction: share of the rows for testing, between 0 and 1.
         what: the name of the data, for messages.
-
-    Returns:
-        The two sets of row indices, each in ascending order.
-
-    Raises:
-        DataError: a class has fewer than 2 examples, or a part has fewer examples than classes, or
-            none.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 

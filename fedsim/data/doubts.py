@@ -51,8 +51,7 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
     """Doubts about features that number the examples instead of describing them.
 
     Args:
-        x: (n, F) of the training inputs, in the units of their file.
-        count: the number of training examples.
+        x: (n, F) of `count` training inputs, in the units of their file.
     """
     found = []
     for name, values in zip(names, x.T, strict=True):
@@ -74,10 +73,9 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
 
 
 def of_scales(columns: Mapping[str, NDArray[Any]], has_scale: bool) -> Iterator[str]:
-    """Doubts about the scales of features and a regression's target.
+    """Doubts about the scales of features and a regression's target, (n,) values of each.
 
     Args:
-        columns: (n,) values of each.
         has_scale: whether the source has the key `scale`.
     """
     for size in (np.ptp, lambda values: np.abs(values).max()):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset, as_dtype, feature_names
-from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
-from fedsim.data.splits import Change, ClientSplits, Ragged
+from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
+from fedsim.data.splits import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
-from fedsim.data.subset import Indices
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
 
@@ -30,7 +27,7 @@ Drift = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
 
 
 @datasets.register
-class Drifting(Source):
+class Drifting(Wrapping):
     """Wraps a data set: from a given round on, the inputs of some clients change for good.
 
     All inputs of such a client change: its training, unlabelled and test examples. Labels, other
@@ -45,7 +42,6 @@ class Drifting(Source):
     becomes minimum + maximum − x.
 
     Args:
-        of: the data set (a `data` section), in memory.
         clients: share of the clients that drift; at least one drifts.
         round: first round with the changed inputs.
         kind: `shift` or `shuffle` for tables, `noise` or `invert` for images; by default the first
@@ -55,12 +51,8 @@ class Drifting(Source):
             from the columns that are not constant. By default one.
     """
 
+    refusal: ClassVar[str] = "clients cannot drift if '{name}' already changes their examples"
     name: str = "drift"
-    of: Annotated[
-        SerializeAsAny[Source],
-        BeforeValidator(datasets.parse),
-        held_as_loaded("clients cannot drift if '{name}' already changes their examples"),
-    ]
     clients: float = Field(0.2, gt=0, le=1)
     round: PositiveInt
     kind: Kind | None = None
@@ -72,12 +64,8 @@ class Drifting(Source):
     def _are_some_and_differ(
         cls, features: int | tuple[str, ...] | None
     ) -> int | tuple[str, ...] | None:
-        if features == ():
-            raise PydanticCustomError("empty", "must name a column, or give the number of columns")
         if isinstance(features, tuple):
-            for name in features:
-                if features.count(name) > 1:
-                    raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+            check_named(features, "must name a column, or give the number of columns")
         return features
 
     def load(self) -> Dataset:
@@ -96,21 +84,23 @@ class Drifting(Source):
                 "another partition"
             )
         drifting = self.drifting(len(splits), seed)
-        held = [_held(splits, k) for k in drifting]
+        parts = splits.train, splits.unlabelled, splits.test
+        held = [np.concatenate([part[k] for part in parts]) for k in drifting]
         columns = self._columns(dataset, seed)
         if not dataset.copies:
             dataset = self._with_copies(dataset, columns, drifting, held, seed)
-        later, begin = {}, dataset.num_loaded
-        for k, rows in zip(drifting, held, strict=True):
-            later[k] = np.arange(begin, begin + len(rows))
-            begin += len(rows)
-        names = feature_names(dataset.shape[0], dataset.features) if len(columns) else ()
-        change = Change(
-            self.round,
-            tuple(drifting),
-            tuple(names[f] for f in columns),
-            _from_then_on(splits, later),
-        )
+        later = [list(part) for part in parts]
+        begin = dataset.num_loaded
+        for k in drifting:
+            for part in later:  # the copies are in this order
+                count = len(part[k])
+                part[k] = np.arange(begin, begin + count)
+                begin += count
+        train, unlabelled, test = map(Ragged.of, later)
+        after = replace(splits, train=train, unlabelled=unlabelled, test=test)
+        names = feature_names(dataset.shape[0], dataset.features) if columns else ()
+        changed = tuple(names[f] for f in columns)
+        change = Change(self.round, tuple(drifting), changed, after)
         return dataset, replace(splits, change=change)
 
     def drifting(self, clients: int, seed: int) -> list[int]:
@@ -141,32 +131,36 @@ class Drifting(Source):
             data,
             x=np.concatenate([data.x, *changed]),
             y=np.concatenate([data.y, data.y[rows]]),
-            columns={
-                name: np.concatenate([column, column[rows]])
-                for name, column in data.columns.items()
-            },
+            columns={k: np.concatenate([v, v[rows]]) for k, v in data.columns.items()},
             copies=len(rows),
         )
 
     def _change(self, data: Dataset, columns: list[int]) -> Drift:
         """The function that changes a drifting client's inputs."""
-        kind, every, strength = self._kind(data), np.asarray(data.x), self.strength or 1.0
-        if kind == "shuffle":
-            return partial(_shuffled, columns)
-        if kind == "shift":
-            by = strength * every[:, columns].std(axis=0, dtype=np.float64)
-            return partial(_shifted, columns, by)
-        low, high = (float(bound) for bound in bounds(data.x))
-        if kind == "invert":
-            return lambda x, _: as_dtype(low + high - x.astype(np.float64), x.dtype)
-        return partial(_noisy, strength * every.std(dtype=np.float64), low, high)
+        kind, every = self._kind(data), np.asarray(data.x)
+        low, high = map(float, bounds(data.x))
+        axis = 0 if columns else None  # each column of a table, or all pixels
+        spread = (every[:, columns] if columns else every).std(axis=axis, dtype=np.float64)
+        by = (self.strength or 1.0) * spread
+
+        def changed(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+            found = x.astype(np.float64)
+            if kind == "shift":
+                found[:, columns] += by
+            elif kind == "noise":
+                found += by * rng.standard_normal(x.shape)
+                found = np.clip(found, low, high)
+            elif kind == "invert":
+                found = low + high - found
+            else:
+                for f in columns:
+                    found[:, f] = rng.permutation(found[:, f])
+            return as_dtype(found, x.dtype)
+
+        return changed
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
-        """The columns of a table that change, in ascending order; empty for images.
-
-        Raises:
-            DataError: there is no such column, or there are fewer.
-        """
+        """The columns of a table that change, in ascending order; empty for images."""
         if self._kind(data) in OF_IMAGES:
             return []
         x = np.asarray(data.x)[: data.num_loaded]
@@ -193,11 +187,7 @@ class Drifting(Source):
         return sorted(names.index(name) for name in features)
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data.
-
-        Raises:
-            DataError: the data cannot drift in this way.
-        """
+        """The kind that the user chose, or the default for such data."""
         if data.words or len(data.shape) not in (1, 3):
             what = "documents" if data.words else f"inputs of shape {data.shape}"
             raise DataError(f"data.of: {what} cannot drift; only tables and images can")
@@ -215,51 +205,3 @@ class Drifting(Source):
         if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
             raise DataError("data.of: inputs that stay in files cannot drift; leave out in_place")
         return kind
-
-
-def _shuffled(columns: list[int], x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    x = x.copy()
-    for f in columns:
-        x[:, f] = rng.permutation(x[:, f])
-    return x
-
-
-def _shifted(
-    columns: list[int], by: NDArray[np.float64], x: NDArray[Any], _: np.random.Generator
-) -> NDArray[Any]:
-    found = x.astype(np.float64)
-    found[:, columns] += by
-    return as_dtype(found, x.dtype)
-
-
-def _noisy(
-    spread: float, low: float, high: float, x: NDArray[Any], rng: np.random.Generator
-) -> NDArray[Any]:
-    noisy = x + spread * rng.standard_normal(x.shape)
-    return as_dtype(np.clip(noisy, low, high), x.dtype)
-
-
-def _held(splits: ClientSplits, k: int) -> Indices:
-    """All of a client's training examples, in the order of the appended copies."""
-    return np.concatenate([splits.train[k], splits.unlabelled[k], splits.test[k]])
-
-
-def _from_then_on(splits: ClientSplits, later: dict[int, Indices]) -> ClientSplits:
-    """What all clients hold after the drift.
-
-    Args:
-        later: indices of each drifting client's changed copies, in the order of `_held`.
-    """
-    train, unlabelled, test = (
-        [own[k] for k in range(len(splits))]
-        for own in (splits.train, splits.unlabelled, splits.test)
-    )
-    for k, rows in later.items():
-        cuts = np.cumsum([len(train[k]), len(unlabelled[k])])
-        train[k], unlabelled[k], test[k] = np.split(rows, cuts)
-    return replace(
-        splits,
-        train=Ragged.of(train),
-        unlabelled=Ragged.of(unlabelled),
-        test=Ragged.of(test),
-    )

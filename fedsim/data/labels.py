@@ -102,12 +102,9 @@ def draw_labels(
     axis: str = "class",
     clients: Sequence[str] = (),
 ) -> None:
-    """Draw a label table: a column for each client, its size above, its labels below.
+    """Draw a label table (K, labels): a column for each client, its size above, its labels below.
 
     Args:
-        table: (K, labels) as `label_table` counts them.
-        names: names of the labels.
-        path: file to draw it to.
         axis: the kind of label: `class`, or `target` for a regression.
         clients: the clients' names, if they have any; of more than 40 clients numbers are shown.
     """
@@ -126,11 +123,7 @@ def draw_labels(
 
 
 def picture_format(path: Path) -> str:
-    """The format of a picture, by the ending of its name.
-
-    Raises:
-        BadInput: there is no such format.
-    """
+    """The format of a picture, by the ending of its name."""
     ending = path.suffix[1:].lower()
     if ending not in FORMATS:
         raise BadInput(f"{path}: the name of a picture must end in .{', .'.join(FORMATS)}")

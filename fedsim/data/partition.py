@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from zipfile import BadZipFile
@@ -16,9 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import Component, Registry, nearest
 from fedsim.data.dataset import Dataset
-from fedsim.data.splits import NONE, ClientSplits, Ragged
-from fedsim.data.stored import select
-from fedsim.data.subset import Indices, take_stratified
+from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.support.rng import keyed_rng
 
@@ -84,8 +81,7 @@ class Partition(Component):
             rng = keyed_rng(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
         if len(rest) < len(data.y):
-            columns = {name: column[rest] for name, column in data.columns.items()}
-            data = replace(data, x=select(data.x, rest), y=data.y[rest], columns=columns)
+            data = data.taking(rest)
         try:
             dealt = self.split(data.frozen(), keyed_rng(seed, "partition"))
         except FedsimError:
@@ -96,25 +92,21 @@ class Partition(Component):
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} gets no examples")
-        if self.test_fraction == 0 and self.labelled_fraction == 1:
-            nothing = Ragged.of([NONE] * len(shares))
-            parts = Ragged.of(shares), nothing, nothing
-            return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
-        train, unlabelled, test = [], [], []
-        for client, share in enumerate(shares):
+        divided = self.test_fraction > 0 or self.labelled_fraction < 1
+        train, unlabelled, test = [*shares], [NONE] * len(shares), [NONE] * len(shares)
+        for client, share in enumerate(shares if divided else ()):
             rng = keyed_rng(seed, "split", client=client)
-            aside, rest = take_stratified(share, strata, self.test_fraction, rng)
-            labelled, hidden = take_stratified(rest, strata, self.labelled_fraction, rng)
-            if len(labelled) == 0:
+            test[client], rest = take_stratified(share, strata, self.test_fraction, rng)
+            train[client], unlabelled[client] = take_stratified(
+                rest, strata, self.labelled_fraction, rng
+            )
+            if len(train[client]) == 0:
                 raise DataError(
                     f"client {client} holds {len(share)} examples, too few for "
                     f"partition.test_fraction={self.test_fraction} and "
                     f"partition.labelled_fraction={self.labelled_fraction}: "
                     "no labelled training example is left"
                 )
-            train.append(labelled)
-            unlabelled.append(hidden)
-            test.append(aside)
         parts = Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test)
         return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
 

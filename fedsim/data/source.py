@@ -7,12 +7,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
@@ -20,9 +28,8 @@ from fedsim.data import doubts
 from fedsim.data.dataset import Dataset, check_parts, feature_names
 from fedsim.data.sources import from_python
 from fedsim.data.sources.adapters import Reading, read
-from fedsim.data.splits import ClientSplits
+from fedsim.data.splits import ClientSplits, Indices, take_stratified
 from fedsim.data.stored import StoredArray, select
-from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
 from fedsim.support.rng import keyed_rng
 
@@ -91,21 +98,6 @@ class OfficialFiles(Source):
     root: Path | None = None
 
 
-def held_as_loaded(problem: str) -> AfterValidator:
-    """A check of a data set in another's section: clients hold its examples as it loads them.
-
-    Args:
-        problem: what to say if it changes them, with '{name}' for its name.
-    """
-
-    def check(of: Source) -> Source:
-        if type(of).for_clients is not Source.for_clients:
-            raise PydanticCustomError("nested", problem, {"name": of.name})
-        return of
-
-    return AfterValidator(check)
-
-
 class CalledSource(Source):
     """Your own function that returns a data set: `f(**keywords)`.
 
@@ -148,10 +140,6 @@ class CalledSource(Source):
         return read(found, self.name, reading) or found  # load_dataset refuses anything else
 
 
-def _is_section(given: Any) -> bool:
-    return given is None or (isinstance(given, Mapping) and "name" in given)
-
-
 class _Datasets(Registry[Source]):
     def _import(self, name: str) -> type[Source]:
         found = import_object(name, self.what)
@@ -166,7 +154,8 @@ class _Datasets(Registry[Source]):
         Data sets are those that a function may return, too: see `CalledSource`.
         """
         found = called(given, self.what, self.key)
-        if found or isinstance(given, str | Source) or _is_section(given):
+        is_section = given is None or (isinstance(given, Mapping) and "name" in given)
+        if found or is_section or isinstance(given, str | Source):
             return found or super().section(given)
         if not isinstance(given, Dataset):
             given = read(given, "data", Reading()) or given
@@ -174,6 +163,36 @@ class _Datasets(Registry[Source]):
 
 
 datasets = _Datasets("data set", Source)
+
+
+class Wrapping(Source):
+    """A data set with a change of some clients' examples, which it must not change itself.
+
+    Args:
+        of: the data set (a `data` section), in memory.
+
+    Attributes:
+        refusal: what to say of a data set that changes them, with '{name}' for its name.
+    """
+
+    refusal: ClassVar[str]
+    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+
+    @field_validator("of")
+    @classmethod
+    def _clients_hold_it_as_loaded(cls, of: Source) -> Source:
+        if type(of).for_clients is not Source.for_clients:
+            raise PydanticCustomError("nested", cls.refusal, {"name": of.name})
+        return of
+
+
+def check_named(names: tuple[str, ...], nothing: str) -> None:
+    """Refuse names in a section that are none, with a message for that, or that repeat one."""
+    if not names:
+        raise PydanticCustomError("empty", nothing)
+    for name in names:
+        if names.count(name) > 1:
+            raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 @datasets.register
@@ -218,7 +237,7 @@ def load_dataset(source: Source) -> Dataset:
     check_parts(found, where)
     _warn_of_doubts(found, "scale" in type(source).model_fields)
     if source.subset is not None:
-        found = _subset(found, source.subset)
+        found = found.taking(_drawn("subset", source.subset, found.strata, "training examples"))
     if source.test_subset is not None:
         found = _test_subset(found, source.test_subset)
     return found
@@ -239,13 +258,6 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
         found += doubts.of_scales(columns, has_scale)
     for doubt in found:
         warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
-
-
-def _subset(data: Dataset, asked: int | float) -> Dataset:
-    """With so many of the training examples."""
-    rows = _drawn("subset", asked, data.strata, "training examples")
-    columns = {name: column[rows] for name, column in data.columns.items()}
-    return replace(data, x=select(data.x, rows), y=data.y[rows], columns=columns)
 
 
 def _test_subset(data: Dataset, asked: int | float) -> Dataset:
@@ -271,14 +283,7 @@ def _drawn(key: str, asked: int | float, strata: NDArray[np.int64], what: str) -
 
 
 def check_memory(source: Source, nbytes: float) -> None:
-    """Refuse to make data that would not fit.
-
-    Args:
-        nbytes: that it takes, about.
-
-    Raises:
-        DataError: less is free.
-    """
+    """Refuse to make data of about so many bytes if they would not fit."""
     free = psutil.virtual_memory().available
     if nbytes > free:
         raise DataError(

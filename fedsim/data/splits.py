@@ -1,4 +1,4 @@
-"""The examples that each client holds."""
+"""The examples that each client holds, and stratified draws of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.subset import Indices
-
+Indices = NDArray[np.int64]
 NONE = np.empty(0, dtype=np.int64)
+
+
+def take_stratified(
+    share: Indices, labels: NDArray[np.int64], fraction: float, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Draw round(fraction·n) of `share`, each class in proportion (largest remainders).
+
+    Returns:
+        (taken, rest), both sorted.
+    """
+    share = np.sort(share)
+    present, inverse, counts = np.unique(labels[share], return_inverse=True, return_counts=True)
+    exact = fraction * counts
+    quota = np.floor(exact + 1e-9).astype(np.int64)
+    missing = round(fraction * len(share)) - int(quota.sum())
+    quota[np.argsort(quota - exact, kind="stable")[:missing]] += 1
+    chosen = np.zeros(len(share), dtype=bool)
+    for c in range(len(present)):
+        chosen[rng.permutation(np.flatnonzero(inverse == c))[: quota[c]]] = True
+    return share[chosen], share[~chosen]
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,7 @@ class Ragged:
     def of(cls, arrays: Iterable[Indices]) -> Ragged:
         arrays = [np.asarray(array, dtype=np.int64) for array in arrays]
         offsets = np.cumsum([0] + [len(array) for array in arrays])
-        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+        values = np.concatenate(arrays) if arrays else NONE
         return cls(values, offsets.astype(np.int64))
 
     def __len__(self) -> int:
@@ -166,24 +185,13 @@ class ClientSplits:
 
 @dataclass(frozen=True)
 class Change:
-    """Changed inputs of some clients from a given round on.
+    """Changed inputs of some clients from a given round on."""
 
-    Args:
-        round: first round with the changed inputs.
-        clients: their ids, in ascending order.
-        features: the names of the changed columns of a table.
-        splits: what all clients hold from that round on.
-    """
-
-    round: int
-    clients: tuple[int, ...]
-    features: tuple[str, ...]
-    splits: ClientSplits
+    round: int  # the first with the changed inputs
+    clients: tuple[int, ...]  # in ascending order
+    features: tuple[str, ...]  # names of the changed columns of a table
+    splits: ClientSplits  # what all clients hold from that round on
 
     def facts(self) -> dict[str, Any]:
         """For the manifest."""
-        return {
-            "round": self.round,
-            "clients": list(self.clients),
-            "features": list(self.features),
-        }
+        return {"round": self.round, "clients": [*self.clients], "features": [*self.features]}

@@ -30,10 +30,6 @@ class StoredArray(ABC):
     Indexing with a slice or with (n,) indices reads these rows into memory; `select` chooses
     rows and reads nothing. Pickled, it is paths and row numbers: every process reads the files
     itself, so they must have the same path on all nodes of a cluster.
-
-    Args:
-        shape: (N, ...).
-        dtype: type of the inputs.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
@@ -86,29 +82,17 @@ class StoredArray(ABC):
         """Buffers that identify the content of rows; by default those of `chunks`."""
         return self.chunks(rows)
 
-    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
-        """(n, ...) rows, still in their files."""
-        return _Selected(self, rows.astype(np.int64))
-
 
 AnyArray: TypeAlias = NDArray[Any] | StoredArray
 
 
 def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
     """(n, ...) rows of inputs; inputs stored in files stay there."""
-    return x.select(rows) if isinstance(x, StoredArray) else x[rows]
+    return _Selected(x, rows.astype(np.int64)) if isinstance(x, StoredArray) else x[rows]
 
 
 def as_float32(x: NDArray[Any], what: str, rows: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
-    """Numbers (n, ...) as float32.
-
-    Args:
-        what: their name, for messages.
-        rows: (n,) numbers of the examples, likewise.
-
-    Raises:
-        DataError: one is not finite.
-    """
+    """Numbers (n, ...) as float32, finite; their name and rows (n,) are for messages."""
     with np.errstate(over="ignore"):  # overflow is refused below
         values = x.astype(np.float32)
     finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
@@ -136,8 +120,13 @@ def equal(a: AnyArray, b: AnyArray) -> bool:
 class _Selected(StoredArray):
     """Some rows of other inputs."""
 
+    of: StoredArray
+    rows: NDArray[np.int64]
+
     def __init__(self, of: StoredArray, rows: NDArray[np.int64]) -> None:
         super().__init__((len(rows), *of.shape[1:]), of.dtype)
+        if isinstance(of, _Selected):
+            rows, of = of.rows[rows], of.of
         self.of, self.rows = of, rows
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -145,9 +134,6 @@ class _Selected(StoredArray):
 
     def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
         return self.of.contents(self.rows if rows is None else self.rows[rows])
-
-    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
-        return _Selected(self.of, self.rows[rows])
 
 
 class MappedArray(StoredArray):
@@ -158,9 +144,6 @@ class MappedArray(StoredArray):
     Args:
         path: a `.npy` file, or an `.npz` archive that is not compressed.
         member: the name of the archive's array.
-
-    Raises:
-        DataError: it cannot be mapped.
     """
 
     def __init__(self, path: Path, member: str = "") -> None:

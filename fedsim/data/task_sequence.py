@@ -14,12 +14,12 @@ from pydantic_core import PydanticCustomError
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
-from fedsim.data.splits import NONE, ClientSplits, Ragged, TaskSequence
-from fedsim.data.subset import Indices
+from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, TaskSequence
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
 Labels = list[int]
+Drawn = tuple[list[Labels], list[list[int]]]  # see `TaskPartition.draw`
 
 
 class TaskPartition(Partition):
@@ -52,9 +52,7 @@ class TaskPartition(Partition):
     def tests_clients(self) -> bool:
         return True
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         """The classes of each task, and the tasks of each client, in the order of learning.
 
         Args:
@@ -64,9 +62,6 @@ class TaskPartition(Partition):
             DataError: the data set does not have these classes, or has too few.
         """
         raise NotImplementedError
-
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        raise NotImplementedError("a sequence is divided by task")
 
     def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         if len(held_out):
@@ -97,7 +92,7 @@ class TaskPartition(Partition):
         order = tuple(tuple(tuple(tasks[i]) for i in own) for own in clients)
         T = len(clients[0])
         everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
-        nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
+        nothing = Ragged.of([NONE] * len(clients))
         test = {
             labels: np.flatnonzero(np.isin(data.test_y, labels))
             for labels in {tuple(sorted(task)) for own in order for task in own}
@@ -113,22 +108,14 @@ def task_row(
 
     Args:
         under_way: the current task.
-        scores: scores of the client's model for this task.
-
-    Raises:
-        ValueError: a score has the name of a built-in column.
+        scores: scores of the client's model for this task, none named like a built-in column.
     """
     taken = sorted(TaskSequence.COLUMNS & scores.keys())
     if taken:
         raise ValueError(f"'{taken[0]}' is a built-in column; choose another name")
     classes = len(sequence.labels[client][task])
-    return {
-        "client": client,
-        "task": task,
-        "seen": task <= under_way,
-        "classes": classes,
-        **scores,
-    }
+    seen = task <= under_way
+    return {"client": client, "task": task, "seen": seen, "classes": classes, **scores}
 
 
 def _slices(
@@ -193,9 +180,7 @@ class Tasks(TaskPartition):
     tasks: int = Field(5, ge=1, le=MOST_CLIENTS)
     classes: int = Field(4, ge=2)
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         count = self.clients * self.tasks
         if count > len(rows):
             raise DataError(
@@ -265,16 +250,11 @@ class OwnTasks(TaskPartition):
                 )
             for i, task in enumerate(own):
                 if len(set(task)) < len(task):
-                    raise PydanticCustomError(
-                        "tasks",
-                        "client {k}, task {i} names a class twice",
-                        {"k": k, "i": i},
-                    )
+                    problem = "client {k}, task {i} names a class twice"
+                    raise PydanticCustomError("tasks", problem, {"k": k, "i": i})
         return self
 
-    def draw(
-        self, data: Dataset, rows: Indices, seed: int
-    ) -> tuple[list[Labels], list[list[int]]]:
+    def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         number = {name: label for label, name in enumerate(data.classes)}
         tasks: list[Labels] = []
         clients = []

@@ -18,6 +18,9 @@ from fedsim.data.sources import files
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
+# (V, D) vectors of words, and (V,) which are known
+Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+
 PADDING, UNKNOWN = 0, 1  # token ids
 SPECIAL = ("", "<unknown>")  # their words, which never occur in a text
 
@@ -70,14 +73,9 @@ def _replaced(character: str) -> str:
 
 
 def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The word of each token id.
+    """The word of each token id: "" for padding, "<unknown>", then the words of documents.
 
-    Args:
-        documents: the tokens of each, as `tokenise` returns them.
-
-    Returns:
-        "" for padding, "<unknown>", and from id 2 on the words of the documents by decreasing
-        frequency, ties by first occurrence.
+    They are in order of decreasing frequency, ties by first occurrence.
     """
     counts = Counter(chain.from_iterable(documents))
     return (*SPECIAL, *(word for word, _ in counts.most_common()))
@@ -86,16 +84,10 @@ def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def encode(
     documents: Sequence[Sequence[str]], words: Sequence[str], length: int
 ) -> NDArray[np.int32]:
-    """Documents as rows of token ids.
+    """Documents as rows of token ids (N, L), L ≤ `length` that of the longest document.
 
-    Args:
-        documents: the tokens of each.
-        words: the word of each token id; other words become `UNKNOWN`.
-        length: the number of tokens after which a document is truncated.
-
-    Returns:
-        (N, L) token ids, `PADDING` after the end of a document; L ≤ length is that of the longest
-        document.
+    Longer ones are truncated; `PADDING` follows the end of a document, and `UNKNOWN` stands for
+    other words than `words`, the word of each token id.
     """
     ids = {word: i for i, word in enumerate(words)}
     longest = max(map(len, documents), default=0)
@@ -106,19 +98,11 @@ def encode(
     return rows
 
 
-def random_vectors(
-    words: Sequence[str], dimension: int
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """A vector for each word, drawn from N(0, 1/dimension) in each component.
+def random_vectors(words: Sequence[str], dimension: int) -> Vectors:
+    """Vectors (V, dimension) of words, and which are known (V,): all except `SPECIAL`.
 
-    A word has the same vector in every vocabulary.
-
-    Args:
-        words: the word of each token id, as of `vocabulary`.
-        dimension: components of a vector.
-
-    Returns:
-        The vectors (V, dimension), zeros for padding; and which ids are words (V,).
+    Components are drawn from N(0, 1/dimension), zeros for padding. A word has the same vector in
+    every vocabulary.
     """
     vectors = np.zeros((len(words), dimension), np.float32)
     for i in range(UNKNOWN, len(words)):
@@ -126,9 +110,7 @@ def random_vectors(
     return vectors / np.float32(np.sqrt(dimension)), np.arange(len(words)) > UNKNOWN
 
 
-def read_vectors(
-    path: Path, words: Sequence[str]
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def read_vectors(path: Path, words: Sequence[str]) -> Vectors:
     """The vectors of some words in a file of GloVe's text layout, `word v1 ... vD` in each line.
 
     The first vector of a word counts. Words missing from the file, and `UNKNOWN`, get fixed
@@ -142,9 +124,6 @@ def read_vectors(
 
     Returns:
         The vectors (V, D), zeros for padding; and which ids the file has (V,).
-
-    Raises:
-        DataError: the file is missing, unreadable or in another format, or has none of the words.
     """
     ids = {word.encode(): i for i, word in enumerate(words) if i > UNKNOWN}
     found: dict[int, NDArray[np.float32]] = {}
@@ -152,7 +131,7 @@ def read_vectors(
     for number, line in enumerate(_lines(path), 1):
         line = line.rstrip()
         spaces = line.count(b" ")
-        if not line or (number == 1 and _is_header(line)):
+        if not line or (number == 1 and re.fullmatch(rb"\d+ \d+", line)):
             continue
         first = not dimension
         dimension = dimension or spaces
@@ -201,11 +180,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive, archive.open(_member(path, archive)) as stream:
                 yield from stream
-        elif path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                yield from stream
         else:
-            with path.open("rb") as stream:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
                 yield from stream
 
 
@@ -218,12 +194,6 @@ def _member(path: Path, archive: zipfile.ZipFile) -> str:
             "data.vectors to the file of vectors"
         )
     return members[0]
-
-
-def _is_header(line: bytes) -> bool:
-    """Whether a line is word2vec's `count dimension`."""
-    fields = line.split(b" ")
-    return len(fields) == 2 and all(field.isdigit() for field in fields)
 
 
 def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, bytes]:

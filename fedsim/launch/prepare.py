@@ -19,7 +19,7 @@ from fedsim.conditions.secure import SecureAggregation
 from fedsim.conditions.timing import SimulatedTime
 from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
-from fedsim.data.subset import take_stratified
+from fedsim.data.splits import take_stratified
 from fedsim.errors import (
     ExperimentError,
     FedsimError,

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.conditions.gaussian import analytic_sigma, clip, guarantee
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.augment import strong, weak
-from fedsim.data.subset import take_stratified
+from fedsim.data.splits import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import Explainer, SharedItems
 from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions, heatmap

@@ -25,18 +25,12 @@ class Layout:
 
     A row has the weights of one output and one entry in the mask. The blocks are those of the
     convolutions, by width of their windows, followed by that of the dense layer, if any.
-
-    Args:
-        kernels: widths of the windows.
-        filters: F, of each width.
-        vectors: D, the length of a word's vector.
-        dense: rows and columns of the dense layer.
     """
 
-    kernels: tuple[int, ...]
-    filters: int
-    vectors: int
-    dense: tuple[int, int] | None = None
+    kernels: tuple[int, ...]  # widths of the windows
+    filters: int  # F, of each width
+    vectors: int  # D, the length of a word's vector
+    dense: tuple[int, int] | None = None  # rows and columns of the dense layer
 
     @classmethod
     def of(cls, features: TextFeatures) -> Layout:

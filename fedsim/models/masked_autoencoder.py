@@ -21,9 +21,6 @@ from fedsim.errors import ExperimentError
 MASK_RATIO = 0.75
 
 
-# -- patches -----------------------------------------------------------------------------------
-
-
 def patchify(x: Tensor, patch: int) -> Tensor:
     """(B, N, P²C) the patches of images (B, C, H, W), row by row; P must divide H and W.
 
@@ -35,19 +32,10 @@ def patchify(x: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
-    """(B, C, H, W) the images with patches (B, N, P²C): the inverse of `patchify`.
-
-    Args:
-        patches: (B, N, P²C).
-        patch: P.
-        shape: (C, H, W) of an image.
-    """
+    """(B, C, H, W) the images of a shape with patches (B, N, P²C): the inverse of `patchify`."""
     C, H, W = shape
     grid = patches.reshape(-1, H // patch, W // patch, patch, patch, C)
     return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, C, H, W)
-
-
-# -- the masked autoencoder --------------------------------------------------------------------
 
 
 class MaskedAutoencoder(nn.Module):
@@ -74,7 +62,6 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: the decoder's width, a multiple of 4 and of `decoder_heads`.
         decoder_depth: transformer blocks of the decoder.
         decoder_heads: of each block's attention.
-        mlp: how many times wider the hidden layer of each block's MLP is than the block.
 
     Attributes:
         patches: N.
@@ -100,7 +87,6 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: int = 96,
         decoder_depth: int = 2,
         decoder_heads: int = 3,
-        mlp: int = 4,
     ) -> None:
         super().__init__()
         C, rows, columns = _grid(shape, patch)
@@ -111,22 +97,19 @@ class MaskedAutoencoder(nn.Module):
 
         self.embedding = nn.Linear(pixels, width)
         self.class_token = nn.Parameter(torch.empty(width))
-        self.encoder = nn.Sequential(*(_Block(width, heads, mlp) for _ in range(depth)))
+        self.encoder = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
 
         self.to_decoder = nn.Linear(width, decoder_width)
         self.mask_token = nn.Parameter(torch.empty(decoder_width))
-        self.decoder = nn.Sequential(
-            *(_Block(decoder_width, decoder_heads, mlp) for _ in range(decoder_depth))
-        )
+        blocks = (_Block(decoder_width, decoder_heads) for _ in range(decoder_depth))
+        self.decoder = nn.Sequential(*blocks)
         self.decoder_norm = nn.LayerNorm(decoder_width, eps=1e-6)
         self.pixels = nn.Linear(decoder_width, pixels)
 
         # Not saved, so that they are no part of the weights.
-        self.register_buffer("positions", _positions(rows, columns, width), persistent=False)
-        self.register_buffer(
-            "decoder_positions", _positions(rows, columns, decoder_width), persistent=False
-        )
+        for name, size in (("positions", width), ("decoder_positions", decoder_width)):
+            self.register_buffer(name, _positions(rows, columns, size), persistent=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -135,21 +118,14 @@ class MaskedAutoencoder(nn.Module):
         nn.init.normal_(self.mask_token, std=0.02)
 
     def encode(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode the patches that a random mask leaves visible.
+        """Encode the patches of images (B, C, H, W) that a random mask leaves visible.
 
         int(N·(1 − mask_ratio)) patches of each image stay visible, chosen uniformly.
-
-        Args:
-            x: (B, C, H, W).
-            mask_ratio: share of masked patches, 0 for none.
 
         Returns:
             tokens (B, 1 + visible, D), the class token first, the patches in random order; mask
             (B, N), true for masked patches; restore (B, N), the position of each patch in that
             order, in which masked patches follow the visible ones.
-
-        Raises:
-            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
         """
         visible = self.visible(mask_ratio)
         if visible == self.patches:
@@ -165,12 +141,7 @@ class MaskedAutoencoder(nn.Module):
         return tokens, restore >= visible, restore
 
     def decode(self, tokens: Tensor, restore: Tensor) -> Tensor:
-        """(B, N, P²C) the pixels of all patches.
-
-        Args:
-            tokens: (B, 1 + visible, D), as returned by `encode`.
-            restore: (B, N), as returned by `encode`.
-        """
+        """(B, N, P²C) the pixels of all patches, from what `encode` returns."""
         h = self.to_decoder(tokens)
         hidden = self.patches + 1 - h.shape[1]
         mask_tokens = self.mask_token.expand(len(h), hidden, -1)
@@ -180,15 +151,7 @@ class MaskedAutoencoder(nn.Module):
         return self.pixels(self.decoder_norm(h[:, 1:]))
 
     def loss(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> Tensor:
-        """(B,) mean squared error of the masked patches' pixels; of all patches if none is masked.
-
-        Args:
-            x: (B, C, H, W).
-            mask_ratio: share of masked patches, 0 for none.
-
-        Raises:
-            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
-        """
+        """(B,) mean squared error of the masked patches, or of all if none is masked."""
         tokens, mask, restore = self.encode(x, mask_ratio)
         error = (self.decode(tokens, restore) - patchify(x, self.patch)).square().mean(dim=2)
         if tokens.shape[1] == self.patches + 1:
@@ -205,9 +168,7 @@ class MaskedAutoencoder(nn.Module):
         tokens, _, _ = self.encode(x, 0)
         return tokens[:, 1:].mean(dim=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`reconstruct`."""
-        return self.reconstruct(x)
+    forward = reconstruct
 
     def visible(self, mask_ratio: float) -> int:
         visible = int(self.patches * (1 - mask_ratio)) if 0 <= mask_ratio < 1 else 0
@@ -222,7 +183,7 @@ class MaskedAutoencoder(nn.Module):
 class _Block(nn.Module):
     """A pre-norm transformer block: self-attention, then an MLP, each added to its input."""
 
-    def __init__(self, width: int, heads: int, mlp: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
@@ -230,7 +191,7 @@ class _Block(nn.Module):
         self.projection = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width)
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:

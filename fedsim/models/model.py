@@ -152,7 +152,8 @@ class _Models(Registry[Model]):
         found = import_object(name, self.what)
         if isinstance(found, type) and issubclass(found, Model):
             return super()._import(name)
-        if not _builds_network(found):
+        is_network = isinstance(found, type) and issubclass(found, nn.Module)
+        if not is_network and not inspect.isfunction(found):
             raise PydanticCustomError(
                 "not_a_function",
                 "model '{name}' is neither a function nor a class of networks",
@@ -177,20 +178,11 @@ class _Models(Registry[Model]):
         return called(given, self.what, self.key) or super().section(given)
 
 
-def _builds_network(found: Any) -> bool:
-    is_class = isinstance(found, type) and issubclass(found, nn.Module)
-    return is_class or inspect.isfunction(found)
-
-
 models = _Models("model", Model)
 
 
 def image_shape(name: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width).
-
-    Raises:
-        ExperimentError: it is not an image, or smaller than `smallest` pixels a side.
-    """
+    """`shape` as (channels, height, width), of an image of `smallest` pixels a side or more."""
     if len(shape) != 3:
         raise ExperimentError(
             f"model.name={name} takes images (channels, height, width); "

@@ -51,30 +51,19 @@ class Rationale(nn.Module):
 
     Args:
         reader: words to vectors.
-        hidden: width of each direction of the GRUs.
-        dropout: dropout of the encoders' outputs.
-        shared: one encoder for generator and predictor.
-        evaluate: how words are selected in evaluation; see `RationaleModel`.
-        share: α, the share of words to select.
+        how: its sizes, and how it selects words.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        hidden: int,
-        dropout: float,
-        shared: bool,
-        evaluate: Selection,
-        share: float,
-    ) -> None:
+    def __init__(self, reader: Reader, how: RationaleModel) -> None:
         super().__init__()
         self.reader = reader
         D = reader.vectors.shape[1]
-        self.generator = Encoder(D, hidden)
-        self.chooser = nn.Linear(2 * hidden, 2)
-        self.predictor = self.generator if shared else Encoder(D, hidden)
-        self.dropout = nn.Dropout(dropout)
-        self.evaluate, self.share = evaluate, share
+        self.generator = Encoder(D, how.hidden)
+        self.chooser = nn.Linear(2 * how.hidden, 2)
+        self.predictor = self.generator if how.shared else Encoder(D, how.hidden)
+        self.dropout = nn.Dropout(how.dropout)
+        self.evaluate, self.share = how.evaluate, how.share
+        self.chooser.requires_grad_(not how.fixed_chooser)
 
     def select(self, x: Tensor) -> Tensor:
         """(B, L) 1 for selected words, 0 for others; padding may be selected, too.
@@ -117,22 +106,14 @@ class RationaleClassifier(Classifier):
     Args:
         features: selects and encodes words.
         head: predicts from the encoding.
-        sparsity, continuity: λ_s, λ_c.
-        weight: weight of the cross-entropy.
+        how: the weights of the loss's terms.
     """
 
     features: Rationale
 
-    def __init__(
-        self,
-        features: Rationale,
-        head: nn.Linear,
-        sparsity: float,
-        continuity: float,
-        weight: float,
-    ) -> None:
+    def __init__(self, features: Rationale, head: nn.Linear, how: RationaleModel) -> None:
         super().__init__(features, head)
-        self.sparsity, self.continuity, self.weight = sparsity, continuity, weight
+        self.sparsity, self.continuity, self.weight = how.sparsity, how.continuity, how.weight
 
     @property
     def shared(self) -> bool:
@@ -186,13 +167,8 @@ class RationaleModel(TextModel):
         return Rationales()
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
-        features = Rationale(
-            *(Reader(vectors, known), self.hidden, self.dropout, self.shared),
-            *(self.evaluate, self.share),
-        )
-        features.chooser.requires_grad_(not self.fixed_chooser)
-        head = nn.Linear(2 * self.hidden, outputs)
-        return RationaleClassifier(features, head, self.sparsity, self.continuity, self.weight)
+        features = Rationale(Reader(vectors, known), self)
+        return RationaleClassifier(features, nn.Linear(2 * self.hidden, outputs), self)
 
 
 def encoder_distance(generator: list[Tensor], predictor: list[Tensor], kind: str) -> Tensor:

@@ -135,12 +135,7 @@ def count(rules: Rules) -> int:
 
 
 def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
-    """Reject data from which rules cannot be learnt.
-
-    Raises:
-        DataError: x is not a table, has no rows, has values that are not finite, or inputs outside
-            [0, 1].
-    """
+    """Reject data from which rules cannot be learnt."""
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise DataError(
             f"rules are learnt from a table of inputs (n, features) and targets (n,); these have "

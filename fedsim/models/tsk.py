@@ -247,11 +247,7 @@ def fuzzy_c_means(z: Array, U: Array, m: float) -> Array:
 
 
 def write_published(folder: Path, rules: Rules) -> None:
-    """Write a rule base in OpenFL-XAI's format: three .npy files of float32.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write a rule base in OpenFL-XAI's format: three .npy files of float32."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in FILES.items():
         with atomic.named(folder / file) as aside, aside.open("wb") as stream:
@@ -259,11 +255,7 @@ def write_published(folder: Path, rules: Rules) -> None:
 
 
 def read_published(folder: Path) -> Rules:
-    """Read a rule base of OpenFL-XAI from its three .npy files.
-
-    Raises:
-        DataError: a file is missing, or they do not contain a rule base.
-    """
+    """Read a rule base of OpenFL-XAI from its three .npy files."""
     rules = {}
     for name, file in FILES.items():
         try:

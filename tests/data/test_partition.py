@@ -21,7 +21,7 @@ from experiments import small_experiment
 from fedsim.data import ClientSplits, Dataset, Partition, Ragged, partitions
 from fedsim.data.dataset import Scaling
 from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.data.subset import take_stratified
+from fedsim.data.splits import take_stratified
 from fedsim.data.task_sequence import TaskPartition
 from fedsim.errors import DataError
 from fedsim.testing import check_partition

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from experiments import small_experiment
 from fedsim.data import ClientSplits, Dataset, Ragged, TaskSequence, datasets, partitions
-from fedsim.data.subset import take_stratified
+from fedsim.data.splits import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng

@@ -60,7 +60,7 @@ from fedsim.analysis.explanations import Wanted, find_explainer
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.config.arguments import checked
 from fedsim.config.registry import LARGEST
-from fedsim.data.subset import Indices
+from fedsim.data.splits import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
 from fedsim.explain.explainer import Explainer, FeatureExplainer
 from fedsim.explain.scores.faithfulness import present

@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import Config, nearest
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    check_trainable,
-    named_by_label,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, TestFraction, check_trainable, of_parts
 from fedsim.data.sources import files
 from fedsim.errors import DataError
 
@@ -49,11 +43,6 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
     uint8 (channels, height, width), grey or RGB, as viewers show them (`files.as_shown`), those of
     32-bit numbers float32; tensors and arrays keep their shape.
 
-    Args:
-        found: the data set.
-        where: it is from, for messages.
-        how: to read it.
-
     Returns:
         None if it is something else.
 
@@ -67,23 +56,24 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
         for key in ("x", "y"):
             if getattr(how, key) is not None:
                 raise DataError(f"data.{key}: names a column, and items of {where} have none")
-    names = ("", " (test)") if len(parts) > 1 else ("",)
+    names = ("", " (test)")[: len(parts)]
     examples = [_read(part, where + name, how) for part, name in zip(parts, names, strict=True)]
-    return _dataset(examples, where, how.test_fraction)
+    classes = _classes(examples, where)
+    train, *test = ((part.x, part.y) for part in examples)
+    columns = examples[0].columns
+    made = of_parts(train, test[0] if test else None, classes, how.test_fraction, where, columns)
+    check_trainable(made, where)
+    return made
 
 
 def _is_hugging_face(found: Any) -> bool:
     return isinstance(getattr(found, "features", None), Mapping) and hasattr(found, "with_format")
 
 
-def _is_torch(found: Any) -> bool:
-    from torch.utils.data import Dataset as TorchDataset
-
-    return isinstance(found, TorchDataset)
-
-
 def _parts(found: Any, where: str) -> tuple[Any, ...]:
     """The training part, and the test part if there is one; nothing for something else."""
+    from torch.utils.data import Dataset as TorchDataset
+
     if isinstance(found, Mapping) and found and all(map(_is_hugging_face, found.values())):
         if TRAIN not in found:
             raise DataError(f"{where}: has no '{TRAIN}' but {', '.join(map(str, found))}")
@@ -91,7 +81,7 @@ def _parts(found: Any, where: str) -> tuple[Any, ...]:
         parts: tuple[Any, ...] = (found[TRAIN], *tests[:1])
     else:
         parts = tuple(found) if isinstance(found, tuple | list) and len(found) == 2 else (found,)
-    if not all(_is_hugging_face(part) or _is_torch(part) for part in parts):
+    if not all(_is_hugging_face(part) or isinstance(part, TorchDataset) for part in parts):
         return ()
     for part in parts:
         if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
@@ -229,39 +219,20 @@ def _label(given: Any, what: str) -> int | float | str:
     raise DataError(f"{what} is a {type(given).__name__}, expected a number or a text")
 
 
-def _dataset(examples: Sequence[_Examples], where: str, test_fraction: float) -> Dataset:
-    train, test = examples[0], examples[-1]
-    classes, ys = _classes(examples, where)
-    if len(examples) == 2:
-        found = Dataset(train.x, ys[0], test.x, ys[1], classes, columns=train.columns)
-    else:
-        found = split_dataset(train.x, ys[0], classes, test_fraction, where, train.columns)
-    check_trainable(found, where)
-    return found
-
-
-def _classes(
-    examples: Sequence[_Examples], where: str
-) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """The names of the classes, none for a regression, and the labels of each part."""
+def _classes(examples: Sequence[_Examples], where: str) -> tuple[str, ...] | None:
+    """The names of the classes, none for a regression; None if they are the labels that occur."""
     kinds = {part.y.dtype.kind for part in examples}
     if len(kinds) > 1:
         raise DataError(f"{where}: the labels of train and test are of different types")
-    ys = [part.y for part in examples]
     if "f" in kinds:
-        return (), ys
-    both = np.concatenate(ys)
-
-    def named(labels: NDArray[Any]) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-        classes, y = named_by_label(labels)
-        return classes, np.split(y, [len(ys[0])])[: len(ys)]
-
+        return ()
     if "U" in kinds:
-        return named(both)
+        return None
+    both = np.concatenate([part.y for part in examples])
     low, high, names = int(both.min()), int(both.max()), examples[0].names
     if low < 0 or (names and high >= len(names)):
         known = f" with {len(names)} classes" if names else ""
         raise DataError(
             f"{where}: labels are class indices from 0 on, and range from {low} to {high}{known}"
         )
-    return (names, ys) if names else named(both)
+    return names or None

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    of_arrays,
-)
+from fedsim.data.dataset import Dataset, TestFraction, of_arrays
 from fedsim.data.source import Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.stored import AnyArray, MappedArray

@@ -14,10 +14,10 @@ import lzma
 import math
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +28,19 @@ from fedsim.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COMPRESSIONS = ("", ".gz", ".xz")
+OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+COMPRESSIONS = ("", *OPENERS)
 MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
 CIFAR_SHAPE = (3, 32, 32)
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Layout(NamedTuple):
-    """Where a data set's files are kept, and how to get them.
+    """Where a data set's files are kept, and how to get them."""
 
-    Args:
-        folders: sub-folders of the data root that may hold them.
-        torchvision: the class of torchvision that downloads them, if any.
-        publisher: where to get them if they cannot be downloaded.
-    """
-
-    folders: tuple[str, ...]
-    torchvision: str = ""
-    publisher: str = ""
+    folders: tuple[str, ...]  # sub-folders of the data root that may hold them
+    torchvision: str = ""  # its class that downloads them, if any
+    publisher: str = ""  # where to get them if they cannot be downloaded
 
 
 # torchvision's own folder comes first, so that a download is found before an incomplete copy.
@@ -101,6 +96,10 @@ LAYOUTS = {
 }
 
 
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
 class MissingFileError(DataError):
     """A file of a data set was not found."""
 
@@ -140,13 +139,12 @@ def data_root(root: Path | None) -> Path:
 
 
 def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
-    """The first existing file of some candidates.
+    """The first existing file of some candidates: names or glob patterns without `.gz` and `.xz`.
 
     Looks into each of the data set's sub-folders of the data root, then into the root: MNIST and
     Fashion-MNIST have the same file names, so the more specific folder comes first.
 
     Args:
-        candidates: alternative names or glob patterns, without `.gz` and `.xz`.
         data_set: a key of `LAYOUTS`.
         root: the experiment's data root; see `data_root`.
 
@@ -161,9 +159,9 @@ def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
             if found is not None:
                 return found
     looked = "".join(f"\n  {folder}" for folder in folders)
+    names = " or ".join(f"'{name}'" for name in candidates)
     raise MissingFileError(
-        f"{data_set}: no file {_either(candidates)} (nor .gz, .xz) in any of{looked}\n"
-        f"{_how_to_get(data_set)}"
+        f"{data_set}: no file {names} (nor .gz, .xz) in any of{looked}\n{_how_to_get(data_set)}"
     )
 
 
@@ -191,9 +189,6 @@ def beside(first: Path, name: str, data_set: str) -> Path:
     """The file of that name in the folder of another one.
 
     All files of a data set come from one folder, so that data sets never mix.
-
-    Raises:
-        MissingFileError: it is missing.
     """
     found = match(first.parent, name)
     if found is None:
@@ -209,10 +204,6 @@ def missing_beside(first: Path, names: Sequence[str], data_set: str) -> MissingF
     )
 
 
-def _either(names: Sequence[str]) -> str:
-    return " or ".join(f"'{name}'" for name in names)
-
-
 def _how_to_get(data_set: str) -> str:
     layout = LAYOUTS[data_set]
     get = f"get {layout.publisher}, and " if layout.publisher else ""
@@ -221,28 +212,14 @@ def _how_to_get(data_set: str) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`.
-
-    Raises:
-        DataError: it cannot be opened, or its compressed stream is damaged or truncated.
-    """
-    with reading(path):
-        if path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                return stream.read()
-        if path.suffix == ".xz":
-            with lzma.open(path) as stream:
-                return stream.read()
-        return path.read_bytes()
+    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`."""
+    opens: Callable[..., IO[bytes]] = OPENERS.get(path.suffix, open)
+    with reading(path), opens(path, "rb") as stream:
+        return stream.read()
 
 
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in an IDX file, of as many dimensions as asked.
-
-    Raises:
-        DataError: unreadable, wrong magic number (type or dimensions), or wrong length for its
-            header.
-    """
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """The array of unsigned bytes in an IDX file, of as many dimensions as asked."""
     content = read_bytes(path)
     magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
     header = 4 + 4 * dimensions
@@ -262,28 +239,18 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 
 def read_idx_images(
-    images: Path, labels: Path, classes: int, first: int = 0, side: int = 28
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A pair of IDX files: square images and their labels.
+    images: Path, labels: Path, classes: int, first: int = 0
+) -> tuple[Bytes, Ints]:
+    """The images (N, 1, 28, 28) of a pair of IDX files, and their class indices (N,).
 
     Args:
-        images: IDX file of (N, side, side) unsigned bytes.
+        images: IDX file of (N, 28, 28) unsigned bytes.
         labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
-        classes: the number of classes.
-        first: the label of the first class.
-        side: the height and width of an image in pixels.
-
-    Returns:
-        The images (N, 1, side, side) and their class indices (N,), which start at 0.
-
-    Raises:
-        DataError: either file is damaged, has the wrong shape or labels, or they differ in N.
+        first: the label of class 0.
     """
     x = read_idx(images, 3)
-    if x.shape[1:] != (side, side):
-        raise DataError(
-            f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected {side}×{side}"
-        )
+    if x.shape[1:] != (28, 28):
+        raise DataError(f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected 28×28")
     if len(x) == 0:
         raise DataError(f"{images}: contains no images")
     y = read_idx(labels, 1).astype(np.int64)
@@ -293,7 +260,7 @@ def read_idx_images(
     return x[:, np.newaxis], y - first
 
 
-def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) -> None:
+def _check_labels(path: Path, y: Ints, first: int, classes: int) -> None:
     wrong = np.flatnonzero((y < first) | (y >= first + classes))
     if len(wrong):
         raise DataError(
@@ -302,20 +269,14 @@ def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) ->
         )
 
 
-def read_cifar(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
-    """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
+def read_cifar(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
+    """The images (N, 3, 32, 32) of one CIFAR file, and each label's class indices (N,) by name.
+
+    A file with `.bin` in its name is of the binary version, others of the Python version.
 
     Args:
         labels: the number of classes of each label of a record, by the label's name in the Python
             version, in the order of the binary version.
-
-    Returns:
-        The images (N, 3, 32, 32), and each label's class indices (N,) by name.
-
-    Raises:
-        DataError: unreadable, wrong length or structure, or a label out of range.
     """
     read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
     x, y = read(path, labels)
@@ -326,9 +287,7 @@ def read_cifar(
     return x, y
 
 
-def read_cifar_binary(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_cifar_binary(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """CIFAR's binary version: records of one byte per label and 3072 bytes of pixels."""
     content = read_bytes(path)
     size = len(labels) + math.prod(CIFAR_SHAPE)
@@ -341,9 +300,7 @@ def read_cifar_binary(
     return np.ascontiguousarray(records[:, len(labels) :]).reshape(-1, *CIFAR_SHAPE), y
 
 
-def read_cifar_python(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_cifar_python(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """CIFAR's Python version: a pickled dictionary of an array `data` and lists of labels.
 
     No code of the pickle is run: only NumPy arrays and plain values are allowed.
@@ -394,7 +351,7 @@ def _entry(path: Path, mapping: Mapping[Any, Any], key: str) -> Any:
     return mapping[key]
 
 
-def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int64]:
+def _integers(path: Path, what: str, values: Any, count: int) -> Ints:
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise DataError(f"{path}: {what} is not a list of integers")
     if len(values) != count:
@@ -403,31 +360,20 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
         return np.array(values, np.int64)
 
 
-def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture as viewers show it, converted and resized to a shape; see `open_image`.
-
-    Args:
-        shape: (channels, height, width); 3 channels for colour, 1 for gray.
-
-    Raises:
-        DataError: unreadable, or not shown in one way.
-    """
+def read_image(path: Path, shape: tuple[int, ...]) -> Bytes:
+    """A picture as viewers show it, converted and resized to a shape; see `pixels`."""
     return pixels(open_image(path)[0], shape)
 
 
-def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture converted and resized to a shape (channels, height, width)."""
+def pixels(picture: Image, shape: tuple[int, ...]) -> Bytes:
+    """A picture converted to 3 channels or grey and resized to (channels, height, width)."""
     C, H, W = shape
     found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
     return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
 
 
 def open_image(path: Path) -> tuple[Image, str]:
-    """A picture as viewers show it, see `as_shown`, and the mode in which Pillow opens its file.
-
-    Raises:
-        DataError: unreadable, or not shown in one way.
-    """
+    """A picture as viewers show it (`as_shown`), and the mode in which Pillow opens its file."""
     from PIL import Image
 
     with reading(path), Image.open(path) as image:
@@ -437,8 +383,7 @@ def open_image(path: Path) -> tuple[Image, str]:
 def as_shown(image: Image) -> Image:
     """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
 
-    Returns:
-        It in mode L or RGB.
+    It is in mode L or RGB.
 
     Raises:
         ValueError: it has several frames, or pixels whose black and white are unknown.
@@ -488,18 +433,12 @@ def _in_srgb(picture: Image, profile: bytes) -> Image:
 
 def read_leaf(
     path: Path, features: int, classes: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
+) -> tuple[NDArray[np.float32], Ints, NDArray[np.str_]]:
     """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
 
-    Args:
-        features: the number of values of an example, each in [0, 1].
-        classes: the number of classes.
-
     Returns:
-        The examples (N, features), their class indices (N,), and the user of each (N,).
-
-    Raises:
-        DataError: unreadable, wrong structure, or a value or label out of range.
+        The examples (N, features), each value in [0, 1]; their class indices (N,); and the user of
+        each (N,).
     """
     xs = [np.empty((0, features), np.float32)]
     ys = [np.empty(0, np.int64)]
@@ -513,17 +452,7 @@ def read_leaf(
 
 
 def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[str]]]:
-    """One LEAF json file of texts, and the character that follows each.
-
-    Args:
-        length: the number of characters of a text.
-
-    Returns:
-        The texts and the next characters of each user, in the order of the file.
-
-    Raises:
-        DataError: unreadable, of another structure, or a text of another length.
-    """
+    """The texts of each user in a LEAF json file, of one length, and the character after each."""
     found = {}
     for user, data in _leaf_users(path).items():
         texts = _entry(path, data, "x")
@@ -565,7 +494,7 @@ def _leaf_users(path: Path) -> dict[str, dict[str, Any]]:
 
 def _leaf_user(
     path: Path, user: str, data: dict[str, Any], features: int, classes: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+) -> tuple[NDArray[np.float32], Ints]:
     of = f"of user '{user}'"
     rows = _entry(path, data, "x")
     with reading(path):  # ValueError for rows of different lengths
@@ -582,21 +511,11 @@ def _leaf_user(
     return x.astype(np.float32), y
 
 
-def read_medmnist(
-    path: Path, part: str, classes: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One part of a MedMNIST file: the arrays `<part>_images` and `<part>_labels`.
+def read_medmnist(path: Path, part: str, classes: int) -> tuple[Bytes, Ints]:
+    """The images (N, 1 or 3, height, width) and class indices (N,) of a part of a MedMNIST file.
 
-    Args:
-        path: the `.npz` file.
-        part: `train`, `val` or `test`.
-        classes: the number of classes.
-
-    Returns:
-        The images (N, 1 or 3, height, width) and their class indices (N,).
-
-    Raises:
-        DataError: unreadable, of another structure, or a label out of range.
+    They are the arrays `<part>_images` and `<part>_labels` of an `.npz` file, part being `train`,
+    `val` or `test`.
     """
     content = read_bytes(path)
     with reading(path), np.load(io.BytesIO(content), allow_pickle=False) as archive:
@@ -623,9 +542,6 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
     """The float64 array in a `.npy` file: (N, columns), or (N,) if `columns` is 0.
 
     No code of the file is run: object arrays are refused.
-
-    Raises:
-        DataError: unreadable, wrong type or shape, empty, or not finite.
     """
     content = read_bytes(path)
     with reading(path):
@@ -651,12 +567,8 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
     """Refuse blank labels, and words for a missing one, such as NA, among numbers.
 
     Args:
-        labels: in order.
-        where: they are from, for messages.
+        where: the labels are from, for messages.
         what: each is one of: a row, say.
-
-    Raises:
-        DataError: one is missing.
     """
     words = {label: label.strip().lower() for label in set(labels)}
     given = {word for word in words.values() if word and word not in MISSING}
@@ -690,11 +602,7 @@ class Documents(NamedTuple):
 
 
 def read_text(path: Path, encoding: str) -> str:
-    """The text of a file.
-
-    Raises:
-        DataError: unreadable, or in another encoding; the message names the line.
-    """
+    """The text of a file."""
     content = read_bytes(path)
     try:
         return content.decode(encoding)
@@ -708,11 +616,7 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def read_lines(path: Path, encoding: str) -> list[str]:
-    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not.
-
-    Raises:
-        DataError: unreadable, in another encoding, or empty.
-    """
+    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not."""
     lines = read_text(path, encoding).split("\n")
     if not lines[-1]:
         lines.pop()
@@ -722,11 +626,7 @@ def read_lines(path: Path, encoding: str) -> list[str]:
 
 
 def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t") -> Documents:
-    """Lines of a label and a text, separated by the first separator; the text may be empty.
-
-    Raises:
-        DataError: unreadable, in another encoding, empty, or a line without separator or label.
-    """
+    """Lines of a label and a text, separated by the first separator; the text may be empty."""
     documents = Documents([], [])
     for number, line in enumerate(read_lines(path, encoding), 1):
         label, found, text = line.partition(separator)

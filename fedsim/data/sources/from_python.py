@@ -10,32 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.data.dataset import UNSCALED, Dataset, Scaling, check_trainable
+from fedsim.data.dataset import ARRAYS, BY_NAME, UNSCALED, Dataset, Scaling, check_trainable
 from fedsim.data.sources import files
 from fedsim.errors import DataError
 from fedsim.support import atomic
 
-_ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
-_BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
 _SCALINGS = ("scaling", "target_scaling")
 _PLAIN = tuple(
-    field.name for field in fields(Dataset) if field.name not in (*_ARRAYS, *_BY_NAME, *_SCALINGS)
+    field.name for field in fields(Dataset) if field.name not in (*ARRAYS, *BY_NAME, *_SCALINGS)
 )  # words, numbers and flags
 
 
 def keep(dataset: Dataset) -> dict[str, str]:
-    """Write a data set where `FromPython` finds it.
-
-    Returns:
-        The `data` section that names it.
+    """Write a data set where `FromPython` finds it, and return the `data` section that names it.
 
     Raises:
         DataError: its inputs stay in files of their own, its arrays do not go together, or it
             cannot be written.
     """
     check_trainable(dataset, "data")
-    arrays = {name: np.asarray(getattr(dataset, name)) for name in _ARRAYS}
-    for field in _BY_NAME:
+    arrays = {name: np.asarray(getattr(dataset, name)) for name in ARRAYS}
+    for field in BY_NAME:
         arrays |= {f"{field}/{name}": v for name, v in getattr(dataset, field).items()}
     for field in _SCALINGS:
         scaling = getattr(dataset, field)
@@ -65,11 +60,7 @@ def _path(found: str, root: Path | None) -> Path:
 
 
 def kept(hash: str, root: Path | None) -> Dataset:
-    """What `keep` has written, by the hash of its content.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """What `keep` has written, by the hash of its content."""
     path = _path(hash, root)
     if not path.exists():
         raise DataError(
@@ -80,7 +71,7 @@ def kept(hash: str, root: Path | None) -> Dataset:
         arrays = {key: archive[key] for key in archive.files}
     plain: dict[str, Any] = json.loads(str(arrays.pop("plain")))
     found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-    found |= {field: {} for field in _BY_NAME}
+    found |= {field: {} for field in BY_NAME}
     for key, array in arrays.items():
         field, _, name = key.partition("/")
         if name:

@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedsim.data.dataset import (
-    Dataset,
-    Scaling,
-    TestFraction,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
 from fedsim.data.source import Source, check_memory, datasets
 from fedsim.support.rng import keyed_rng
 
@@ -40,7 +35,7 @@ class Digits(Source):
         scaling = Scaling(span=16.0)
         x = scaling(digits.images[:, np.newaxis]).astype(np.float32)
         y = digits.target.astype(np.int64)
-        data = split_dataset(x, y, tuple(string.digits), self.test_fraction, self.name)
+        data = of_parts((x, y), None, tuple(string.digits), self.test_fraction, self.name)
         return replace(data, scaling=scaling)
 
 

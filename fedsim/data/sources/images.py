@@ -7,6 +7,7 @@ import os
 import string
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,11 +17,7 @@ from pydantic import AfterValidator, PositiveInt
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.stored import AnyArray, ImageFiles
@@ -32,6 +29,7 @@ UPPER = tuple(string.ascii_uppercase)
 CHARACTERS = (*DIGITS, *UPPER, *string.ascii_lowercase)
 # The lower-case letters that EMNIST does not merge with their capitals.
 MERGED = (*DIGITS, *UPPER, *"abdefghnqrt")
+EMNIST = {"byclass": CHARACTERS, "bymerge": MERGED, "balanced": MERGED, "letters": UPPER}
 
 FASHION = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -118,10 +116,8 @@ class _Fetched(OfficialFiles):
     def _fetch(self, **arguments: str) -> None:
         require("torchvision", f"data.download: fetching {self.name}")
         folder = files.data_root(self.root)
-        fetch = getattr(
-            importlib.import_module("torchvision.datasets"),
-            files.LAYOUTS[self.name].torchvision,
-        )
+        torchvision = importlib.import_module("torchvision.datasets")
+        fetch = getattr(torchvision, files.LAYOUTS[self.name].torchvision)
         try:
             fetch(root=folder, download=True, **arguments)
         except Exception as error:  # any error of the network, the server or the disk
@@ -195,27 +191,12 @@ class Emnist(_Idx):
         super()._fetch(split=self.split, **arguments)
 
     def _read(self) -> Dataset:
-        classes = {
-            "byclass": CHARACTERS,
-            "bymerge": MERGED,
-            "balanced": MERGED,
-            "letters": UPPER,
-        }.get(self.split, DIGITS)
+        classes = EMNIST.get(self.split, DIGITS)
         stems = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        first = 1 if self.split == "letters" else 0
-        loaded = self._load_idx(stems, classes, first=first)
-        return Dataset(
-            _upright(np.asarray(loaded.x)),
-            loaded.y,
-            _upright(np.asarray(loaded.test_x)),
-            loaded.test_y,
-            classes,
-        )
-
-
-def _upright(x: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Images with rows and columns swapped: EMNIST stores them column by column."""
-    return np.ascontiguousarray(x.swapaxes(2, 3))
+        loaded = self._load_idx(stems, classes, first=int(self.split == "letters"))
+        # EMNIST stores images column by column.
+        x, test_x = (np.asarray(part).swapaxes(2, 3) for part in (loaded.x, loaded.test_x))
+        return replace(loaded, x=x, test_x=test_x)
 
 
 @datasets.register
@@ -400,7 +381,7 @@ class Folder(Source):
         classes = _class_folders(train)
         x, y = self._read(train, classes, of_each=True)
         if not tests:
-            return split_dataset(x, y, classes, self.test_fraction, str(train))
+            return of_parts((x, y), None, classes, self.test_fraction, str(train))
         for name in _class_folders(tests[0]):
             if name not in classes:
                 raise DataError(

@@ -12,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    TestFraction,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.tables import Scale, scaled
@@ -24,14 +20,7 @@ from fedsim.errors import DataError
 
 
 class Numbers(NamedTuple):
-    """A table of numbers, one column of which is the target.
-
-    Args:
-        x: (N, features) inputs.
-        y: (N,) targets.
-        features: the name of each input.
-        target: the name of the target.
-    """
+    """A table of numbers: inputs x (N, features), targets y (N,), and their names."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -54,9 +43,6 @@ def read_keel(path: Path) -> Numbers:
 
     All attributes are real or integer; ranges in the header are ignored. Without `@outputs` the
     last attribute is the target, without `@inputs` all others are inputs.
-
-    Raises:
-        DataError: unreadable, or not in this format; the message names the line.
     """
     lines = [
         line.strip() for line in files.read_bytes(path).decode("utf-8-sig", "replace").splitlines()
@@ -203,5 +189,5 @@ class Keel(Source):
 
 def _load(path: Path, test_fraction: float, scale: Scale) -> Dataset:
     x, y, features, target = read_keel(path)
-    data = split_dataset(x, y, (), test_fraction, str(path))
+    data = of_parts((x, y), None, (), test_fraction, str(path))
     return scaled(replace(data, features=features, target=target), scale)

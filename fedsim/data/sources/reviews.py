@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.text import TextSource
-from fedsim.data.text import random_vectors
+from fedsim.data.text import Vectors, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
@@ -28,14 +28,8 @@ BALANCED = 12252018  # seed for leaving out reviews: FR's, with another generato
 SPURIOUS = "indeed"  # meaningless, but correlated with the positive class in training
 
 
-@dataclass(frozen=True)
-class Aspect:
-    """An aspect of reviews, and the words used about it.
-
-    Args:
-        nouns: its names.
-        positive, negative: adjectives of praise and blame.
-    """
+class Aspect(NamedTuple):
+    """An aspect of reviews: its names, and adjectives of praise and blame."""
 
     nouns: tuple[str, ...]
     positive: tuple[str, ...]
@@ -98,19 +92,12 @@ FILLERS = files.word_list(
 
 
 class Review(NamedTuple):
-    """A review with its label for one aspect.
-
-    Args:
-        aspect: the aspect that the label is about.
-        label: 0 or 1.
-        words: its tokens.
-        marks: for each token, whether it belongs to the rationale; empty if unknown.
-    """
+    """A review with its label for one aspect."""
 
     aspect: str
-    label: int
+    label: int  # 0 or 1
     words: list[str]
-    marks: list[bool]
+    marks: list[bool]  # which words belong to the rationale; empty if unknown
 
 
 class _Reviews(TextSource):
@@ -121,11 +108,9 @@ class _Reviews(TextSource):
     ) -> Dataset:
         both = [*train, *test]
         y = np.array([review.label for review in both], np.int64)
-        rows = np.arange(len(both))
-        found = self._dataset(
-            *(y, [review.words for review in both], CLASSES),
-            *(rows[: len(train)], rows[len(train) :], path),
-        )
+        train_rows, test_rows = np.split(np.arange(len(both)), [len(train)])
+        words = [review.words for review in both]
+        found = self._dataset(y, words, CLASSES, train_rows, test_rows, path)
         truth: dict[str, NDArray[np.bool_]] = {}
         if any(review.marks for review in test):
             truth["signal"] = np.zeros(found.test_x.shape, dtype=np.bool_)
@@ -204,7 +189,7 @@ class PlantedReviews(_Reviews):
         train, test = self._reviews(self.reviews, False), self._reviews(self.test_reviews, True)
         return self._of_reviews(train, test, self.name)
 
-    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, words: Sequence[str]) -> Vectors:
         if self.vectors is None:  # no loss here: the words have no meaning beyond their use
             return random_vectors(words, self.dimension)
         return super()._vectors(words)
@@ -267,29 +252,29 @@ class _Published(OfficialFiles, _Reviews):
     balance: bool = True
     length: PositiveInt = 256
 
+    # Names of the training file and those of `test`, with the aspect's {name} or number {k}.
+    file_names: ClassVar[dict[str, str]]
+
     def load(self) -> Dataset:
         """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
         train: list[Review] = []
         test: list[Review] = []
         for aspect in self.aspects:
-            path = files.find([self._training_file(aspect)], self.name, self.root)
-            own = list(self._rated(path, aspect))
+            path = files.find([self._file("train", aspect)], self.name, self.root)
+            own = list(self._read(path, aspect, marked=False))
             train += self._balanced(own, aspect) if self.balance else own
-            test += self._tested(path, aspect)
+            beside = files.beside(path, self._file(self.test, aspect), self.name)
+            test += self._read(beside, aspect, marked=self.test == "annotations")
         if not test:
             raise DataError(f"{path.parent}: has no test reviews; see data.test and data.aspects")
         return self._of_reviews(train, test, path.parent)
 
-    def _training_file(self, aspect: str) -> str:
-        """Its name."""
-        raise NotImplementedError
+    def _file(self, which: str, aspect: str) -> str:
+        number = [*DOMAINS[self.name]].index(aspect)
+        return self.file_names[which].format(name=aspect.capitalize(), k=number)
 
-    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
-        """Of a training file."""
-        raise NotImplementedError
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        """Those to test on, of files beside that of the training."""
+    def _read(self, path: Path, aspect: str, marked: bool) -> Iterable[Review]:
+        """The reviews of a file, with marked words or without."""
         raise NotImplementedError
 
     def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
@@ -322,20 +307,19 @@ class Beer(_Published):
         test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
     """
 
-    name: str = "beer"
+    file_names: ClassVar[dict[str, str]] = {
+        "train": "reviews.aspect{k}.train.txt",
+        "annotations": "annotations.json",
+        "heldout": "reviews.aspect{k}.heldout.txt",
+    }
     names: ClassVar[tuple[str, ...]] = ("appearance", "aroma", "palate")
+    name: str = "beer"
     aspects: tuple[Literal["appearance", "aroma", "palate"], ...] = Field(
         ("appearance", "aroma", "palate"), min_length=1
     )
 
-    def _training_file(self, aspect: str) -> str:
-        return f"reviews.aspect{self.names.index(aspect)}.train.txt"
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        if self.test == "annotations":
-            return self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
-        name = f"reviews.aspect{self.names.index(aspect)}.heldout.txt"
-        return self._rated(files.beside(path, name, "beer"), aspect)
+    def _read(self, path: Path, aspect: str, marked: bool) -> Iterable[Review]:
+        return self._annotated(path, aspect) if marked else self._rated(path, aspect)
 
     def _rated(self, path: Path, aspect: str) -> Iterator[Review]:
         documents = files.read_labelled(path)
@@ -381,11 +365,7 @@ def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, l
 
 
 def _polarity(rating: float, where: str) -> int | None:
-    """0 for negative, 1 for positive, None in between.
-
-    Raises:
-        DataError: it is not a rating.
-    """
+    """0 for negative, 1 for positive, None in between."""
     if not (math.isfinite(rating) and 0 <= rating <= 1):
         raise DataError(f"{where}: the rating {rating:g} is outside 0 to 1")
     if LOW < rating < HIGH:
@@ -409,25 +389,17 @@ class Hotel(_Published):
         test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
     """
 
+    file_names: ClassVar[dict[str, str]] = {
+        "train": "hotel_{name}.train",
+        "annotations": "annotations/hotel_{name}.train",
+        "heldout": "hotel_{name}.dev",
+    }
     name: str = "hotel"
     aspects: tuple[Literal["location", "service", "cleanliness"], ...] = Field(
         ("location", "service", "cleanliness"), min_length=1
     )
 
-    def _training_file(self, aspect: str) -> str:
-        return f"hotel_{aspect.capitalize()}.train"
-
-    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
-        return self._read(path, aspect)
-
-    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
-        stem = f"hotel_{aspect.capitalize()}"
-        if self.test == "annotations":
-            name = f"annotations/{stem}.train"
-            return self._read(files.beside(path, name, "hotel"), aspect, marked=True)
-        return self._read(files.beside(path, f"{stem}.dev", "hotel"), aspect)
-
-    def _read(self, path: Path, aspect: str, marked: bool = False) -> list[Review]:
+    def _read(self, path: Path, aspect: str, marked: bool) -> list[Review]:
         head, *lines = files.read_lines(path, "utf-8")
         columns = {name: k for k, name in enumerate(head.split("\t"))}
         wanted = ["label", "text"] + ["rationale"] * marked

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
-from fedsim.data.source import Source, check_memory, datasets, held_as_loaded, load_dataset
-from fedsim.data.splits import ClientSplits
+from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
+from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import StoredArray, bounds
-from fedsim.data.subset import Indices
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
@@ -27,17 +25,20 @@ TINT = 0.3  # share of a colour cast in a pixel
 TEST_SEED = 0  # of test sets, the same for all runs
 
 Kind = Literal["patch", "border", "colour", "feature", "token"]
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "documents": ("token",),
+    "tables": ("feature",),
+    "images": ("patch", "border", "colour"),
+}
 Variant = Literal["aligned", "absent", "random", "against"]
-Truth = Mapping[str, NDArray[np.bool_]]
-# (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1),
-# their annotations) -> the inputs with it, and their annotations
-Plant = Callable[
-    [NDArray[Any], NDArray[Any], NDArray[np.float64], Truth], tuple[NDArray[Any], Truth]
-]
+# (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1))
+# -> the inputs with it, and which parts of them it is
+Planted = tuple[NDArray[Any], NDArray[np.bool_]]
+Plant = Callable[[NDArray[Any], NDArray[Any], NDArray[np.float64]], Planted]
 
 
 @datasets.register
-class Shortcut(Source):
+class Shortcut(Wrapping):
     """Wraps a data set: some clients' examples carry a shortcut to their label.
 
     The shortcut depends on the class c of C: `patch` is a bright square at a class-specific place
@@ -56,7 +57,6 @@ class Shortcut(Source):
     them carry it.
 
     Args:
-        of: the data set (a `data` section), in memory.
         kind: `patch`, `border` or `colour` for images, `feature` for tables, `token` for
             documents; by default the first of these.
         clients: share of the clients that hold the shortcut; at least one if above 0. Their test
@@ -70,12 +70,10 @@ class Shortcut(Source):
             within the range), or with none (`absent`).
     """
 
+    refusal: ClassVar[str] = (
+        "a shortcut cannot be planted where '{name}' changes clients' examples"
+    )
     name: str = "shortcut"
-    of: Annotated[
-        SerializeAsAny[Source],
-        BeforeValidator(datasets.parse),
-        held_as_loaded("a shortcut cannot be planted where '{name}' changes clients' examples"),
-    ]
     kind: Kind | None = None
     clients: float = Field(0.2, ge=0, le=1)
     strength: float = Field(0.95, ge=0, le=1)
@@ -85,11 +83,7 @@ class Shortcut(Source):
     @field_validator("test")
     @classmethod
     def _are_some_and_differ(cls, test: tuple[Variant, ...]) -> tuple[Variant, ...]:
-        if not test:
-            raise PydanticCustomError("empty", "must name a variant; absent is the data as it is")
-        for name in test:
-            if test.count(name) > 1:
-                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        check_named(test, "must name a variant; absent is the data as it is")
         return test
 
     def load(self) -> Dataset:
@@ -129,7 +123,7 @@ class Shortcut(Source):
         carry = self._held(splits, N, seed) & (drawn < self.strength)
         at = keyed_rng(seed, "shortcut place").random(N)[carry]
         x = np.array(dataset.x)
-        x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at, {})
+        x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at)
         return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
@@ -141,11 +135,7 @@ class Shortcut(Source):
         return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
-        """(N,) whether a client with the shortcut holds each training example.
-
-        Raises:
-            DataError: another client holds one of them, too.
-        """
+        """(N,) whether a client with the shortcut holds each training example."""
         K = len(splits)
         holds = np.zeros(K, np.bool_)
         holds[self.holders(K, seed)] = True
@@ -168,23 +158,15 @@ class Shortcut(Source):
         return held
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data.
-
-        Raises:
-            DataError: the data cannot have it.
-        """
-        known: tuple[Kind, ...]
-        if data.words:
-            what, known = "documents", ("token",)
-        elif len(data.shape) == 1:
-            what, known = "tables", ("feature",)
-        elif len(data.shape) == 3:
-            what, known = "images", ("patch", "border", "colour")
-        else:
+        """The kind that the user chose, or the default for such data."""
+        axes = {1: "tables", 3: "images"}
+        what = "documents" if data.words else axes.get(len(data.shape))
+        if what is None:
             raise DataError(
                 f"data.of: inputs of shape {data.shape} are not images, tables or documents; a "
                 "shortcut cannot be planted in them"
             )
+        known = KINDS[what]
         kind = self.kind or known[0]
         if kind not in known:
             raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
@@ -209,11 +191,7 @@ class Shortcut(Source):
         return kind
 
     def _plant(self, data: Dataset, kind: Kind) -> Plant:
-        """The function that plants it in these data, which have room for it.
-
-        Raises:
-            DataError: it does not fit.
-        """
+        """The function that plants it in these data, which have room for it."""
         if kind == "token":
             return partial(_insert, len(data.words) - len(data.classes))
         if kind == "feature":
@@ -233,7 +211,7 @@ def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDA
     (channels, H, W), C = data.shape, len(data.classes)
     mask = _squares(C, H, W, size or _usual_size(data))[label]
     colours = np.full((1, channels), _range(data)[1], np.float64)
-    found, _ = _paint(mask[None], colours, 1.0, x, np.zeros(len(x), np.int64), np.zeros(0), {})
+    found, _ = _paint(mask[None], colours, 1.0, x, np.zeros(len(x), np.int64), np.zeros(0))
     return found
 
 
@@ -243,11 +221,12 @@ def _variant(
     """The inputs of a variant of the test set, and their annotations."""
     x, truth, M = np.asarray(data.test_x), data.truth, len(data.test_y)
     if name == "absent":
-        truth = {**truth, NAME: np.zeros((M, *data.shape[-2:]), np.bool_)}
+        shortcut = np.zeros((M, *data.shape[-2:]), np.bool_)
     else:
         at = keyed_rng(TEST_SEED, "shortcut test place").random(M)  # the same in all variants
-        x, truth = plant(x, _whose(data, name), at, truth)
-    shortcut = truth[NAME]
+        x, shortcut = plant(x, _whose(data, name), at)
+        if kind == "token":
+            truth = {what: _moved(own, shortcut) & ~shortcut for what, own in truth.items()}
     signal = truth.get("signal")
     if signal is None:
         signal = ~shortcut
@@ -257,7 +236,7 @@ def _variant(
             signal[:, -1] = False  # even where it is absent
     elif kind != "colour":  # a tint hides nothing
         signal = signal & ~shortcut
-    return x, {**truth, "signal": signal}
+    return x, {**truth, NAME: shortcut, "signal": signal}
 
 
 def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
@@ -279,11 +258,7 @@ def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _with_room(data: Dataset, kind: Kind) -> Dataset:
-    """The data with an uninformative feature, or with further words and a position for one.
-
-    Raises:
-        DataError: a feature, word or column already has the shortcut's name.
-    """
+    """The data with an uninformative feature, or with further words and a position for one."""
     words = tuple(f"{NAME}-{name}" for name in data.classes) if kind == "token" else ()
     names = {*data.columns, *data.test_columns, *data.truth, *data.features}
     for name in (NAME, *words):
@@ -331,23 +306,17 @@ def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _fill(
-    levels: Callable[[NDArray[Any]], NDArray[Any]],
-    x: NDArray[Any],
-    of: NDArray[Any],
-    at: NDArray[np.float64],
-    truth: Truth,
-) -> tuple[NDArray[Any], Truth]:
+    levels: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any], of: NDArray[Any], at: Any
+) -> Planted:
     """Rows of a table whose last feature is the shortcut; see `Plant`."""
     x = x.copy()
     x[:, -1] = levels(of)
     mask = np.zeros(x.shape, np.bool_)
     mask[:, -1] = True
-    return x, {**truth, NAME: mask}
+    return x, mask
 
 
-def _insert(
-    first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64], truth: Truth
-) -> tuple[NDArray[Any], Truth]:
+def _insert(first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]) -> Planted:
     """Documents with a further word; see `Plant`.
 
     Args:
@@ -356,12 +325,15 @@ def _insert(
     """
     lengths = (x != PADDING).sum(axis=1)
     place = (at * (lengths + 1)).astype(np.int64)[:, None]
-    columns = np.arange(x.shape[1])
-    before = columns - (columns > place)
-    here = columns == place
-    moved = {name: np.take_along_axis(own, before, axis=1) & ~here for name, own in truth.items()}
+    here = np.arange(x.shape[1]) == place
     words = (first + of).astype(x.dtype)[:, None]
-    return np.where(here, words, np.take_along_axis(x, before, axis=1)), {**moved, NAME: here}
+    return np.where(here, words, _moved(x, here)), here
+
+
+def _moved(values: NDArray[Any], here: NDArray[np.bool_]) -> NDArray[Any]:
+    """(n, L) with what comes after a position in each row one further to the right."""
+    before = np.arange(here.shape[1]) - (here.cumsum(axis=1) - here)
+    return np.take_along_axis(values, before, axis=1)
 
 
 def _paint(
@@ -370,9 +342,8 @@ def _paint(
     opacity: float,
     x: NDArray[Any],
     of: NDArray[Any],
-    at: NDArray[np.float64],
-    truth: Truth,
-) -> tuple[NDArray[Any], Truth]:
+    at: Any,
+) -> Planted:
     """Images with a figure painted on them; see `Plant`.
 
     Args:
@@ -387,17 +358,13 @@ def _paint(
         painted = (1 - opacity) * inside + opacity * colours[c][:, None]
         own[:, :, masks[c]] = as_dtype(painted, x.dtype)
         x[of == c] = own
-    return x, {**truth, NAME: masks[of]}
+    return x, masks[of]
 
 
 def _figures(
     data: Dataset, kind: Kind, size: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
-    """The figures and colours of each class; see `_paint`.
-
-    Raises:
-        DataError: the classes' figures do not fit into an image, or cannot be told apart.
-    """
+    """The figures and colours of each class; see `_paint`."""
     C, (channels, H, W) = len(data.classes), data.shape
     low, high = _range(data)
     if kind == "patch":
@@ -431,17 +398,12 @@ def _range(data: Dataset) -> tuple[float, float]:
 
 
 def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
-    """(C, H, W) a square for each class.
-
-    Raises:
-        DataError: they do not fit along the edge.
-    """
+    """(C, H, W) a square for each class."""
     if side > min(H, W):
         raise DataError(f"data.size={side}: the patch is larger than images of {H}×{W}")
-    squares = _squares(C, H, W, side)
-    if not _overlap(squares):
-        return squares
-    fitting = [s for s in range(1, side) if not _overlap(_squares(C, H, W, s))]
+    fitting = [s for s in range(1, side + 1) if (_squares(C, H, W, s).sum(axis=0) <= 1).all()]
+    if side in fitting:
+        return _squares(C, H, W, side)
     hint = f"data.size={max(fitting)} fits" if fitting else "use another data.kind"
     raise DataError(
         f"data.kind=patch: {C} squares of {side}×{side} pixels overlap along the edge of images "
@@ -463,7 +425,3 @@ def _squares(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
         i, j = edge[c * len(edge) // C]
         own[i : i + side, j : j + side] = True
     return squares
-
-
-def _overlap(squares: NDArray[np.bool_]) -> bool:
-    return bool((squares.sum(axis=0) > 1).any())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -15,13 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import (
-    Dataset,
-    Scaling,
-    TestFraction,
-    named_by_label,
-    split_dataset,
-)
+from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.stored import AnyArray, StoredArray, latest
@@ -163,12 +157,8 @@ class Table(Source):
         y, target = self._labels(path, frame), self.label or self.target or ""
         features = self.features or self._numeric(path, frame, {target, *self.columns})
         x = self._features(path, frame, features)
-        classes: tuple[str, ...] = ()
-        if self.test_path is None:
-            if self.label is not None:
-                classes, y = named_by_label(y)
-            data = split_dataset(x, y, classes, self.test_fraction, str(path), columns)
-        else:
+        test_part = None
+        if self.test_path is not None:
             test_path = self.test_path.expanduser()
             test = self._read(test_path)
             test_y = self._labels(test_path, test)
@@ -177,11 +167,9 @@ class Table(Source):
                     f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
                     f"but {y.dtype} in {path}"
                 )
-            test_x = self._features(test_path, test, features)
-            if self.label is not None:
-                classes, both = named_by_label(np.concatenate([y, test_y]))
-                y, test_y = np.split(both, [len(y)])
-            data = Dataset(x, y, test_x, test_y, classes, columns=columns)
+            test_part = self._features(test_path, test, features), test_y
+        classes = () if self.label is None else None
+        data = of_parts((x, y), test_part, classes, self.test_fraction, str(path), columns)
         data = scaled(replace(data, features=features, target=target), self.scale)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
         unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
@@ -207,14 +195,29 @@ class Table(Source):
         )
 
     def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
-        if not self.in_place:
-            return _numeric(path, dict(frame.items()), others)
-        # Numeric columns stay in the file; others may be numbers stored as text.
-        columns = dict(empty_table(path).items())
-        texts = {name for name, values in columns.items() if values.dtype.kind == "O"} - others
-        for name in texts:
-            columns[name] = read_table(path, {str(name)})[name]
-        return _numeric(path, columns, others)
+        """The numeric columns except `others`; text columns are skipped.
+
+        A column of numbers with a few words is refused rather than skipped silently.
+        """
+        import pandas as pd
+
+        names: list[Any] = []
+        columns = empty_table(path) if self.in_place else frame
+        for name, series in columns.items():
+            if name in others:
+                continue
+            if self.in_place and series.dtype.kind == "O":  # they may be numbers stored as text
+                series = read_table(path, {str(name)})[name]
+            if pd.api.types.is_numeric_dtype(series):
+                names.append(name)
+            elif series.dtype.kind == "O":
+                words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
+                flags = words and words <= {"true", "false"}
+                if flags or any(map(files.is_number, series)):
+                    raise _not_a_number(path, series, WHICH_COLUMNS)
+        if not names:
+            raise DataError(f"{path}: has no numeric columns to use as features")
+        return tuple(names)
 
     def _features(self, path: Path, frame: pd.DataFrame, names: Sequence[str]) -> AnyArray:
         dtype = np.float64 if self.label is None else np.float32
@@ -274,11 +277,7 @@ def _row_group(
 
 
 def empty_table(path: Path) -> pd.DataFrame:
-    """The columns of a Parquet file, without rows.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The columns of a Parquet file, without rows."""
     import pyarrow.parquet as pq
 
     with files.reading(path):
@@ -287,14 +286,7 @@ def empty_table(path: Path) -> pd.DataFrame:
 
 
 def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
-    """A table, CSV with a header line or Parquet.
-
-    Args:
-        columns: the columns of a Parquet file to read; by default all.
-
-    Raises:
-        DataError: it is neither CSV nor Parquet, cannot be read, or has no rows.
-    """
+    """A table, CSV with a header line or Parquet; of Parquet, all columns or some."""
     import pandas as pd
 
     if path.suffix not in (".csv", ".parquet"):
@@ -351,31 +343,6 @@ def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
     return np.array(values)
 
 
-def _numeric(
-    path: Path, columns: Mapping[Any, pd.Series[Any]], others: set[str]
-) -> tuple[str, ...]:
-    """The numeric columns except `others`; text columns are skipped.
-
-    A column of numbers with a few words is refused rather than skipped silently.
-    """
-    import pandas as pd
-
-    names = []
-    for name, series in columns.items():
-        if name in others:
-            continue
-        if pd.api.types.is_numeric_dtype(series):
-            names.append(name)
-        elif series.dtype.kind == "O":
-            words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
-            flags = words and words <= {"true", "false"}
-            if flags or any(map(files.is_number, series)):
-                raise _not_a_number(path, series, WHICH_COLUMNS)
-    if not names:
-        raise DataError(f"{path}: has no numeric columns to use as features")
-    return tuple(names)
-
-
 def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
     # The first value that is not a number, or the first one if all are numbers stored as text.
     row = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
@@ -392,14 +359,10 @@ def table_features(
     dtype: type[Float] | np.dtype[Float],
     hint: str = "",
 ) -> NDArray[Float]:
-    """(N, features) the columns of those names.
+    """(N, features) the columns of those names, of finite numbers.
 
     Args:
-        path: path of the table, for messages.
         hint: the end of messages about a column that is not numeric.
-
-    Raises:
-        DataError: a column is missing, or has a value that is missing or not a finite number.
     """
     x = np.empty((len(frame), len(names)), dtype)
     for i, name in enumerate(names):

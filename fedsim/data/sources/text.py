@@ -52,15 +52,19 @@ class TextSource(Source):
                     f"occur in {path}{nearest(label, classes)}"
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
-        train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
-        y = _class_indices(both, classes)
-        return self._dataset(y, _tokens(both), classes, train_rows, test_rows, path)
+        return self._split(both, len(test.texts), path)
 
-    def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
+    def _split(self, documents: Documents, test: float, path: Path) -> Dataset:
+        """The test set is a share of the documents, or so many at the end."""
         classes = tuple(sorted(set(documents.labels)))
-        y = _class_indices(documents, classes)
-        rows = split_rows(y, classes, test_fraction, str(path))
-        return self._dataset(y, _tokens(documents), classes, *rows, path)
+        indices = {name: i for i, name in enumerate(classes)}
+        y = np.array([indices[label] for label in documents.labels], np.int64)
+        if test < 1:
+            train_rows, test_rows = split_rows(y, classes, test, str(path))
+        else:
+            train_rows, test_rows = np.split(np.arange(len(y)), [len(y) - int(test)])
+        tokens = [text.tokenise(document) for document in documents.texts]
+        return self._dataset(y, tokens, classes, train_rows, test_rows, path)
 
     def _dataset(
         self,
@@ -87,7 +91,7 @@ class TextSource(Source):
             known=known,
         )
 
-    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, words: Sequence[str]) -> text.Vectors:
         if self.vectors is not None:
             return text.read_vectors(self.vectors, words)
         warnings.warn(
@@ -97,15 +101,6 @@ class TextSource(Source):
             stacklevel=2,
         )
         return text.random_vectors(words, self.dimension)
-
-
-def _tokens(documents: Documents) -> list[list[str]]:
-    return [text.tokenise(document) for document in documents.texts]
-
-
-def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.int64]:
-    indices = {name: i for i, name in enumerate(classes)}
-    return np.array([indices[label] for label in documents.labels], np.int64)
 
 
 class _Trec(OfficialFiles, TextSource):
