@@ -18,7 +18,6 @@ import re
 import secrets
 import shlex
 import shutil
-import socket
 import tarfile
 import tempfile
 import time
@@ -36,6 +35,7 @@ from pathspec import GitIgnoreSpec
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
+from fedsim.cluster.connection import why_silent
 from fedsim.cluster.ray_compat import SUBMISSION_LOGGERS, request_options, use_token_if_there
 from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
@@ -152,16 +152,11 @@ def _address(given: str | None) -> str:
             "no cluster given: use --address http://head:8265 (its dashboard), or set "
             "RAY_API_SERVER_ADDRESS"
         )
-    host, colon, port = given.removeprefix("ray://").rpartition(":")
-    if colon and "/" not in host:  # the head itself, which Ray asks for its dashboard
-        try:
-            socket.create_connection((host, int(port)), timeout=TIMEOUT[0]).close()
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-        ) as error:  # Ray itself would try for almost a minute
-            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({error})") from error
+    head = given.removeprefix("ray://")
+    if ":" in head and "/" not in head:  # Ray asks the head for its dashboard
+        reason = why_silent(head)
+        if reason:
+            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
     return given
 
 
@@ -484,11 +479,7 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
 
 @contextmanager
 def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
-    """Context in which a job's results are packed on its node.
-
-    Yields:
-        The package's name in the node's log folder, and its hash.
-    """
+    """Pack a job's results on its node: the package's name in its log folder, and its hash."""
     id = f"fetch-{job.id}-{secrets.token_hex(2)}"
     source = Path(pack.__file__).read_text(encoding="utf-8")
     cluster.submit_job(
@@ -549,9 +540,6 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
 
     A folder that was fetched before and not changed since is replaced. Other files (MLflow's
     database) are prefixed with the job's name.
-
-    Raises:
-        RunFolderError: a different folder exists.
     """
     found = sorted(path for path in stage.glob("*/*") if path.is_dir())
     news = []
