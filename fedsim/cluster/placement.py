@@ -39,6 +39,14 @@ class Node:
         return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs, {self.memory / 1e9:.0f} GB"
 
 
+def describe_actors(settings: EngineSettings, count: int = 1) -> str:
+    """The CPUs and GPUs of so many client actors, in words."""
+    words = f"{settings.cpus_per_actor * count} CPU(s)"
+    if settings.gpus_per_actor:
+        words += f" and {settings.gpus_per_actor * count:g} GPU(s)"
+    return words
+
+
 def actors_on(node: Node, settings: EngineSettings, actor_bytes: float = ACTOR_BYTES) -> int:
     """How many of the experiment's actors fit a node.
 
@@ -72,9 +80,7 @@ def plan_actors(
     Raises:
         ClusterError: no actor fits, or fewer than requested.
     """
-    each = f"{settings.cpus_per_actor} CPU(s)"
-    if settings.gpus_per_actor:
-        each += f" and {settings.gpus_per_actor:g} GPU(s)"
+    each = describe_actors(settings)
     if actor_bytes >= 1e9:
         each += f" and {actor_bytes / 1e9:.1f} GB"
     there = "; ".join(node.describe() for node in nodes)
@@ -194,9 +200,7 @@ def starting(actors: Sequence[Mapping[str, Any]], settings: EngineSettings) -> s
     slow = [actor for actor in pending if actor["Pid"]]  # placed actors have a process
     parts = []
     if len(pending) > len(slow):
-        each = f"{settings.cpus_per_actor} CPU(s)"
-        if settings.gpus_per_actor:
-            each += f" and {settings.gpus_per_actor:g} GPU(s)"
+        each = describe_actors(settings)
         why = why_waiting(settings.cpus_per_actor, settings.gpus_per_actor, free_now())
         parts.append(
             f"{len(pending) - len(slow)} of {len(actors)} client actors of {each} are not placed "
