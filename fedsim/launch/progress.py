@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from rich.console import Console
@@ -87,12 +86,7 @@ class _Shown(Generic[E]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.close()
 
