@@ -338,11 +338,7 @@ def whose_models(run: Run) -> Whose:
 
 
 def _common_round(run: Run, clients: Collection[int], after: int | None) -> int:
-    """The round after which models are wanted, or the last in which all clients were trained.
-
-    Raises:
-        RunFolderError: one of them was not, or there is no such round.
-    """
+    """The round after which models are wanted, or the last in which all clients were trained."""
     learnt = {k: _rounds_of(run, k) for k in clients}
     if after is None:
         common = set.intersection(*map(set, learnt.values()))
@@ -542,11 +538,7 @@ class ModelSnapshot:
         return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
-        """Weights in a separate network, independent of the replay's.
-
-        Args:
-            labels: in continual learning, the classes that it can predict.
-        """
+        """Weights in a network of their own, which predicts only `labels`, if given."""
         model = FlatModel(self.again.spec.build_model(), self.again.runner.context.device)
         model.restrict_classes(labels)
         model.load(weights)

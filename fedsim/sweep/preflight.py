@@ -164,11 +164,7 @@ class Watchdog:
 
 
 def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
-    """A line about pending trials; None if none is pending.
-
-    Args:
-        groups: placement groups as Ray describes them.
-    """
+    """A line about pending trials, by Ray's table of placement groups; None if none is pending."""
     groups = list(groups)
     pending = [g for g in groups if g["state"] in ("PENDING", "RESCHEDULING")]
     placed = sum(g["state"] == "CREATED" for g in groups)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -56,9 +56,9 @@ from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import (
     SweepPlan,
     Trial,
-    TrialFactory,
     data_key,
     objective_value,
+    searched,
     trial_status,
 )
 
@@ -197,10 +197,9 @@ class SearchSweep(SweepRunner[Search]):
         }
 
     def plan(self, path: Path) -> SweepPlan:
+        sheet = RawConfig(self._base.content, folder=self._base.folder)
         return SweepPlan(
-            trial_of=TrialFactory(
-                self._base.content, self._base.folder, list(self.settings.space), path
-            ),
+            trial_of=partial(searched, sheet, list(self.settings.space), path),
             examples=self.probe_trials,
             count=self.settings.trials,
             finished=len(_ended(path)),

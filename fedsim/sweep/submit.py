@@ -222,11 +222,7 @@ def jobs(cluster: Cluster) -> list[Job]:
 
 
 def find(cluster: Cluster, id: str) -> Job:
-    """The job with that id.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The job with that id; raises BadInput if there is none."""
     for job in jobs(cluster):
         if job.id == id:
             return job
