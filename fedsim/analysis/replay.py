@@ -198,11 +198,7 @@ def _check_round(run: Run, t: int) -> None:
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    """Reject a client number that does not exist.
-
-    Raises:
-        RunFolderError: there is no such client.
-    """
+    """Raise RunFolderError if a run has no client of this number."""
     K = run.manifest["clients"]
     if not 0 <= client < K:
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")

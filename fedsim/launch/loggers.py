@@ -46,11 +46,7 @@ class Logger(Protocol):
 
 
 def check_loggers(experiment: Experiment) -> None:
-    """See that what the experiment's loggers need is installed.
-
-    Raises:
-        NotInstalled: it is not.
-    """
+    """Raise NotInstalled if the experiment's loggers need a package that is missing."""
     for name in experiment.loggers:
         require(_PACKAGES[name], f"loggers: {name}")
 

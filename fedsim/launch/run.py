@@ -195,11 +195,7 @@ def drive(
 
 
 def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
-    """Reject a run whose checkpoints would not fit on the disk.
-
-    Raises:
-        ExperimentError: they would not, even without clients' states.
-    """
+    """Raise ExperimentError if checkpoints, even without clients' states, would fill the disk."""
     each, rounds = 4.0 * spec.size, experiment.train.rounds
     every, keep = experiment.checkpoint.every, experiment.checkpoint.keep
     count = 1 + (rounds // every if keep == "all" and every else min(rounds, 2))
@@ -224,11 +220,7 @@ def _planned(
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:
-    """Reject data that changed since the run started.
-
-    Raises:
-        RunFolderError: they changed.
-    """
+    """Raise RunFolderError if the data changed since the run started."""
     found = hashes(dataset, splits, folder.experiment)
     if any(folder.manifest.get(name) != h for name, h in found.items()):
         raise RunFolderError(f"{folder.path}: the data changed since the run started")

@@ -84,11 +84,7 @@ class GridSettings(Config):
         return self
 
     def check_part(self, part: Mapping[str, Any]) -> None:
-        """Reject values of `exclude` or `baseline` that no axis has.
-
-        Raises:
-            ExperimentError: there are some; the message suggests the nearest axis or value.
-        """
+        """Reject values of `exclude` or `baseline` that no axis has, and suggest the nearest."""
         for axis, wanted in part.items():
             if axis not in self.axes:
                 raise ExperimentError(f"'{axis}' is not an axis{nearest(axis, self.axes)}")

@@ -117,11 +117,7 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         return words if mode == "token" else f"{words}, and RAY_AUTH_MODE to token, not {mode}"
 
     def read_log(self, node: str, name: str) -> Iterator[bytes]:
-        """The content of a file in a node's log folder.
-
-        Raises:
-            RunError: it is interrupted.
-        """
+        """The content of a file in a node's log folder; raises RunError if interrupted."""
         # The timeout is for the whole transfer; lines=-1 means all.
         query = {"node_id": node, "filename": name, "lines": -1, "timeout": 7 * 24 * 3600}
         try:
