@@ -43,14 +43,7 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
-from fedsim.federation import (
-    Client,
-    Federation,
-    LocalEngine,
-    RoundRunner,
-    RunSpec,
-    pick_device,
-)
+from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import same_data

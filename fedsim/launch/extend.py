@@ -131,9 +131,5 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         checkpoints=[t],
         clients_per_step=about["clients_per_step"],
         halved=about.get("halved", []),
-        continues={
-            "folder": str(old.path),
-            "round": t,
-            "result_hash": about["result_hash"],
-        },
+        continues={"folder": str(old.path), "round": t, "result_hash": about["result_hash"]},
     )

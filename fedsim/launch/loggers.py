@@ -239,11 +239,7 @@ class Wandb:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-_LOGGERS: dict[str, type[Logger]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-}
+_LOGGERS: dict[str, type[Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": Wandb}
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 
 

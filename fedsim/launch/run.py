@@ -21,21 +21,9 @@ from fedsim.cluster.ray_compat import actor_id, actor_table
 from fedsim.config.arguments import checked
 from fedsim.config.modules import enter
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import (
-    ExperimentError,
-    FedsimError,
-    FedsimWarning,
-    RunError,
-    RunFolderError,
-)
+from fedsim.errors import ExperimentError, FedsimError, FedsimWarning, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import (
-    Engine,
-    LocalEngine,
-    RunSpec,
-    cohort_size,
-    limit_threads,
-)
+from fedsim.federation import Engine, LocalEngine, RunSpec, cohort_size, limit_threads
 from fedsim.launch.loggers import environment, with_loggers
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import RunProgress
@@ -100,10 +88,7 @@ def begin(
 ) -> Run:
     """Create the folder of a prepared run, and carry out the run; see `run`."""
     check_disk(experiment, spec, Path(out))
-    with (
-        RunProgress(progress) as shown,
-        _planned(experiment, splits, spec, shown) as actors,
-    ):
+    with RunProgress(progress) as shown, _planned(experiment, splits, spec, shown) as actors:
         about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():

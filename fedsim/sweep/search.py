@@ -53,14 +53,7 @@ from fedsim.results.sweeps import STUDY, Search, storage
 from fedsim.support import atomic
 from fedsim.sweep.settings import SearchSettings
 from fedsim.sweep.sweep import SweepRunner, read_section
-from fedsim.sweep.trials import (
-    SweepPlan,
-    Trial,
-    data_key,
-    objective_value,
-    searched,
-    trial_status,
-)
+from fedsim.sweep.trials import SweepPlan, Trial, data_key, objective_value, searched, trial_status
 
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 SAMPLERS: dict[str, Callable[..., samplers.BaseSampler]] = {
@@ -121,11 +114,7 @@ class SamplerByPlace(samplers.BaseSampler):
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
         self._sampler.after_trial(study, trial, state, values)
 
