@@ -155,9 +155,8 @@ class Replay:
             return None
         if self.experiment.model.builds_network:
             return self.fed.server.tensor(self.state.weights)
-        return (
-            dict(method.global_model(self.fed, self.state)) or None
-        )  # before any rules are learnt
+        # There is none before any rules are learnt.
+        return dict(method.global_model(self.fed, self.state)) or None
 
     def own_models(self, clients: Collection[int]) -> dict[int, ClientModel]:
         """Clients' personal models after this round, of those that have one.

@@ -477,23 +477,21 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
                 raise RunError(str(first)) from first
             raise first
 
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_start(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-    ) -> None:
+    def on_trial_result(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_complete(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._completed)
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_recover(self, trial: Any, **_: Any) -> None:
         error = _error_of(trial)
         if isinstance(error, FedsimError) and error.hopeless:
             self.broken.append(error)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_error(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._failed)
 
     def _end(self, trials: list[Any], tune_trial: Any, how: Callable[[Trial, Any], str]) -> None:

@@ -562,9 +562,8 @@ def _audit(
     if attacked.shares_images or (shown and attacked.explains_images):
         check_fidelity()
     tell(attacked.plan(shadows, shown, levels))
-    steps = shadows + (
-        attacked.shares_images + len(shown) * len(levels) * attacked.explains_images
-    )
+    explained = len(shown) * len(levels) * attacked.explains_images
+    steps = shadows + attacked.shares_images + explained
 
     def done(step: int, what: str) -> None:
         tell(f"[{step}/{steps}] {what}")

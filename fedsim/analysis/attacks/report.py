@@ -103,11 +103,8 @@ class Audit:
         Raises:
             OSError: they cannot be written.
         """
-        folder, pictures = (
-            (self.run.path, self.run.path / "explanations")
-            if folder is None
-            else (Path(folder), Path(folder))
-        )
+        pictures = self.run.path / "explanations" if folder is None else Path(folder)
+        folder = self.run.path if folder is None else Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tables = {"membership": self.membership, "reconstruction": self.reconstruction}
         tables["fits"] = self.fits
