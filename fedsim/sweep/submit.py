@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -325,16 +326,14 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
         raise BadInput(f"{here}: cannot be sent: {error}") from error
     total = sum(sizes.values())
     if total > UPLOAD_LIMIT:
-        parts: dict[str, int] = {}
+        parts = Counter[str]()
         for path, name in files.items():
-            part = name.partition("/")[0]
-            parts[part] = parts.get(part, 0) + sizes[path]
-        largest = sorted(parts, key=lambda part: parts[part], reverse=True)[:3]
+            parts[name.partition("/")[0]] += sizes[path]
+        largest = [f"{part} ({count / 1e6:.0f} MB)" for part, count in parts.most_common(3)]
         raise BadInput(
             f"{here}: {total / 1e6:.0f} MB to send, but Ray accepts {UPLOAD_LIMIT / 1e6:.0f}; "
-            "the largest: "
-            f"{', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. List what "
-            "the job does not need in .rayignore; keep data on the cluster (--env FEDSIM_DATA=…)"
+            f"the largest: {', '.join(largest)}. List what the job does not need in .rayignore; "
+            "keep data on the cluster (--env FEDSIM_DATA=…)"
         )
     return files
 
