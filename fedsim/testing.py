@@ -231,9 +231,7 @@ def _check_stacks(experiment: Experiment, what: str) -> None:
 
 
 def check_objective(
-    objective: Objective,
-    data: Dataset,
-    model: Model | Mapping[str, Any] | None = None,
+    objective: Objective, data: Dataset, model: Model | Mapping[str, Any] | None = None
 ) -> None:
     """Check that an objective's loss and scores can be computed from parts.
 
@@ -385,12 +383,7 @@ def check_partition(partition: Partition, data: Dataset, *, random: bool = True)
 
 
 def _check_cuts(
-    whole: ClientSplits,
-    cut: ClientSplits,
-    data: Dataset,
-    test: float,
-    labelled: float,
-    what: str,
+    whole: ClientSplits, cut: ClientSplits, data: Dataset, test: float, labelled: float, what: str
 ) -> None:
     classes = int(data.strata.max()) + 1
     _check(len(whole) == len(cut), f"{what}: has other clients once shares are cut")

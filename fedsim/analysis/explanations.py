@@ -243,11 +243,7 @@ def explanations(
 
 
 def _clients(run: Run, given: Clients | None) -> list[int]:
-    """Clients by number or name.
-
-    Raises:
-        BadInput: there is none of a name.
-    """
+    """Clients by number or name."""
     names: list[str] = run.manifest.get("client_names", [])
     found = []
     for one in [given] if isinstance(given, str) else _several(given):
@@ -279,11 +275,7 @@ def _overview(run: Run) -> Explainer | None:
 
 
 def _find(run: Run, wanted: Wanted | None) -> Explainer:
-    """The explainer that is wanted, by default the run's usual one, with the run's settings.
-
-    Raises:
-        BadInput: there is no such explainer.
-    """
+    """The explainer that is wanted, by default the run's usual one, with the run's settings."""
     experiment, section = run.experiment, run.experiment.explain
     usual: Explainer = experiment.method.explainer() or explainers.parse(
         {"name": experiment.model.explainer}
@@ -321,11 +313,7 @@ def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
 
 
 def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and settings.
-
-    Raises:
-        BadInput: they are not given as they should be.
-    """
+    """Name and settings."""
     given: Any = wanted
     if isinstance(wanted, str):
         try:
@@ -353,11 +341,7 @@ def _problem(error: ValidationError) -> str:
 
 
 def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
-    """The explainer with some fields changed.
-
-    Raises:
-        BadInput: it has no such field, or the value is invalid.
-    """
+    """The explainer with some fields changed."""
     known = type(explainer).model_fields
     for key in settings:
         if key not in known:

@@ -43,14 +43,7 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
-from fedsim.federation import (
-    Client,
-    Federation,
-    LocalEngine,
-    RoundRunner,
-    RunSpec,
-    pick_device,
-)
+from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import same_data
@@ -162,9 +155,8 @@ class Replay:
             return None
         if self.experiment.model.builds_network:
             return self.fed.server.tensor(self.state.weights)
-        return (
-            dict(method.global_model(self.fed, self.state)) or None
-        )  # before any rules are learnt
+        # There is none before any rules are learnt.
+        return dict(method.global_model(self.fed, self.state)) or None
 
     def own_models(self, clients: Collection[int]) -> dict[int, ClientModel]:
         """Clients' personal models after this round, of those that have one.
@@ -198,11 +190,7 @@ def _check_round(run: Run, t: int) -> None:
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    """Reject a client number that does not exist.
-
-    Raises:
-        RunFolderError: there is no such client.
-    """
+    """Raise RunFolderError if a run has no client of this number."""
     K = run.manifest["clients"]
     if not 0 <= client < K:
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
@@ -338,11 +326,7 @@ def whose_models(run: Run) -> Whose:
 
 
 def _common_round(run: Run, clients: Collection[int], after: int | None) -> int:
-    """The round after which models are wanted, or the last in which all clients were trained.
-
-    Raises:
-        RunFolderError: one of them was not, or there is no such round.
-    """
+    """The round after which models are wanted, or the last in which all clients were trained."""
     learnt = {k: _rounds_of(run, k) for k in clients}
     if after is None:
         common = set.intersection(*map(set, learnt.values()))
@@ -542,11 +526,7 @@ class ModelSnapshot:
         return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
-        """Weights in a separate network, independent of the replay's.
-
-        Args:
-            labels: in continual learning, the classes that it can predict.
-        """
+        """Weights in a network of their own, which predicts only `labels`, if given."""
         model = FlatModel(self.again.spec.build_model(), self.again.runner.context.device)
         model.restrict_classes(labels)
         model.load(weights)

@@ -129,11 +129,7 @@ def _cpus(settings: EngineSettings | None) -> int:
 def _cluster_address() -> str | None:
     """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`.
 
-    Returns:
-        None if a private one is to be started.
-
-    Raises:
-        ClusterError: RAY_ADDRESS names a cluster that cannot be used from here.
+    None if a private one is to be started.
     """
     given = os.environ.get("RAY_ADDRESS")
     if given == "local":
@@ -146,7 +142,7 @@ def _cluster_address() -> str | None:
                 f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
                 "elsewhere, use `fedsim submit FILE --address http://head:8265`"
             )
-        reason = _silent(given)
+        reason = why_silent(given)
         if reason:
             raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
@@ -157,10 +153,10 @@ def _cluster_address() -> str | None:
         found = word.read_text().strip()
     except (OSError, ValueError):
         return None
-    return None if _silent(found) else found
+    return None if why_silent(found) else found
 
 
-def _silent(address: str) -> str | None:
+def why_silent(address: str) -> str | None:
     """Why Ray does not answer at host:port; None if it does.
 
     Ray itself would try for almost a minute.
@@ -178,5 +174,5 @@ def _silent(address: str) -> str | None:
         return f"no answer within {TIMEOUT:.0f} s"
     except OSError as error:
         return error.strerror or str(error)
-    except ValueError:
+    except (ValueError, OverflowError):
         return "not of the form host:port"

@@ -67,10 +67,7 @@ def fork_server(folder: str) -> Iterator[str]:
         command = [sys.executable, "-P", __file__, "serve", str(listener.fileno()), path]
         # In its own session, so that Ctrl-C does not reach it before its workers end.
         server = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True
         )
     try:
         yield path

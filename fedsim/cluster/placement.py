@@ -39,14 +39,19 @@ class Node:
         return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs, {self.memory / 1e9:.0f} GB"
 
 
+def describe_actors(settings: EngineSettings, count: int = 1) -> str:
+    """The CPUs and GPUs of so many client actors, in words."""
+    words = f"{settings.cpus_per_actor * count} CPU(s)"
+    if settings.gpus_per_actor:
+        words += f" and {settings.gpus_per_actor * count:g} GPU(s)"
+    return words
+
+
 def actors_on(node: Node, settings: EngineSettings, actor_bytes: float = ACTOR_BYTES) -> int:
-    """How many of the experiment's actors fit a node.
+    """How many of the experiment's actors, of so much memory each, fit a node.
 
     Ray divides each GPU separately: a fraction never spans two GPUs, and more than one is a whole
     number.
-
-    Args:
-        actor_bytes: memory that each takes.
     """
     fit = min(math.floor(node.cpus / settings.cpus_per_actor), node.memory // actor_bytes)
     if 0 < settings.gpus_per_actor < 1:
@@ -72,9 +77,7 @@ def plan_actors(
     Raises:
         ClusterError: no actor fits, or fewer than requested.
     """
-    each = f"{settings.cpus_per_actor} CPU(s)"
-    if settings.gpus_per_actor:
-        each += f" and {settings.gpus_per_actor:g} GPU(s)"
+    each = describe_actors(settings)
     if actor_bytes >= 1e9:
         each += f" and {actor_bytes / 1e9:.1f} GB"
     there = "; ".join(node.describe() for node in nodes)
@@ -155,11 +158,7 @@ def describe_free(free: Sequence[Free]) -> str:
 
 
 def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
-    """Why an actor with these resources is not placed yet.
-
-    Args:
-        free: see `free_now`.
-    """
+    """Why an actor with these resources is not placed yet."""
     there = f"({describe_free(free)})"
 
     def fits(cpus_there: float, gpus_there: float) -> bool:
@@ -174,29 +173,18 @@ def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
 
 
 def whereabouts(actor: Mapping[str, Any], nodes: Mapping[str, Node]) -> str:
-    """Where an actor is, in words.
-
-    Args:
-        actor: an entry of Ray's table of actors.
-        nodes: see `live_nodes`.
-    """
+    """Where an actor of Ray's table is, in words."""
     node = nodes.get(actor["Address"]["NodeID"])
     return f"process {actor['Pid']} on {node.name if node else 'a lost node'}"
 
 
 def starting(actors: Sequence[Mapping[str, Any]], settings: EngineSettings) -> str:
-    """Which client actors have not started, and why; empty if all have.
-
-    Args:
-        actors: entries of Ray's table of actors.
-    """
+    """Which client actors of Ray's table have not started, and why; empty if all have."""
     pending = [actor for actor in actors if actor["State"] != "ALIVE"]
     slow = [actor for actor in pending if actor["Pid"]]  # placed actors have a process
     parts = []
     if len(pending) > len(slow):
-        each = f"{settings.cpus_per_actor} CPU(s)"
-        if settings.gpus_per_actor:
-            each += f" and {settings.gpus_per_actor:g} GPU(s)"
+        each = describe_actors(settings)
         why = why_waiting(settings.cpus_per_actor, settings.gpus_per_actor, free_now())
         parts.append(
             f"{len(pending) - len(slow)} of {len(actors)} client actors of {each} are not placed "

@@ -198,9 +198,6 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
     Args:
         family: Ray's processes. Those that they start are added within half a second; with a
             raylet that is lost they lose their parent, by which they could be found.
-
-    Raises:
-        RunError: one was lost.
     """
     core = {}
     for each in family:
@@ -253,11 +250,7 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
 
 
 def _end(family: set[psutil.Process], patience: float) -> None:
-    """End remaining processes: agents would look for their node for a minute.
-
-    Args:
-        patience: seconds for them to end by themselves.
-    """
+    """End remaining processes, after some patience: agents would look for their node a minute."""
     for ask, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):

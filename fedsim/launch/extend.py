@@ -82,11 +82,7 @@ def extend(
 
 
 def _check(before: Experiment, experiment: Experiment, done: int) -> None:
-    """Reject changes with which earlier rounds would have been different.
-
-    Raises:
-        ExperimentError: anything but `CHANGEABLE` changes, or there are no further rounds.
-    """
+    """Reject changes with which earlier rounds would have been different, or that add no round."""
     known, wanted = (_fixed(each.model_dump(mode="json")) for each in (before, experiment))
     for key in known:
         if known[key] != wanted[key]:
@@ -135,9 +131,5 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         checkpoints=[t],
         clients_per_step=about["clients_per_step"],
         halved=about.get("halved", []),
-        continues={
-            "folder": str(old.path),
-            "round": t,
-            "result_hash": about["result_hash"],
-        },
+        continues={"folder": str(old.path), "round": t, "result_hash": about["result_hash"]},
     )

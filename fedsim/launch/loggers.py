@@ -46,11 +46,7 @@ class Logger(Protocol):
 
 
 def check_loggers(experiment: Experiment) -> None:
-    """See that what the experiment's loggers need is installed.
-
-    Raises:
-        NotInstalled: it is not.
-    """
+    """Raise NotInstalled if the experiment's loggers need a package that is missing."""
     for name in experiment.loggers:
         require(_PACKAGES[name], f"loggers: {name}")
 
@@ -243,11 +239,7 @@ class Wandb:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-_LOGGERS: dict[str, type[Logger]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-}
+_LOGGERS: dict[str, type[Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": Wandb}
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 
 

@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -62,17 +61,6 @@ class RoundLine:
         return "  ".join(parts)
 
 
-class _Bar(Protocol):
-    def update(self, done: int, total: int, text: str) -> None:
-        """Show the progress."""
-
-    def note(self, line: str) -> None:
-        """Show a line next to the bar."""
-
-    def close(self) -> None:
-        """Finish the bar."""
-
-
 class _Shown(Generic[E]):
     """Base class of progress displays.
 
@@ -87,12 +75,7 @@ class _Shown(Generic[E]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.close()
 
@@ -102,7 +85,7 @@ class _Shown(Generic[E]):
         elif self._bar:
             self._show(self._bar, event)
 
-    def _show(self, bar: _Bar, event: E) -> None:
+    def _show(self, bar: TerminalBar | _NotebookBar, event: E) -> None:
         raise NotImplementedError
 
 
@@ -115,7 +98,7 @@ class RunProgress(_Shown[dict[str, Any] | str]):
         if self._bar:
             self._bar.update(0, self._rounds, "starting")
 
-    def _show(self, bar: _Bar, event: dict[str, Any] | str) -> None:
+    def _show(self, bar: TerminalBar | _NotebookBar, event: dict[str, Any] | str) -> None:
         if isinstance(event, str):
             bar.note(event)
         else:
@@ -125,7 +108,7 @@ class RunProgress(_Shown[dict[str, Any] | str]):
 class LineProgress(_Shown[str]):
     """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
 
-    def _show(self, bar: _Bar, event: str) -> None:
+    def _show(self, bar: TerminalBar | _NotebookBar, event: str) -> None:
         ended = re.match(r"\[(\d+)/(\d+)\] ", event)
         if ended:
             bar.update(int(ended[1]), int(ended[2]), event[ended.end() :])
@@ -133,7 +116,7 @@ class LineProgress(_Shown[str]):
             bar.note(event)
 
 
-def _bar() -> _Bar | None:
+def _bar() -> TerminalBar | _NotebookBar | None:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if getattr(shell, "kernel", None) is not None:

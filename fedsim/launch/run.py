@@ -21,21 +21,9 @@ from fedsim.cluster.ray_compat import actor_id, actor_table
 from fedsim.config.arguments import checked
 from fedsim.config.modules import enter
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import (
-    ExperimentError,
-    FedsimError,
-    FedsimWarning,
-    RunError,
-    RunFolderError,
-)
+from fedsim.errors import ExperimentError, FedsimError, FedsimWarning, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import (
-    Engine,
-    LocalEngine,
-    RunSpec,
-    cohort_size,
-    limit_threads,
-)
+from fedsim.federation import Engine, LocalEngine, RunSpec, cohort_size, limit_threads
 from fedsim.launch.loggers import environment, with_loggers
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import RunProgress
@@ -100,10 +88,7 @@ def begin(
 ) -> Run:
     """Create the folder of a prepared run, and carry out the run; see `run`."""
     check_disk(experiment, spec, Path(out))
-    with (
-        RunProgress(progress) as shown,
-        _planned(experiment, splits, spec, shown) as actors,
-    ):
+    with RunProgress(progress) as shown, _planned(experiment, splits, spec, shown) as actors:
         about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
@@ -195,11 +180,7 @@ def drive(
 
 
 def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
-    """Reject a run whose checkpoints would not fit on the disk.
-
-    Raises:
-        ExperimentError: they would not, even without clients' states.
-    """
+    """Raise ExperimentError if checkpoints, even without clients' states, would fill the disk."""
     each, rounds = 4.0 * spec.size, experiment.train.rounds
     every, keep = experiment.checkpoint.every, experiment.checkpoint.keep
     count = 1 + (rounds // every if keep == "all" and every else min(rounds, 2))
@@ -224,11 +205,7 @@ def _planned(
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:
-    """Reject data that changed since the run started.
-
-    Raises:
-        RunFolderError: they changed.
-    """
+    """Raise RunFolderError if the data changed since the run started."""
     found = hashes(dataset, splits, folder.experiment)
     if any(folder.manifest.get(name) != h for name, h in found.items()):
         raise RunFolderError(f"{folder.path}: the data changed since the run started")

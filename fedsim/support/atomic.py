@@ -97,22 +97,14 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Of a file's bytes, to notice damage by.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Of a file's bytes, to notice damage by; raises OSError if they cannot be read."""
     insist_on_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def insist_on_file(path: Path) -> None:
-    """Refuse what is there and no file: opening a pipe would wait for its other end.
-
-    Raises:
-        OSError: it is no regular file.
-    """
+    """Raise OSError for what is no regular file: opening a pipe would wait for its other end."""
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is not a regular file")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 MOST_ROWS = 30  # of a table
 MOST_NAMED = 20  # in a line
 
-
 # Control characters but for tabs and line feeds, and those that reorder or break lines.
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

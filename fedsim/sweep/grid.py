@@ -84,11 +84,7 @@ class GridSettings(Config):
         return self
 
     def check_part(self, part: Mapping[str, Any]) -> None:
-        """Reject values of `exclude` or `baseline` that no axis has.
-
-        Raises:
-            ExperimentError: there are some; the message suggests the nearest axis or value.
-        """
+        """Reject values of `exclude` or `baseline` that no axis has, and suggest the nearest."""
         for axis, wanted in part.items():
             if axis not in self.axes:
                 raise ExperimentError(f"'{axis}' is not an axis{nearest(axis, self.axes)}")
@@ -157,10 +153,6 @@ class GridSettings(Config):
             for combination in itertools.product(*options)
         ]
 
-    def excludes(self, cell: Mapping[str, Any]) -> bool:
-        """Whether a cell is excluded."""
-        return any(self.within(left_out, cell) for left_out in self.exclude)
-
 
 def _kind(value: Any) -> str:
     """The kind of a value, for a column of a table."""
@@ -220,7 +212,11 @@ class GridSweep(SweepRunner[Grid]):
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
         self.runs: list[CellRun] = []
-        kept = [cell for cell in cells if not self.grid.excludes(cell[0])]
+        kept = [
+            (values, settings)
+            for values, settings in cells
+            if not any(self.grid.within(part, values) for part in self.grid.exclude)
+        ]
         if not kept:
             where = config.where(("grid", "exclude"))
             raise ExperimentError(f"{where}: grid.exclude: leaves no cell")
@@ -252,7 +248,11 @@ class GridSweep(SweepRunner[Grid]):
     def plan(self, path: Path) -> SweepPlan:
         trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
         # Read once: a trial of a killed grid may still be finishing.
-        self._left = self._unfinished(path)
+        self._left = [
+            number
+            for number, trial in enumerate(trials)
+            if trial_status(trial.path, {})[0] != "finished"
+        ]
         return SweepPlan(
             trial_of=lambda config: trials[config["run"]],
             examples=list({trial.path.parent: trial for trial in trials}.values()),
@@ -263,14 +263,6 @@ class GridSweep(SweepRunner[Grid]):
 
     def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"run": tune.grid_search(self._left)}, {}
-
-    def _unfinished(self, path: Path) -> list[int]:
-        """Indices of unfinished runs."""
-        return [
-            number
-            for number, run in enumerate(self.runs)
-            if trial_status(path / run.folder, {})[0] != "finished"
-        ]
 
     def conclude(
         self, folder: Grid, plan: SweepPlan, errors: Mapping[Path, str]

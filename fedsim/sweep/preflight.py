@@ -22,6 +22,7 @@ from fedsim.cluster.placement import (
     ACTOR_BYTES,
     Node,
     actors_on,
+    describe_actors,
     describe_free,
     free_now,
     live_nodes,
@@ -91,14 +92,11 @@ def allocate(
         actors = max(1, fit // wanted)
     most = min(fit // actors, drivers)
     if concurrent != "auto" and concurrent > most:
-        each = f"{settings.cpus_per_actor * actors} CPU(s)"
-        if settings.gpus_per_actor:
-            each += f" and {settings.gpus_per_actor * actors:g} GPU(s)"
         there = "; ".join(node.describe() for node in nodes)
         raise ClusterError(
-            f"concurrent={concurrent}: only {most} trial(s) of {each} fit at the same time "
-            f"({there}); set concurrent to {max(1, most)} or auto, or lower engine.actors or "
-            "engine.cpus_per_actor"
+            f"concurrent={concurrent}: only {most} trial(s) of "
+            f"{describe_actors(settings, actors)} fit at the same time ({there}); set concurrent "
+            f"to {max(1, most)} or auto, or lower engine.actors or engine.cpus_per_actor"
         )
     return Allocation(
         0 if local else actors, min(trials, most if concurrent == "auto" else concurrent)
@@ -166,11 +164,7 @@ class Watchdog:
 
 
 def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
-    """A line about pending trials; None if none is pending.
-
-    Args:
-        groups: placement groups as Ray describes them.
-    """
+    """A line about pending trials, by Ray's table of placement groups; None if none is pending."""
     groups = list(groups)
     pending = [g for g in groups if g["state"] in ("PENDING", "RESCHEDULING")]
     placed = sum(g["state"] == "CREATED" for g in groups)

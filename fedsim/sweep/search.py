@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from fedsim.support.extras import require
@@ -31,6 +32,8 @@ from fedsim.support.extras import require
 require("optuna", "a search")
 
 import optuna
+from optuna import Study, samplers
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import OptunaError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -48,19 +51,72 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import STUDY, Search, storage
 from fedsim.support import atomic
-from fedsim.sweep.sampler import AGAIN
 from fedsim.sweep.settings import SearchSettings
 from fedsim.sweep.sweep import SweepRunner, read_section
-from fedsim.sweep.trials import (
-    SweepPlan,
-    Trial,
-    TrialFactory,
-    data_key,
-    objective_value,
-    trial_status,
-)
+from fedsim.sweep.trials import SweepPlan, Trial, data_key, objective_value, searched, trial_status
 
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
+SAMPLERS: dict[str, Callable[..., samplers.BaseSampler]] = {
+    "tpe": samplers.TPESampler,
+    "nsga2": samplers.NSGAIISampler,
+    "gp": samplers.GPSampler,
+    "random": samplers.RandomSampler,
+}
+AGAIN = "proposed_again"  # attribute of the study: numbers of trials that were proposed again
+
+
+class SamplerByPlace(samplers.BaseSampler):
+    """One of Optuna's samplers, with a separate random stream for each trial.
+
+    The stream depends on the trial's position among all trials except those that were lost and
+    proposed again. An interrupted search thus draws the same values as an uninterrupted one.
+
+    Args:
+        make: returns a sampler for a seed, which must keep no state besides the study.
+        seed: seed of the search.
+    """
+
+    def __init__(self, make: Callable[..., samplers.BaseSampler], seed: int) -> None:
+        self._make, self._seed = make, seed
+        self._go_to(0)
+
+    def _go_to(self, place: int) -> None:
+        (key,) = np.random.SeedSequence([self._seed, place]).generate_state(1)
+        self._place, self._sampler = place, self._make(seed=int(key))
+
+    def _of(self, study: Study, trial: FrozenTrial) -> samplers.BaseSampler:
+        place = trial.number - len(study.user_attrs.get(AGAIN, ()))
+        if place != self._place:
+            self._go_to(place)
+        return self._sampler
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self._of(study, trial).before_trial(study, trial)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._of(study, trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._of(study, trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        sampler = self._of(study, trial)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        self._sampler.after_trial(study, trial, state, values)
 
 
 class SearchSweep(SweepRunner[Search]):
@@ -130,10 +186,9 @@ class SearchSweep(SweepRunner[Search]):
         }
 
     def plan(self, path: Path) -> SweepPlan:
+        sheet = RawConfig(self._base.content, folder=self._base.folder)
         return SweepPlan(
-            trial_of=TrialFactory(
-                self._base.content, self._base.folder, list(self.settings.space), path
-            ),
+            trial_of=partial(searched, sheet, list(self.settings.space), path),
             examples=self.probe_trials,
             count=self.settings.trials,
             finished=len(_ended(path)),
@@ -167,7 +222,7 @@ class SearchSweep(SweepRunner[Search]):
             # Lists also for one: else a trial that is told again after a crash breaks the search.
             metric=names,
             mode=modes,
-            sampler=search.make_sampler(),
+            sampler=SamplerByPlace(SAMPLERS[search.sampler], search.seed),
             study_name=STUDY,
             storage=kept,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -12,8 +11,6 @@ from fedsim.errors import ExperimentError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-    from fedsim.sweep.sampler import SamplerByPlace
 
 
 class Range(Config):
@@ -175,17 +172,3 @@ class SearchSettings(Config):
                 "leave out search.asha, or all objectives but one"
             )
         return self
-
-    def make_sampler(self) -> SamplerByPlace:
-        """Optuna's sampler."""
-        from optuna import samplers
-
-        from fedsim.sweep.sampler import SamplerByPlace
-
-        named: dict[str, Callable[..., samplers.BaseSampler]] = {
-            "tpe": samplers.TPESampler,
-            "nsga2": samplers.NSGAIISampler,
-            "gp": samplers.GPSampler,
-            "random": samplers.RandomSampler,
-        }
-        return SamplerByPlace(named[self.sampler], self.seed)

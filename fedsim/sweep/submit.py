@@ -18,11 +18,11 @@ import re
 import secrets
 import shlex
 import shutil
-import socket
 import tarfile
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from pathspec import GitIgnoreSpec
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
+from fedsim.cluster.connection import why_silent
 from fedsim.cluster.ray_compat import SUBMISSION_LOGGERS, request_options, use_token_if_there
 from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
@@ -117,11 +118,7 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         return words if mode == "token" else f"{words}, and RAY_AUTH_MODE to token, not {mode}"
 
     def read_log(self, node: str, name: str) -> Iterator[bytes]:
-        """The content of a file in a node's log folder.
-
-        Raises:
-            RunError: it is interrupted.
-        """
+        """The content of a file in a node's log folder; raises RunError if interrupted."""
         # The timeout is for the whole transfer; lines=-1 means all.
         query = {"node_id": node, "filename": name, "lines": -1, "timeout": 7 * 24 * 3600}
         try:
@@ -152,16 +149,11 @@ def _address(given: str | None) -> str:
             "no cluster given: use --address http://head:8265 (its dashboard), or set "
             "RAY_API_SERVER_ADDRESS"
         )
-    host, colon, port = given.removeprefix("ray://").rpartition(":")
-    if colon and "/" not in host:  # the head itself, which Ray asks for its dashboard
-        try:
-            socket.create_connection((host, int(port)), timeout=TIMEOUT[0]).close()
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-        ) as error:  # Ray itself would try for almost a minute
-            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({error})") from error
+    head = given.removeprefix("ray://")
+    if ":" in head and "/" not in head:  # Ray asks the head for its dashboard
+        reason = why_silent(head)
+        if reason:
+            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
     return given
 
 
@@ -227,11 +219,7 @@ def jobs(cluster: Cluster) -> list[Job]:
 
 
 def find(cluster: Cluster, id: str) -> Job:
-    """The job with that id.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The job with that id; raises BadInput if there is none."""
     for job in jobs(cluster):
         if job.id == id:
             return job
@@ -338,16 +326,14 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
         raise BadInput(f"{here}: cannot be sent: {error}") from error
     total = sum(sizes.values())
     if total > UPLOAD_LIMIT:
-        parts: dict[str, int] = {}
+        parts = Counter[str]()
         for path, name in files.items():
-            part = name.partition("/")[0]
-            parts[part] = parts.get(part, 0) + sizes[path]
-        largest = sorted(parts, key=lambda part: parts[part], reverse=True)[:3]
+            parts[name.partition("/")[0]] += sizes[path]
+        largest = [f"{part} ({count / 1e6:.0f} MB)" for part, count in parts.most_common(3)]
         raise BadInput(
             f"{here}: {total / 1e6:.0f} MB to send, but Ray accepts {UPLOAD_LIMIT / 1e6:.0f}; "
-            "the largest: "
-            f"{', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. List what "
-            "the job does not need in .rayignore; keep data on the cluster (--env FEDSIM_DATA=…)"
+            f"the largest: {', '.join(largest)}. List what the job does not need in .rayignore; "
+            "keep data on the cluster (--env FEDSIM_DATA=…)"
         )
     return files
 
@@ -484,11 +470,7 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
 
 @contextmanager
 def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
-    """Context in which a job's results are packed on its node.
-
-    Yields:
-        The package's name in the node's log folder, and its hash.
-    """
+    """Pack a job's results on its node: the package's name in its log folder, and its hash."""
     id = f"fetch-{job.id}-{secrets.token_hex(2)}"
     source = Path(pack.__file__).read_text(encoding="utf-8")
     cluster.submit_job(
@@ -549,9 +531,6 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
 
     A folder that was fetched before and not changed since is replaced. Other files (MLflow's
     database) are prefixed with the job's name.
-
-    Raises:
-        RunFolderError: a different folder exists.
     """
     found = sorted(path for path in stage.glob("*/*") if path.is_dir())
     news = []

@@ -83,30 +83,26 @@ class Trial:
         return self.build()
 
 
-@dataclass(frozen=True)
-class TrialFactory:
-    """Makes the trial of values from a search's space.
+def searched(
+    sheet: RawConfig, space: Sequence[str], path: Path, config: Mapping[str, Any]
+) -> Trial:
+    """The trial of values from a search's space.
 
-    It is pickled for the trials' processes, which need not import Optuna.
+    Args:
+        sheet: the experiment file.
+        path: of the search's folder.
+        config: a value for each key of the space.
     """
-
-    content: Mapping[str, Any]  # of the experiment file
-    folder: Path  # which its relative paths start from
-    space: Sequence[str]
-    path: Path
-
-    def __call__(self, config: Mapping[str, Any]) -> Trial:
-        chosen = {key: config[key] for key in self.space}
-        words = json.dumps(chosen, sort_keys=True).encode()
-        label = ", ".join(
-            f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
-        )
-        sheet = RawConfig(self.content, folder=self.folder)
-        changed = sheet.changed(chosen, f"trial {label}")
-        # Named by its values: if they are proposed again, after a crash or because there are few
-        # choices, the trial reuses its run.
-        folder = hashlib.sha256(words).hexdigest()[:12]
-        return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
+    chosen = {key: config[key] for key in space}
+    words = json.dumps(chosen, sort_keys=True).encode()
+    label = ", ".join(
+        f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
+    )
+    changed = sheet.changed(chosen, f"trial {label}")
+    # Named by its values: if they are proposed again, after a crash or because there are few
+    # choices, the trial reuses its run.
+    folder = hashlib.sha256(words).hexdigest()[:12]
+    return Trial(label, path / "trials" / folder, partial(changed.build, Experiment))
 
 
 TOTAL_BYTES = "total_bytes"  # an objective: bytes sent up and down
@@ -299,18 +295,11 @@ def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
 def _load_data(
     plan: SweepPlan, path: Path, loaded: Mapping[str, Dataset]
 ) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float], set[str]]:
-    """Check the plan's examples and load their data.
-
-    Args:
-        path: of the sweep's folder.
-        loaded: data that is loaded already, by `data_key`.
+    """Check the plan's examples and load their data, beyond what is loaded already.
 
     Returns:
         All data by `data_key`; the memory of a client actor by resource key; the columns of scores
         on the test set.
-
-    Raises:
-        BadInput: an experiment is invalid.
     """
     datasets = dict(loaded)
     sizes: dict[tuple[Any, ...], float] = {}
@@ -488,23 +477,21 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
                 raise RunError(str(first)) from first
             raise first
 
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_start(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-    ) -> None:
+    def on_trial_result(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_complete(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._completed)
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_recover(self, trial: Any, **_: Any) -> None:
         error = _error_of(trial)
         if isinstance(error, FedsimError) and error.hopeless:
             self.broken.append(error)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_error(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._failed)
 
     def _end(self, trials: list[Any], tune_trial: Any, how: Callable[[Trial, Any], str]) -> None:

@@ -34,7 +34,7 @@ from fedsim.results.archive import pack_results
 from fedsim.results.figures import pareto
 from fedsim.results.verify import insist_on_whole
 from fedsim.sweep import search, sweep, trials
-from fedsim.sweep.search import SearchSettings, SearchSweep
+from fedsim.sweep.search import SAMPLERS, SamplerByPlace, SearchSettings, SearchSweep
 from fedsim.sweep.trials import objective_value
 
 SPACE = {
@@ -303,7 +303,7 @@ def test_an_interrupted_search_proposes_what_it_would_have(name: str, lost: int)
             return optuna.create_study(
                 storage=storage,
                 study_name="s",
-                sampler=settings.make_sampler(),
+                sampler=SamplerByPlace(SAMPLERS[name], settings.seed),
                 load_if_exists=True,
             )
 
@@ -326,7 +326,8 @@ def test_an_interrupted_search_proposes_what_it_would_have(name: str, lost: int)
 
 def test_any_seed_of_an_experiment_will_do() -> None:
     section = {"space": {"train.optimizer.lr": [0.1]}, "objectives": {"loss": "min"}}
-    sampler = SearchSettings.model_validate({**section, "seed": 2**64}).make_sampler()
+    settings = SearchSettings.model_validate({**section, "seed": 2**64})
+    sampler = SamplerByPlace(SAMPLERS[settings.sampler], settings.seed)
     study = optuna.create_study(sampler=sampler)
     study.ask(fixed_distributions={"x": optuna.distributions.FloatDistribution(0, 1)})
     assert small_experiment(seed=2**64).seed == 2**64

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,9 +76,6 @@ from fedsim.objectives import Classification
 from fedsim.results.run import Run
 from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
-
-if TYPE_CHECKING:
-    pass
 
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
@@ -354,13 +351,9 @@ class PrivacyAudit:
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
-        denoiser = train_denoiser(
-            torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)]),
-            torch.cat([self._pixels(own.x)] * DRAWS),
-            epochs=EPOCHS,
-            seed=self.experiment.seed,
-        )
-        return self._inversion(originals, items, reconstruct(denoiser, items), y, own)
+        known = torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)])
+        found = self._reconstructed(items, known, own)
+        return self._inversion(originals, items, found, y, own)
 
     def invert_explanations(
         self, explainer: FeatureExplainer, noise: float | None = None
@@ -401,16 +394,16 @@ class PrivacyAudit:
             return found.view(-1, 1, *x.shape[2:]).expand(-1, *x.shape[1:])
 
         items = sent(victims.x, 0, 1)
-        denoiser = train_denoiser(
-            sent(own.x, 1, DRAWS),
-            torch.cat([self._pixels(own.x)] * DRAWS),
-            epochs=EPOCHS,
-            seed=self.experiment.seed,
-        )
+        found = self._reconstructed(items, sent(own.x, 1, DRAWS), own)
         most = items.abs().amax(dim=(1, 2, 3), keepdim=True)
         shown = 0.5 + items / torch.where(most > 0, 2 * most, 1)
-        originals, found = self._pixels(victims.x), reconstruct(denoiser, items)
-        return self._inversion(originals, shown, found, victims.y.tolist(), own)
+        return self._inversion(self._pixels(victims.x), shown, found, victims.y.tolist(), own)
+
+    def _reconstructed(self, items: Tensor, known: Tensor, own: Examples) -> Tensor:
+        """Images from items, by a denoiser trained on `DRAWS` known items of each own image."""
+        pixels = torch.cat([self._pixels(own.x)] * DRAWS)
+        seed = self.experiment.seed
+        return reconstruct(train_denoiser(known, pixels, epochs=EPOCHS, seed=seed), items)
 
     def _check(
         self, explainers: Sequence[FeatureExplainer], noises: Sequence[float | None]
@@ -569,9 +562,8 @@ def _audit(
     if attacked.shares_images or (shown and attacked.explains_images):
         check_fidelity()
     tell(attacked.plan(shadows, shown, levels))
-    steps = shadows + (
-        attacked.shares_images + len(shown) * len(levels) * attacked.explains_images
-    )
+    explained = len(shown) * len(levels) * attacked.explains_images
+    steps = shadows + attacked.shares_images + explained
 
     def done(step: int, what: str) -> None:
         tell(f"[{step}/{steps}] {what}")
@@ -623,14 +615,9 @@ def _audit(
 
 
 def _explainers(
-    wanted: Wanted | Sequence[Wanted] | None,
-    section: Explain | None,
+    wanted: Wanted | Sequence[Wanted] | None, section: Explain | None
 ) -> Sequence[FeatureExplainer]:
-    """These, as the run's section sets those that it has; by default all of the section's.
-
-    Raises:
-        BadInput: there is none of a name, or it gives no relevances.
-    """
+    """These, as the run's section sets those that it has; by default all of the section's."""
     usual = _usual(section)
     if wanted is None:
         return usual

@@ -62,11 +62,7 @@ class Fidelity:
 
 
 def check_fidelity() -> None:
-    """Check that images can be compared.
-
-    Raises:
-        NotInstalled: scikit-image is not.
-    """
+    """Raise NotInstalled if images cannot be compared."""
     require("skimage", "comparing reconstructed images")
 
 

@@ -37,10 +37,7 @@ from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel, Hooks, Loss, Train, TrainingJob, train
 
 MAX_FPR = 0.01
-
 CROSS_ENTROPY = Classification().loss
-
-
 MOST_SHADOWS = 10_000
 
 
@@ -356,9 +353,8 @@ def shadow_models(
     for s, part in enumerate(inside):
         rows = torch.from_numpy(np.flatnonzero(part)).to(device)
         rng = keyed_rng(seed, "shadow/batches", client=s)
-        with keyed_torch_rng(
-            seed, "shadow/torch", client=s, device=device
-        ):  # dropout draws as well
+        # Dropout draws as well.
+        with keyed_torch_rng(seed, "shadow/torch", client=s, device=device):
             model = FlatModel(build(), device)
             start = model.vector.clone()
             lr, hooks = settings.lr(1), Hooks(loss)
@@ -367,11 +363,7 @@ def shadow_models(
 
 
 def insist_on_several(shadows: int) -> None:
-    """Refuse a number of shadow models that LiRA cannot do with.
-
-    Raises:
-        ExperimentError: fewer than two, or too many.
-    """
+    """Raise ExperimentError for a number of shadow models that LiRA cannot do with."""
     if shadows < 2:
         raise ExperimentError(
             f"shadows={shadows}: LiRA needs at least 2 shadow models, so that each example can be "

@@ -71,10 +71,7 @@ class Audit:
     def text(self) -> str:
         """The tables and warnings as text, as `fedsim attack` prints them."""
         rows = [
-            [
-                _attack(row),
-                *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr")),
-            ]
+            [_attack(row), *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr"))]
             for row in self.membership.to_dict("records")
         ]
         ranges = (f"{low:.3f} to {high:.3f}" for low, high in self.guessing.values())
@@ -106,11 +103,8 @@ class Audit:
         Raises:
             OSError: they cannot be written.
         """
-        folder, pictures = (
-            (self.run.path, self.run.path / "explanations")
-            if folder is None
-            else (Path(folder), Path(folder))
-        )
+        pictures = self.run.path / "explanations" if folder is None else Path(folder)
+        folder = self.run.path if folder is None else Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tables = {"membership": self.membership, "reconstruction": self.reconstruction}
         tables["fits"] = self.fits
