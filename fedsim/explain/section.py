@@ -22,12 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.config.registry import OWN, Config, located, nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, ExperimentError, in_own_code
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    FeatureExplainer,
-)
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric

@@ -33,14 +33,7 @@ from fedsim.explain.groups import (
     unit,
 )
 from fedsim.explain.scores.relevance import cosine
-from fedsim.federation import (
-    Client,
-    Federation,
-    PerClient,
-    Update,
-    Vector,
-    client_function,
-)
+from fedsim.federation import Client, Federation, PerClient, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification

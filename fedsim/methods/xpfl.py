@@ -26,14 +26,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain import Explainer
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
-from fedsim.federation import (
-    Client,
-    Examples,
-    Federation,
-    NotCounted,
-    Update,
-    client_function,
-)
+from fedsim.federation import Client, Examples, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 from fedsim.methods.shared.classifiers import needs_classifier
@@ -41,14 +34,7 @@ from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
 from fedsim.objectives import Classification
-from fedsim.training import (
-    FlatModel,
-    Hooks,
-    Loss,
-    Optimizer,
-    TrainingJob,
-    train,
-)
+from fedsim.training import FlatModel, Hooks, Loss, Optimizer, TrainingJob, train
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -66,7 +67,7 @@ class OfDecision(FeatureExplainer, ABC):
     zero_baseline: ClassVar[bool] = False
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         """The relevance of each part of the inputs for the predicted class."""
         x, classes = data.prepare(inputs.x), data.dataset.classes
@@ -131,9 +132,7 @@ class Attribution(OfDecision, ABC):
         """
 
     @abstractmethod
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         """The signed relevance of every input entry for the logit of the example's own class.
 
         Computed in evaluation mode. The network's modes, parameters, gradients and hooks are left
@@ -180,12 +179,7 @@ class Attribution(OfDecision, ABC):
             self.relevance(model.network, x, y, np.random.default_rng(0))
 
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         found = self.relevance(model.as_network(), x, y, rng)
         if len(data.dataset.shape) == 3:
@@ -207,9 +201,7 @@ class _OfGradients(Attribution):
     differentiates: ClassVar[bool] = True
     target: Literal["class", "centred", "outputs"] = "class"
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         _refuse_integers(self.name, x)
         x, found = x.detach(), torch.empty_like(x)
         with _evaluation(network), _differentiable_rnn(network, x):
@@ -219,9 +211,7 @@ class _OfGradients(Attribution):
         return found
 
     @abstractmethod
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         """The relevance of one batch.
 
         Args:
@@ -246,9 +236,7 @@ class Gradient(_OfGradients):
 
     name: str = "gradient"
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         return gradient(x)
 
 
@@ -268,9 +256,7 @@ class GradientXInput(_OfGradients):
     name: str = "gradient_x_input"
     zero_baseline: ClassVar[bool] = True
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         return x * gradient(x)
 
 
@@ -296,9 +282,7 @@ class SmoothGrad(_OfGradients):
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         rows = x.flatten(1)
         spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
         # an example's samples are drawn together, so that the draws do not depend on the batch
@@ -331,9 +315,7 @@ class IntegratedGradients(_OfGradients):
     zero_baseline: ClassVar[bool] = True
     steps: int = Field(20, ge=1)
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         total = torch.zeros_like(x)
         for k in range(1, self.steps + 1):
             total += gradient(k / self.steps * x)
@@ -348,9 +330,7 @@ class Random(Attribution):
     name: str = "random"
     draws: ClassVar[bool] = True
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         draws = 2 * torch.from_numpy(rng.random(tuple(x.shape), dtype=np.float32)) - 1
         found = draws.to(x.device)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
@@ -381,9 +361,7 @@ class Occlusion(Attribution):
         check_size(f"attribution {self.name}: size", shape, self.size)
 
     @torch.no_grad()
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         # Each word, or entry of a vector, is one part.
         groups = group_parts(tuple(x.shape[1:]), self.size)
         part_of = torch.from_numpy(groups.index).to(x.device)
@@ -506,9 +484,7 @@ class Lrp(Attribution):
         """
         self._canonised(network)
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         _refuse_integers(self.name, x)
         canonised = self._canonised(network)
         found = torch.empty_like(x)
