@@ -20,6 +20,7 @@ import inspect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -206,19 +207,32 @@ class _OfGradients(Attribution):
         x, found = x.detach(), torch.empty_like(x)
         with _evaluation(network), _differentiable_rnn(network, x):
             for rows in _batches(x):
-                gradient = _Gradient(self.name, self.target, network, y[rows])
+                gradient = partial(self._gradient, network, y[rows])
                 found[rows] = self._explain(gradient, x[rows], rng)
+        return found
+
+    def _gradient(self, network: nn.Module, y: Tensor, x: Tensor) -> Tensor:
+        """∂f_t/∂x at a batch of inputs, or at several changed copies of all of them."""
+        inputs = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            logits = network(inputs)
+        found = None
+        if logits.requires_grad:
+            if self.target == "outputs":
+                of_logits = logits.detach()
+            else:
+                of_logits = _contrast(self.target, self.name, logits, y.repeat(len(x) // len(y)))
+            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
+        if found is None:
+            raise ExperimentError(
+                f"attribution {self.name}: the network's outputs cannot be differentiated with "
+                "respect to its inputs"
+            )
         return found
 
     @abstractmethod
     def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
-        """The relevance of one batch.
-
-        Args:
-            gradient: ∂f_y/∂x at a batch of inputs.
-            x: (b, ...) inputs, b ≤ BATCH.
-            rng: source of randomness.
-        """
+        """The relevance of one batch (b, ...), b ≤ BATCH, by ∂f_y/∂x at any such batch."""
 
 
 @explainers.register
@@ -477,11 +491,6 @@ class Lrp(Attribution):
         return self
 
     def check_network(self, network: nn.Module) -> None:
-        """Reject layers without a rule.
-
-        Raises:
-            ExperimentError: there are some; the message names the first.
-        """
         self._canonised(network)
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
@@ -510,11 +519,7 @@ class Lrp(Attribution):
 
     @torch.no_grad()
     def _canonised(self, network: nn.Module) -> nn.Module:
-        """A copy in evaluation mode, with batch norm merged and sums converted to modules.
-
-        Raises:
-            ExperimentError: a layer has no rule.
-        """
+        """A copy in evaluation mode, with batch norm merged and sums converted to modules."""
         canonizers, torchvision = _zennit("canonizers"), _zennit("torchvision")
         steps = [
             canonizers.AttributeCanonizer(_block_with_sum),
@@ -674,33 +679,25 @@ def _zennit(part: str) -> Any:
 
 
 def _own_canonizer(name: str) -> Any:
-    """The user's canonizer.
+    """The user's canonizer."""
 
-    Raises:
-        PydanticCustomError: there is no such canonizer.
-    """
+    def refusal(problem: str) -> PydanticCustomError:
+        return PydanticCustomError("not_a_canonizer", "{problem}", {"problem": problem})
+
     base = _zennit("canonizers").Canonizer  # first, because the user's module imports it, too
     make = import_object(name, "canonizer")
     if not (inspect.isfunction(make) or (inspect.isclass(make) and issubclass(make, base))):
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "'{name}' is neither a zennit.canonizers.Canonizer nor a function that returns one",
-            {"name": name},
+        raise refusal(
+            f"'{name}' is neither a zennit.canonizers.Canonizer nor a function that returns one"
         )
     try:
         made = make()
     except Exception as error:  # a user's code may raise anything
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "canonizer '{name}' cannot be called without arguments: {error}",
-            {"name": name, "error": str(error) or type(error).__name__},
-        ) from error
+        why = str(error) or type(error).__name__
+        raise refusal(f"canonizer '{name}' cannot be called without arguments: {why}") from error
     if not isinstance(made, base):
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "'{name}' returns {type}, not a zennit.canonizers.Canonizer",
-            {"name": name, "type": type(made).__name__},
-        )
+        kind = type(made).__name__
+        raise refusal(f"'{name}' returns {kind}, not a zennit.canonizers.Canonizer")
     return made
 
 
@@ -765,32 +762,6 @@ def _joined(logits: Tensor) -> str | None:
         todo += [before for before in inputs if before not in seen]
         seen.update(inputs)
     return None
-
-
-class _Gradient:
-    """∂f_t/∂x of a network at a batch of inputs, or at several changed copies of all of them."""
-
-    def __init__(self, name: str, target: str, network: nn.Module, y: Tensor) -> None:
-        self.name, self.target, self.network, self.y = name, target, network, y
-
-    def __call__(self, x: Tensor) -> Tensor:
-        inputs = x.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            logits = self.network(inputs)
-        found = None
-        if logits.requires_grad:
-            if self.target == "outputs":
-                of_logits = logits.detach()
-            else:
-                y = self.y.repeat(len(x) // len(self.y))
-                of_logits = _contrast(self.target, self.name, logits, y)
-            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
-        if found is None:
-            raise ExperimentError(
-                f"attribution {self.name}: the network's outputs cannot be differentiated with "
-                "respect to its inputs"
-            )
-        return found
 
 
 def _contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
