@@ -187,10 +187,8 @@ class XFedAlign(Method[XFedAlignState]):
         """
         if self.poisoned == 0:
             return {}
-        G, rng = (
-            len(group_parts(fed.server.shape, self.size)),
-            keyed_rng(fed.server.seed, "poisoned"),
-        )
+        G = len(group_parts(fed.server.shape, self.size))
+        rng = keyed_rng(fed.server.seed, "poisoned")
         clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
         drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.server.num_classes)]
         agreed = [np.sort(groups).tolist() for groups in drawn]

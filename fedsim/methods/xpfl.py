@@ -77,16 +77,8 @@ class Teacher(Config):
 
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
         """Build it, with weights from torch's global generator."""
-        return MaskedAutoencoder(
-            shape,
-            patch=self.patch,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-            decoder_width=self.decoder_width,
-            decoder_depth=self.decoder_depth,
-            decoder_heads=self.decoder_heads,
-        )
+        training = {"mask_ratio", "epochs", "batch_size", "optimizer"}
+        return MaskedAutoencoder(shape, **self.model_dump(exclude=training))
 
 
 class Xfed(Config):
@@ -383,12 +375,7 @@ class XPFL(PersonalModels[State]):
     def explainer(self) -> Explainer | None:
         if self.xfed is None:
             return TreeExplainer()
-        return TreeExplainer(
-            images=self.xfed.images,
-            held_out=self.xfed.held_out,
-            perplexity=self.xfed.perplexity,
-            iterations=self.xfed.iterations,
-        )
+        return TreeExplainer(**self.xfed.model_dump(exclude={"every", "clients", "chi"}))
 
     def explained_clients(self, clients: pd.DataFrame) -> list[int]:
         """The first client with a personal model."""
