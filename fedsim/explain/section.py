@@ -217,8 +217,8 @@ class Explain(Config):
             raise _unfit("scores", problem)
         if self.clients == 1 and "agreement" in (self.scores or ()):
             raise _unfit("scores", "agreement is between clients; set clients to 2 or more")
-        if self.share is not None and (problem := self._share_problem(self.share)):
-            raise _unfit("share", problem)
+        if self.share is not None and (unshared := self._share_problem(self.share)):
+            raise _unfit("share", unshared)
         return self
 
     def _share_problem(self, share: Share) -> str | None:

@@ -384,7 +384,7 @@ class XPFL(PersonalModels[State]):
         return [int(k) for k in sorted(clients.loc[clients["psi"].notna(), "client"])[:1]]
 
     @property
-    def stackable(self) -> bool:
+    def stackable(self) -> bool:  # type: ignore[override]
         return self.lam == 0
 
     @client_function("explain")
