@@ -290,9 +290,7 @@ class FedFed(PoolMethod[FedFedState]):
         if visited:
             client.report(loss=float(total) / visited)
         return Update(
-            weights=client.trained,
-            generator=vae.vector.clone(),
-            weight=client.num_samples,
+            weights=client.trained, generator=vae.vector.clone(), weight=client.num_samples
         )
 
     @client_function("share")

@@ -32,13 +32,7 @@ from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, check_rounds_left, methods
-from fedsim.methods.shared.pool import (
-    PoolMethod,
-    label_type,
-    noise_like,
-    pixel_range,
-    to_pixels,
-)
+from fedsim.methods.shared.pool import PoolMethod, label_type, noise_like, pixel_range, to_pixels
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Train, logits
 
@@ -348,12 +342,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         return sent
 
     def obscured(
-        self,
-        fed: Federation,
-        state: FedXDSState,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, fed: Federation, state: FedXDSState, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
         """(n, C, H, W) f of any images, in pixels, as an attacker of the pool can compute it."""
         fed.server.model.load(fed.server.tensor(state.attributor))
