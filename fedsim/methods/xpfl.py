@@ -146,20 +146,18 @@ class XPFL(PersonalModels[State]):
     Eq. 14 divides by L^U, so the weight grows without bound as the teacher improves; hence the
     0.05. It has no τ²: the λ of Eq. 14 is λ·τ² here.
 
-    The released code does not divide: it multiplies both arguments of the softmax with L^U, so
-    that a better teacher counts less (`weigh` code; its λ is 1000/D for D features, 1.95 on
-    MNIST). It fuses each tensor with a weight of its own (`psi_on` tensors), and draws other
-    labelled examples in each round (`leak_labels`). The rest of it is not offered: its teacher is
-    a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose L^U is the mean
-    absolute error of its last batch in training; and after a lost upload it mistakes one client
-    for another.
+    What the released code does otherwise is offered as `weigh`, `psi_on` and `leak_labels`, except
+    that its teacher is a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose
+    L^U is the mean absolute error of its last batch in training; and that after a lost upload it
+    mistakes one client for another.
 
     Args:
         lam: λ.
         tau: τ.
         weigh: the term of distillation. `loss`: λ·τ²/max(L^U, 0.05)·KL(softmax(F^t/τ) ‖
             softmax(P_k·F^s/τ)), Eq. 14 with τ² and a bound. `code`, as in the released code:
-            λ·KL(softmax(L·F^t/τ) ‖ softmax(L·P_k·F^s/τ)), L = max(L^U, 1e-6).
+            λ·KL(softmax(L·F^t/τ) ‖ softmax(L·P_k·F^s/τ)), L = max(L^U, 1e-6): a better teacher
+            counts less. Its λ is 1000/D for D features, 1.95 on MNIST.
         psi: ψ of all clients; by default computed from their models.
         psi_on: what ψ_k is computed from. `weights`: w_k and w_g, as above (Eq. 17). `tensors`, as
             in the released code: each parameter tensor, and each statistic of batch norm, is fused
