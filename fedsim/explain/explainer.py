@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -193,7 +194,7 @@ class Explainer(Config, ABC):
 
     @abstractmethod
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         """Explain a model.
 
@@ -207,7 +208,7 @@ class Explainer(Config, ABC):
             BadInput: the model cannot be explained in this way.
         """
 
-    def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
+    def rng(self, seed: int, client: int | None = None) -> Generator:
         """The random stream for a model of a run with this seed."""
         return keyed_rng(seed, f"explained/{self.name}")
 
@@ -230,7 +231,7 @@ class FeatureExplainer(Explainer, ABC):
         data: ExplainedData,
         x: Tensor,
         y: Tensor,
-        rng: np.random.Generator,
+        rng: Generator,
         like: Tensor | None = None,
     ) -> NDArray[np.float32]:
         """The relevances of inputs, each as if it were alone (up to rounding).
@@ -255,12 +256,7 @@ class FeatureExplainer(Explainer, ABC):
 
     @abstractmethod
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         """The relevance of each part of some inputs for a decision; positive speaks for it.
 

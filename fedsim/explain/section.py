@@ -22,12 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.config.registry import OWN, Config, located, nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, ExperimentError, in_own_code
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    FeatureExplainer,
-)
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
@@ -180,19 +175,6 @@ class Explain(Config):
     maps: bool = False
     share: Share | None = None
 
-    @field_validator("explainers")
-    @classmethod
-    def _each_once(cls, found: tuple[FeatureExplainer, ...]) -> tuple[FeatureExplainer, ...]:
-        _check_each_once([explainer.name for explainer in found])
-        return found
-
-    @field_validator("of")
-    @classmethod
-    def _models_once(cls, whose: tuple[Models, ...] | None) -> tuple[Models, ...] | None:
-        if whose is not None:
-            _check_each_once(whose)
-        return whose
-
     @field_validator("scores")
     @classmethod
     def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -200,9 +182,18 @@ class Explain(Config):
             if name not in SCORES:
                 about = {"name": name, "hint": nearest(name, SCORES)}
                 raise PydanticCustomError("unknown_name", "unknown score '{name}'{hint}", about)
-        if names is not None:
-            _check_each_once(names)
         return names
+
+    @field_validator("explainers", "of", "scores")
+    @classmethod
+    def _each_once(cls, found: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if found == ():
+            raise PydanticCustomError("empty", "is an empty list; name at least one")
+        names = [one.name if isinstance(one, Explainer) else one for one in found or ()]
+        for name in names:
+            if names.count(name) > 1:
+                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        return found
 
     @model_validator(mode="after")
     def _fits_together(self) -> Explain:
@@ -226,22 +217,20 @@ class Explain(Config):
             raise _unfit("scores", problem)
         if self.clients == 1 and "agreement" in (self.scores or ()):
             raise _unfit("scores", "agreement is between clients; set clients to 2 or more")
-        if self.share is not None:
-            self._check_share(self.share)
+        if self.share is not None and (unshared := self._share_problem(self.share)):
+            raise _unfit("share", unshared)
         return self
 
-    def _check_share(self, share: Share) -> None:
+    def _share_problem(self, share: Share) -> str | None:
         if self.inputs_from == "own":
-            raise _unfit(
-                "share", "clients share explanations of common inputs; set inputs_from: test"
-            )
+            return "clients share explanations of common inputs; set inputs_from: test"
         if self.of is not None and not {"global", "cohort"} <= set(self.of):
-            problem = "is of the global model by clients'; set of: [global, cohort]"
-            raise _unfit("share", problem)
+            return "is of the global model by clients'; set of: [global, cohort]"
         if self.scores is not None and share.aggregation == "quality":
             for name in QUALITY:
                 if name not in self.scores:
-                    raise _unfit("share", f"aggregation=quality needs {name} among `scores`")
+                    return f"aggregation=quality needs {name} among `scores`"
+        return None
 
     def with_explainers(self, usual: str) -> Explain:
         """The section, by default with a model's usual explainer and `random`."""
@@ -419,14 +408,6 @@ def map_shape(dataset: Dataset) -> list[int]:
     """The shape of an input's relevances: (H, W) for images, summed over channels."""
     shape = dataset.shape
     return list(shape[1:] if len(shape) == 3 else shape)
-
-
-def _check_each_once(names: Sequence[str]) -> None:
-    if not names:
-        raise PydanticCustomError("empty", "is an empty list; name at least one")
-    for name in names:
-        if names.count(name) > 1:
-            raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 def _unfit(key: str, problem: str) -> ValidationError:

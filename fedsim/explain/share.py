@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -55,7 +56,7 @@ class Share(Config):
         relevance: NDArray[np.floating],
         present: NDArray[np.bool_],
         poisoned: bool,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Relevances:
         """(m, P) what a client sends for its maps (m, P), given which parts exist (m, P)."""
         maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
@@ -99,7 +100,7 @@ class Share(Config):
 
 
 def obscured(
-    relevance: Relevances, present: NDArray[np.bool_], noise: float, rng: np.random.Generator
+    relevance: Relevances, present: NDArray[np.bool_], noise: float, rng: Generator
 ) -> Relevances:
     """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√n on each of the n existing parts.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -42,6 +43,7 @@ class APFL(PersonalBesideGlobal):
     """
 
     name: str = "apfl"
+    stackable: ClassVar[bool] = False
     alpha: float = Field(0.5, ge=0, le=1)
     adaptive: bool = True
 
@@ -83,10 +85,6 @@ class APFL(PersonalBesideGlobal):
         g, _ = gradient(client, torch.cat([(alpha * v + (1 - alpha) * w)[:P], v[P:]]), batch)
         slope = torch.dot((v - w)[:P].double(), g.double())
         return min(max(alpha - client.lr * float(slope), 0.0), 1.0)
-
-    @property
-    def stackable(self) -> bool:
-        return False
 
 
 class Pair(nn.Module):

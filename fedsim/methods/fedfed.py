@@ -26,8 +26,14 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, check_rounds_left, methods
-from fedsim.methods.shared.pixels import pixel_range, to_network, to_pixels
-from fedsim.methods.shared.pool import PoolMethod, label_type
+from fedsim.methods.shared.pool import (
+    PoolMethod,
+    label_type,
+    noise_like,
+    pixel_range,
+    to_network,
+    to_pixels,
+)
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, FlatModel, Train
@@ -284,9 +290,7 @@ class FedFed(PoolMethod[FedFedState]):
         if visited:
             client.report(loss=float(total) / visited)
         return Update(
-            weights=client.trained,
-            generator=vae.vector.clone(),
-            weight=client.num_samples,
+            weights=client.trained, generator=vae.vector.clone(), weight=client.num_samples
         )
 
     @client_function("share")
@@ -298,14 +302,9 @@ class FedFed(PoolMethod[FedFedState]):
         vae.load(generator)
         rx = split(vae.module, to_pixels(client.data.x, pixels))
         rng = client.rng("noise")
-
-        def noise() -> Tensor:
-            drawn = rng.standard_normal(rx.shape, dtype=np.float32)
-            return torch.from_numpy(drawn).to(client.device)
-
         return {
-            "shared1": rx + self.sigma1 * noise(),
-            "shared2": rx + self.sigma2 * noise(),
+            "shared1": rx + self.sigma1 * noise_like(rx, rng),
+            "shared2": rx + self.sigma2 * noise_like(rx, rng),
             "labels": client.data.y.cpu().numpy().astype(label_type(client.num_classes)),
         }
 
@@ -352,11 +351,8 @@ class FedFed(PoolMethod[FedFedState]):
         vae = fed.server.network("generator", self.build(fed.server.shape))
         vae.load(fed.server.tensor(state.generator))
         rx = split(vae.module, to_pixels(x, fed.server.tensor(pixel_range(fed))))
-        items = []
-        for sigma in (self.sigma1, self.sigma2):
-            drawn = rng.standard_normal(rx.shape, dtype=np.float32)
-            items.append(rx + sigma * torch.from_numpy(drawn).to(rx.device))
-        return self.combined(*items)
+        shared1 = rx + self.sigma1 * noise_like(rx, rng)
+        return self.combined(shared1, rx + self.sigma2 * noise_like(rx, rng))
 
     def combined(self, shared1: Tensor, shared2: Tensor) -> Tensor:
         """The mean of an image's two shared items, weighted by their precisions."""

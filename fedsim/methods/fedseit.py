@@ -146,10 +146,7 @@ def clusters(vectors: Centres, seed: int) -> Centres:
 
 
 def most_similar(
-    own: Centres,
-    finished: Collection[str],
-    centres: Mapping[str, Centres],
-    kind: Similarity,
+    own: Centres, finished: Collection[str], centres: Mapping[str, Centres], kind: Similarity
 ) -> list[Choice]:
     """Finished tasks, the most similar to a task first; ties by client, then by task.
 

@@ -32,8 +32,7 @@ from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, check_rounds_left, methods
-from fedsim.methods.shared.pixels import pixel_range, to_pixels
-from fedsim.methods.shared.pool import PoolMethod, label_type
+from fedsim.methods.shared.pool import PoolMethod, label_type, noise_like, pixel_range, to_pixels
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Train, logits
 
@@ -343,12 +342,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         return sent
 
     def obscured(
-        self,
-        fed: Federation,
-        state: FedXDSState,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, fed: Federation, state: FedXDSState, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
         """(n, C, H, W) f of any images, in pixels, as an attacker of the pool can compute it."""
         fed.server.model.load(fed.server.tensor(state.attributor))
@@ -372,8 +366,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         f = x * m[:, None]
         if self.clip is not None:
             f = clip(f, self.clip)
-        drawn = noise.standard_normal(f.shape, dtype=np.float32)
-        n = self.noise * torch.from_numpy(drawn).to(x.device)
+        n = self.noise * noise_like(f, noise)
         return h, m, f + (n * (m > 0)[:, None] if self.noise_on == "retained" else n)
 
     def masks(self, heatmaps: Tensor) -> Tensor:

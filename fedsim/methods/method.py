@@ -59,6 +59,8 @@ class Method(Component, ABC, Generic[S]):
         takes_downlink: whether clients train from what arrives of the model, not from the model.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
             their examples for training (`privacy.level=example`).
+        stackable: whether clients train with `client.train`, so that several can train in one
+            stack.
         asynchronous: whether updates are aggregated as they arrive, in the simulated time of
             `devices`.
     """
@@ -70,6 +72,7 @@ class Method(Component, ABC, Generic[S]):
     needs_labels: ClassVar[bool] = True
     exchanges_models: ClassVar[bool] = True
     takes_downlink: ClassVar[bool] = True
+    stackable: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True
 
@@ -97,11 +100,6 @@ class Method(Component, ABC, Generic[S]):
     def local_test(self, client: Client, *_: Any, **given: Any) -> None:
         """(client) Evaluate its `own_model` on its own test examples."""
         client.evaluate(self.own_model(client, **given))
-
-    @property
-    def stackable(self) -> bool:
-        """Whether clients train with `client.train`, so that several can train in one stack."""
-        return True
 
     def own_model(self, client: Client, *_: Any, **given: Any) -> Any:
         """(client) The model that a client predicts with after a round.

@@ -18,23 +18,11 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError, ExperimentError, RunError
 from fedsim.explain.explainers.rules import global_explanation, measures
-from fedsim.federation import (
-    Client,
-    Examples,
-    Federation,
-    NotCounted,
-    Server,
-    client_function,
-)
+from fedsim.federation import Client, Examples, Federation, NotCounted, Server, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
-from fedsim.models.rules import (
-    RuleModel,
-    Rules,
-    check_table,
-    count,
-)
+from fedsim.models.rules import RuleModel, Rules, check_table, count
 from fedsim.objectives import Regression, of_validation
 from fedsim.training import Train
 

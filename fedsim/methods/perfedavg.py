@@ -7,7 +7,7 @@ Model-Agnostic Meta-Learning Approach, NeurIPS 2020, Algorithm 1.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class PerFedAvg(FedAvg):
     """
 
     name: str = "perfedavg"
+    stackable: ClassVar[bool] = False
     alpha: float = Field(0.01, ge=0)
     variant: Literal["fo", "hf"] = "fo"
     delta: float = Field(1e-3, gt=0)
@@ -88,7 +89,3 @@ class PerFedAvg(FedAvg):
     def own_model(self, client: Client, weights: Tensor) -> Tensor:
         """(client) The adapted model."""
         return self.adapted(client, weights, client.data)
-
-    @property
-    def stackable(self) -> bool:
-        return False

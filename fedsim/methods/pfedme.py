@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ class PFedMe(PersonalModels[State]):
     """
 
     name: str = "pfedme"
+    stackable: ClassVar[bool] = False
     lam: float = Field(1.0, gt=0)
     eta: float = Field(0.5, gt=0)
     steps: int = Field(5, ge=1)
@@ -89,7 +90,3 @@ class PFedMe(PersonalModels[State]):
         client.steps, client.trained = len(losses), w
         self.keep_model(client, theta)
         return Update(weights=w)
-
-    @property
-    def stackable(self) -> bool:
-        return False

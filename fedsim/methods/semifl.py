@@ -26,15 +26,7 @@ from fedsim.federation import Client, Examples, Federation, Update, Vector, clie
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
-from fedsim.training import (
-    Context,
-    Draw,
-    Hooks,
-    Optimizer,
-    TrainingJob,
-    has_batch_norm,
-    train,
-)
+from fedsim.training import Context, Draw, Hooks, Optimizer, TrainingJob, has_batch_norm, train
 
 BATCH = 250  # images at once in inference
 

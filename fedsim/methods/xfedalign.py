@@ -33,14 +33,7 @@ from fedsim.explain.groups import (
     unit,
 )
 from fedsim.explain.scores.relevance import cosine
-from fedsim.federation import (
-    Client,
-    Federation,
-    PerClient,
-    Update,
-    Vector,
-    client_function,
-)
+from fedsim.federation import Client, Federation, PerClient, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
@@ -194,10 +187,8 @@ class XFedAlign(Method[XFedAlignState]):
         """
         if self.poisoned == 0:
             return {}
-        G, rng = (
-            len(group_parts(fed.server.shape, self.size)),
-            keyed_rng(fed.server.seed, "poisoned"),
-        )
+        G = len(group_parts(fed.server.shape, self.size))
+        rng = keyed_rng(fed.server.seed, "poisoned")
         clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
         drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.server.num_classes)]
         agreed = [np.sort(groups).tolist() for groups in drawn]

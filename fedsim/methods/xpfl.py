@@ -26,14 +26,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain import Explainer
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
-from fedsim.federation import (
-    Client,
-    Examples,
-    Federation,
-    NotCounted,
-    Update,
-    client_function,
-)
+from fedsim.federation import Client, Examples, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 from fedsim.methods.shared.classifiers import needs_classifier
@@ -41,14 +34,7 @@ from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
 from fedsim.objectives import Classification
-from fedsim.training import (
-    FlatModel,
-    Hooks,
-    Loss,
-    Optimizer,
-    TrainingJob,
-    train,
-)
+from fedsim.training import FlatModel, Hooks, Loss, Optimizer, TrainingJob, train
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,16 +77,8 @@ class Teacher(Config):
 
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
         """Build it, with weights from torch's global generator."""
-        return MaskedAutoencoder(
-            shape,
-            patch=self.patch,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-            decoder_width=self.decoder_width,
-            decoder_depth=self.decoder_depth,
-            decoder_heads=self.decoder_heads,
-        )
+        training = {"mask_ratio", "epochs", "batch_size", "optimizer"}
+        return MaskedAutoencoder(shape, **self.model_dump(exclude=training))
 
 
 class Xfed(Config):
@@ -168,20 +146,18 @@ class XPFL(PersonalModels[State]):
     Eq. 14 divides by L^U, so the weight grows without bound as the teacher improves; hence the
     0.05. It has no τ²: the λ of Eq. 14 is λ·τ² here.
 
-    The released code does not divide: it multiplies both arguments of the softmax with L^U, so
-    that a better teacher counts less (`weigh` code; its λ is 1000/D for D features, 1.95 on
-    MNIST). It fuses each tensor with a weight of its own (`psi_on` tensors), and draws other
-    labelled examples in each round (`leak_labels`). The rest of it is not offered: its teacher is
-    a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose L^U is the mean
-    absolute error of its last batch in training; and after a lost upload it mistakes one client
-    for another.
+    What the released code does otherwise is offered as `weigh`, `psi_on` and `leak_labels`, except
+    that its teacher is a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose
+    L^U is the mean absolute error of its last batch in training; and that after a lost upload it
+    mistakes one client for another.
 
     Args:
         lam: λ.
         tau: τ.
         weigh: the term of distillation. `loss`: λ·τ²/max(L^U, 0.05)·KL(softmax(F^t/τ) ‖
             softmax(P_k·F^s/τ)), Eq. 14 with τ² and a bound. `code`, as in the released code:
-            λ·KL(softmax(L·F^t/τ) ‖ softmax(L·P_k·F^s/τ)), L = max(L^U, 1e-6).
+            λ·KL(softmax(L·F^t/τ) ‖ softmax(L·P_k·F^s/τ)), L = max(L^U, 1e-6): a better teacher
+            counts less. Its λ is 1000/D for D features, 1.95 on MNIST.
         psi: ψ of all clients; by default computed from their models.
         psi_on: what ψ_k is computed from. `weights`: w_k and w_g, as above (Eq. 17). `tensors`, as
             in the released code: each parameter tensor, and each statistic of batch norm, is fused
@@ -397,12 +373,7 @@ class XPFL(PersonalModels[State]):
     def explainer(self) -> Explainer | None:
         if self.xfed is None:
             return TreeExplainer()
-        return TreeExplainer(
-            images=self.xfed.images,
-            held_out=self.xfed.held_out,
-            perplexity=self.xfed.perplexity,
-            iterations=self.xfed.iterations,
-        )
+        return TreeExplainer(**self.xfed.model_dump(exclude={"every", "clients", "chi"}))
 
     def explained_clients(self, clients: pd.DataFrame) -> list[int]:
         """The first client with a personal model."""
@@ -411,7 +382,7 @@ class XPFL(PersonalModels[State]):
         return [int(k) for k in sorted(clients.loc[clients["psi"].notna(), "client"])[:1]]
 
     @property
-    def stackable(self) -> bool:
+    def stackable(self) -> bool:  # type: ignore[override]
         return self.lam == 0
 
     @client_function("explain")

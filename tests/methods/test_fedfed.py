@@ -18,13 +18,8 @@ from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
 from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedfed import (
-    FedFed,
-    balanced,
-    mosaics,
-    split,
-)
-from fedsim.methods.shared.pixels import to_network, to_pixels
+from fedsim.methods.fedfed import FedFed, balanced, mosaics, split
+from fedsim.methods.shared.pool import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.simulate import Progress
 from fedsim.support.rng import keyed_rng, keyed_torch_rng

@@ -70,8 +70,7 @@ from fedsim.explain.section import Explain
 from fedsim.explain.share import obscured
 from fedsim.federation import Examples
 from fedsim.launch.progress import LineProgress
-from fedsim.methods.shared.pixels import pixel_range, to_pixels
-from fedsim.methods.shared.pool import SharesImages
+from fedsim.methods.shared.pool import SharesImages, pixel_range, to_pixels
 from fedsim.objectives import Classification
 from fedsim.results.run import Run
 from fedsim.support.rng import keyed_rng

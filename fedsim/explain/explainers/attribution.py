@@ -20,10 +20,12 @@ import inspect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -66,7 +68,7 @@ class OfDecision(FeatureExplainer, ABC):
     zero_baseline: ClassVar[bool] = False
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         """The relevance of each part of the inputs for the predicted class."""
         x, classes = data.prepare(inputs.x), data.dataset.classes
@@ -131,9 +133,7 @@ class Attribution(OfDecision, ABC):
         """
 
     @abstractmethod
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         """The signed relevance of every input entry for the logit of the example's own class.
 
         Computed in evaluation mode. The network's modes, parameters, gradients and hooks are left
@@ -180,12 +180,7 @@ class Attribution(OfDecision, ABC):
             self.relevance(model.network, x, y, np.random.default_rng(0))
 
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         found = self.relevance(model.as_network(), x, y, rng)
         if len(data.dataset.shape) == 3:
@@ -207,28 +202,37 @@ class _OfGradients(Attribution):
     differentiates: ClassVar[bool] = True
     target: Literal["class", "centred", "outputs"] = "class"
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         _refuse_integers(self.name, x)
         x, found = x.detach(), torch.empty_like(x)
         with _evaluation(network), _differentiable_rnn(network, x):
             for rows in _batches(x):
-                gradient = _Gradient(self.name, self.target, network, y[rows])
+                gradient = partial(self._gradient, network, y[rows])
                 found[rows] = self._explain(gradient, x[rows], rng)
         return found
 
-    @abstractmethod
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
-        """The relevance of one batch.
+    def _gradient(self, network: nn.Module, y: Tensor, x: Tensor) -> Tensor:
+        """∂f_t/∂x at a batch of inputs, or at several changed copies of all of them."""
+        inputs = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            logits = network(inputs)
+        found = None
+        if logits.requires_grad:
+            if self.target == "outputs":
+                of_logits = logits.detach()
+            else:
+                of_logits = _contrast(self.target, self.name, logits, y.repeat(len(x) // len(y)))
+            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
+        if found is None:
+            raise ExperimentError(
+                f"attribution {self.name}: the network's outputs cannot be differentiated with "
+                "respect to its inputs"
+            )
+        return found
 
-        Args:
-            gradient: ∂f_y/∂x at a batch of inputs.
-            x: (b, ...) inputs, b ≤ BATCH.
-            rng: source of randomness.
-        """
+    @abstractmethod
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
+        """The relevance of one batch (b, ...), b ≤ BATCH, by ∂f_y/∂x at any such batch."""
 
 
 @explainers.register
@@ -246,9 +250,7 @@ class Gradient(_OfGradients):
 
     name: str = "gradient"
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         return gradient(x)
 
 
@@ -268,9 +270,7 @@ class GradientXInput(_OfGradients):
     name: str = "gradient_x_input"
     zero_baseline: ClassVar[bool] = True
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         return x * gradient(x)
 
 
@@ -296,9 +296,7 @@ class SmoothGrad(_OfGradients):
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         rows = x.flatten(1)
         spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
         # an example's samples are drawn together, so that the draws do not depend on the batch
@@ -331,9 +329,7 @@ class IntegratedGradients(_OfGradients):
     zero_baseline: ClassVar[bool] = True
     steps: int = Field(20, ge=1)
 
-    def _explain(
-        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
         total = torch.zeros_like(x)
         for k in range(1, self.steps + 1):
             total += gradient(k / self.steps * x)
@@ -348,9 +344,7 @@ class Random(Attribution):
     name: str = "random"
     draws: ClassVar[bool] = True
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         draws = 2 * torch.from_numpy(rng.random(tuple(x.shape), dtype=np.float32)) - 1
         found = draws.to(x.device)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
@@ -381,9 +375,7 @@ class Occlusion(Attribution):
         check_size(f"attribution {self.name}: size", shape, self.size)
 
     @torch.no_grad()
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         # Each word, or entry of a vector, is one part.
         groups = group_parts(tuple(x.shape[1:]), self.size)
         part_of = torch.from_numpy(groups.index).to(x.device)
@@ -499,16 +491,9 @@ class Lrp(Attribution):
         return self
 
     def check_network(self, network: nn.Module) -> None:
-        """Reject layers without a rule.
-
-        Raises:
-            ExperimentError: there are some; the message names the first.
-        """
         self._canonised(network)
 
-    def relevance(
-        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
-    ) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         _refuse_integers(self.name, x)
         canonised = self._canonised(network)
         found = torch.empty_like(x)
@@ -534,11 +519,7 @@ class Lrp(Attribution):
 
     @torch.no_grad()
     def _canonised(self, network: nn.Module) -> nn.Module:
-        """A copy in evaluation mode, with batch norm merged and sums converted to modules.
-
-        Raises:
-            ExperimentError: a layer has no rule.
-        """
+        """A copy in evaluation mode, with batch norm merged and sums converted to modules."""
         canonizers, torchvision = _zennit("canonizers"), _zennit("torchvision")
         steps = [
             canonizers.AttributeCanonizer(_block_with_sum),
@@ -698,33 +679,25 @@ def _zennit(part: str) -> Any:
 
 
 def _own_canonizer(name: str) -> Any:
-    """The user's canonizer.
+    """The user's canonizer."""
 
-    Raises:
-        PydanticCustomError: there is no such canonizer.
-    """
+    def refusal(problem: str) -> PydanticCustomError:
+        return PydanticCustomError("not_a_canonizer", "{problem}", {"problem": problem})
+
     base = _zennit("canonizers").Canonizer  # first, because the user's module imports it, too
     make = import_object(name, "canonizer")
     if not (inspect.isfunction(make) or (inspect.isclass(make) and issubclass(make, base))):
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "'{name}' is neither a zennit.canonizers.Canonizer nor a function that returns one",
-            {"name": name},
+        raise refusal(
+            f"'{name}' is neither a zennit.canonizers.Canonizer nor a function that returns one"
         )
     try:
         made = make()
     except Exception as error:  # a user's code may raise anything
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "canonizer '{name}' cannot be called without arguments: {error}",
-            {"name": name, "error": str(error) or type(error).__name__},
-        ) from error
+        why = str(error) or type(error).__name__
+        raise refusal(f"canonizer '{name}' cannot be called without arguments: {why}") from error
     if not isinstance(made, base):
-        raise PydanticCustomError(
-            "not_a_canonizer",
-            "'{name}' returns {type}, not a zennit.canonizers.Canonizer",
-            {"name": name, "type": type(made).__name__},
-        )
+        kind = type(made).__name__
+        raise refusal(f"'{name}' returns {kind}, not a zennit.canonizers.Canonizer")
     return made
 
 
@@ -789,32 +762,6 @@ def _joined(logits: Tensor) -> str | None:
         todo += [before for before in inputs if before not in seen]
         seen.update(inputs)
     return None
-
-
-class _Gradient:
-    """∂f_t/∂x of a network at a batch of inputs, or at several changed copies of all of them."""
-
-    def __init__(self, name: str, target: str, network: nn.Module, y: Tensor) -> None:
-        self.name, self.target, self.network, self.y = name, target, network, y
-
-    def __call__(self, x: Tensor) -> Tensor:
-        inputs = x.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            logits = self.network(inputs)
-        found = None
-        if logits.requires_grad:
-            if self.target == "outputs":
-                of_logits = logits.detach()
-            else:
-                y = self.y.repeat(len(x) // len(self.y))
-                of_logits = _contrast(self.target, self.name, logits, y)
-            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
-        if found is None:
-            raise ExperimentError(
-                f"attribution {self.name}: the network's outputs cannot be differentiated with "
-                "respect to its inputs"
-            )
-        return found
 
 
 def _contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -151,7 +152,7 @@ class TreeExplainer(FeatureExplainer):
         raise ExperimentError(f"a tree mimics classifiers of images and tables, and {reason}")
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         assert model.network is not None
         dataset = data.dataset
@@ -173,9 +174,7 @@ class TreeExplainer(FeatureExplainer):
             *(model.title, model.suffix, dataset, mimic, embeddings, dataset.test_y[drawn])
         )
 
-    def _mimic(
-        self, model: ExplainedModel, data: ExplainedData, rng: np.random.Generator
-    ) -> Mimic:
+    def _mimic(self, model: ExplainedModel, data: ExplainedData, rng: Generator) -> Mimic:
         assert model.network is not None
         held = data.dataset.test_x if data.own is None else data.own
         x = data.prepare(held[rng.permutation(len(held))[: self.images]])
@@ -186,19 +185,14 @@ class TreeExplainer(FeatureExplainer):
         return self.relevances(*given[:5])
 
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         tree = self._mimic(model, data, rng).tree
         found = tree.contributions(x.flatten(1).cpu().numpy(), y.cpu().numpy())
         relevance = found.astype(np.float32).reshape(tuple(x.shape))
         return relevance.sum(axis=1) if x.dim() == 4 else relevance
 
-    def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
+    def rng(self, seed: int, client: int | None = None) -> Generator:
         return keyed_rng(seed, "explained", 0, client or 0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
@@ -35,7 +36,7 @@ class PriorExplainer(Explainer):
     size: int | None = None
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         table, dataset = data.tables["explanations"], data.dataset
         rows = table[:0]

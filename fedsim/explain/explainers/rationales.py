@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class RationaleExplainer(FeatureExplainer):
 
     @torch.no_grad()
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         assert isinstance(model.network, RationaleClassifier)
         features, x = model.network.features, data.prepare(inputs.x)
@@ -68,19 +69,14 @@ class RationaleExplainer(FeatureExplainer):
 
     @torch.no_grad()
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         assert isinstance(model.network, RationaleClassifier)
         chosen = _selected(model.network.eval(), x, rng) * (x != 0)
         return chosen.float().cpu().numpy()
 
 
-def _selected(network: RationaleClassifier, x: Tensor, rng: np.random.Generator) -> Tensor:
+def _selected(network: RationaleClassifier, x: Tensor, rng: Generator) -> Tensor:
     """(n, L) which words are selected, which some networks sample."""
     with keyed_torch_rng(int(rng.integers(2**63)), "explained", device=x.device):
         return network.features.select(x)

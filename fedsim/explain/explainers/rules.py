@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -253,7 +254,7 @@ class RulesExplainer(FeatureExplainer):
             )
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         assert isinstance(model.section, RuleModel)
         assert model.rules is not None
@@ -265,12 +266,7 @@ class RulesExplainer(FeatureExplainer):
         )
 
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         assert isinstance(model.section, RuleModel)
         assert model.rules is not None

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -67,12 +68,7 @@ class Sage(OfDecision):
 
     @torch.no_grad()
     def relevances(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        x: Tensor,
-        y: Tensor,
-        rng: np.random.Generator,
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         held, count = data.dataset.x, data.dataset.num_loaded
         if data.own is not None:

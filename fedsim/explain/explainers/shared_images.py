@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.data.labels import draw_labels
@@ -39,7 +40,7 @@ class SharedImagesExplainer(Explainer):
             raise ExperimentError(f"{model.title}: its method does not share masked images")
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         assert data.shared is not None
         shared = data.shared()

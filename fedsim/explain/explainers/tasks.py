@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
@@ -141,7 +142,7 @@ class TasksExplainer(Explainer):
             raise ExperimentError(f"{model.title}: its clients do not learn a sequence of tasks")
 
     def explain(
-        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
+        self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         given = data.tables["explanations"]
         if not given.empty:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DPI = 150
 MOST_DRAWN = 100  # things in a picture
 _NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # of a text
+# A legend without a frame, whose lower left corner is placed.
+LEGEND: dict[str, Any] = {"loc": "lower left", "frameon": False, "borderaxespad": 0}
 _format: ContextVar[str] = ContextVar("format", default="png")
 
 

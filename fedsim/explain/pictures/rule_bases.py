@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.pictures.canvas import new_figure, place, plain, save, wrapped
+from fedsim.explain.pictures.canvas import CENTRED, LEGEND, new_figure, place, plain, save, wrapped
 from fedsim.explain.scores.relevance import silence
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
@@ -143,13 +143,11 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
         figure.legend(
             handles,
             [plain(term) for term in terms],
-            loc="lower left",
             bbox_to_anchor=(0, 1 + (above + 0.05) / (rows * down - above)),
             ncols=len(terms),
-            frameon=False,
             fontsize=_FONT,
-            borderaxespad=0,
             borderpad=0,
+            **LEGEND,
         )
     notes = []
     if any(shapes[f] for f in features if f not in fuzzy):
@@ -185,7 +183,7 @@ def _shapes(rules: Sequence[Rule], features: Sequence[int]) -> dict[int, dict[st
 def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap) -> None:
     """Crisp conditions, from low at the top to high at the bottom."""
     if not shapes:  # no rule uses the feature
-        panel.text(0.5, 0.5, "no condition", ha="center", va="center", fontsize=_SMALL)
+        panel.text(0.5, 0.5, "no condition", fontsize=_SMALL, **CENTRED)
     step = 1 / max(len(shapes), 1)
     thick = min(0.55 * step, 0.09)  # keeps the histogram visible
     for k, (words, shape) in enumerate(shapes.items()):
@@ -223,17 +221,9 @@ def draw_rules(
     figure = new_figure(wide + gap + bars, high)
     heat = place(figure, 0, 0, wide, high)
     x_edges, y_edges = np.arange(len(features) + 1) - 0.5, np.arange(len(shown) + 1) - 0.5
-    mesh = heat.pcolormesh(
-        x_edges,
-        y_edges,
-        np.ma.masked_invalid(centres),
-        cmap=_colours(),
-        vmin=0,
-        vmax=1,
-        edgecolors="white",
-        linewidth=0.8,
-        zorder=2,
-    )
+    cells = np.ma.masked_invalid(centres)
+    grid: dict[str, Any] = {"edgecolors": "white", "linewidth": 0.8, "zorder": 2}
+    mesh = heat.pcolormesh(x_edges, y_edges, cells, cmap=_colours(), vmin=0, vmax=1, **grid)
     heat.plot(*np.nonzero(nowhere)[::-1], "x", color="0.3", markersize=4, zorder=3)
     heat.hlines(range(len(shown)), x_edges[0], x_edges[-1], color="0.9", linewidth=0.6, zorder=1)
     short = [wrapped(names[f], 40, 1) for f in features]
@@ -336,12 +326,7 @@ def draw_activations(found: Prediction) -> Figure:
     above.set_xticks(sorted({1, *range(step, R + 1, step)}))
     above.set_xlabel("rule", fontsize=_FONT)
     above.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=3,
-        frameon=False,
-        fontsize=_FONT,
-        borderaxespad=0.2,
+        bbox_to_anchor=(0, 1), ncols=3, fontsize=_FONT, **{**LEGEND, "borderaxespad": 0.2}
     )
 
     slots = max(len(shares), min(R + 1, 8))
@@ -463,12 +448,10 @@ def draw_bars(
     if low < 0:
         figure.legend(
             handles=[Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")],
-            loc="lower right",
             bbox_to_anchor=(5.8 / 6, 1),
             ncols=2,
-            frameon=False,
             fontsize=_SMALL,
-            borderaxespad=0,
             borderpad=0.1,
+            **{**LEGEND, "loc": "lower right"},
         )
     save(figure, path, title)

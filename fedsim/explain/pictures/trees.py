@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.explain.pictures.canvas import class_colours, new_figure, place
+from fedsim.explain.pictures.canvas import CENTRED, LEGEND, class_colours, new_figure, place
 from fedsim.explain.tree import LEAF, Ints, Tree, pixel_names
 
 if TYPE_CHECKING:
@@ -67,42 +67,28 @@ def draw_tree(
             for child, answer in ((tree.left[node], "yes"), (tree.right[node], "no")):
                 end = centres[int(child)]
                 axes.plot((middle, end), (top + _BOX, top + _LEVEL), color="0.55", linewidth=0.9)
-                axes.text(
-                    *(0.5 * (middle + end), top + 0.5 * (_BOX + _LEVEL)),
-                    answer,
-                    ha="center",
-                    va="center",
-                    fontsize=_SMALL,
-                    color="0.35",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-                )
+                half = 0.5 * (middle + end), top + 0.5 * (_BOX + _LEVEL)
+                patch = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                axes.text(*half, answer, fontsize=_SMALL, color="0.35", bbox=patch, **CENTRED)
         elif below[node]:
             start = top + _BOX
             axes.plot((middle, middle), (start, start + 0.12), ":", color="0.4", linewidth=1.2)
-            axes.text(
-                *(middle, start + 0.14),
-                f"… {below[node]:,} more",
-                ha="center",
-                va="top",
-                fontsize=_SMALL,
-                color="0.35",
-            )
+            at, more = (middle, start + 0.14), f"… {below[node]:,} more"
+            axes.text(*at, more, ha="center", va="top", fontsize=_SMALL, color="0.35")
     for text in axes.texts:
         text.set_parse_math(False)
     legend = figure.legend(
         [Patch(color=colour) for colour in colours],
         class_names,
-        loc="lower left",
         bbox_to_anchor=(0, 1 + 0.1 / figure.get_figheight()),
         ncols=min(len(class_names), 10),
-        frameon=False,
         fontsize=_FONT,
+        borderpad=0,
         handlelength=0.9,
         handleheight=0.9,
         handletextpad=0.4,
         columnspacing=1.2,
-        borderaxespad=0,
-        borderpad=0,
+        **LEGEND,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -163,26 +149,13 @@ def _draw_box(
     middle, top, width = place
     left = middle - width / 2
     tint = tuple(0.75 + 0.25 * part for part in colours[int(counts.argmax())])
-    axes.add_patch(
-        Rectangle(
-            *((left, top), width, _BOX),
-            facecolor=tint if leaf else "white",
-            edgecolor="0.45",
-            linewidth=0.8,
-            zorder=2,
-            clip_on=False,
-        )
-    )
+    box = Rectangle((left, top), width, _BOX, linewidth=0.8, zorder=2, clip_on=False)
+    box.set(facecolor=tint if leaf else "white", edgecolor="0.45")
+    axes.add_patch(box)
     for k, (line, size) in enumerate(zip(lines, (_FONT, _SMALL), strict=True)):
-        axes.text(
-            *(middle, top + 0.13 + 0.18 * k),
-            line,
-            ha="center",
-            va="center",
-            fontsize=size,
-            weight="bold" if leaf and k == 0 else "normal",
-            zorder=3,
-        )
+        weight = "bold" if leaf and k == 0 else "normal"
+        y = top + 0.13 + 0.18 * k
+        axes.text(middle, y, line, fontsize=size, weight=weight, zorder=3, **CENTRED)
     shares = counts / counts.sum() * (width - 0.12)
     starts = left + 0.06 + np.cumsum(shares) - shares
     for start, share, colour in zip(starts, shares, colours, strict=True):
@@ -241,14 +214,8 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     if with_numbers:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
-                axes.text(
-                    *(column, row),
-                    f"{count:,}",
-                    ha="center",
-                    va="center",
-                    fontsize=_FONT,
-                    color="white" if shares[row, column] > 0.5 else "0.15",
-                )
+                colour = "white" if shares[row, column] > 0.5 else "0.15"
+                axes.text(column, row, f"{count:,}", fontsize=_FONT, color=colour, **CENTRED)
     level = max(map(len, class_names)) * _LETTER < cell
     short = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
     axes.set_xticks(range(C), labels=short, rotation=0 if level else 90, parse_math=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +26,7 @@ _TOGETHER = 500  # inputs per evaluation, approximately
 # It is always called with all n inputs in order, or with k copies of them: (k·n, ...) to (k·n,).
 # Decisions are those for the unchanged inputs.
 Predict = Callable[[Tensor], Tensor]
-Streams = np.random.Generator | Sequence[np.random.Generator]  # for all inputs, or of each one
+Streams = Generator | Sequence[Generator]  # for all inputs, or of each one
 
 
 def by_part(attribution: Tensor) -> Scores:
@@ -239,11 +240,9 @@ def sensitivity(
     return np.max(changes, axis=0) / torch.where(norm > 0, norm, 1).numpy()
 
 
-def _drawn(
-    draw: Callable[[np.random.Generator, Sequence[int]], Scores], rng: Streams, x: Tensor
-) -> Scores:
+def _drawn(draw: Callable[[Generator, Sequence[int]], Scores], rng: Streams, x: Tensor) -> Scores:
     """Random numbers in the shape of x."""
-    if isinstance(rng, np.random.Generator):
+    if isinstance(rng, Generator):
         return draw(rng, x.shape)
     return np.stack([draw(own, x.shape[1:]) for own in rng])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -180,7 +181,7 @@ def relevances_of(
     data: ExplainedData,
     x: Tensor,
     decided: Tensor,
-    rng: np.random.Generator,
+    rng: Generator,
     like: Tensor | None = None,
 ) -> Scores:
     """(m, P) an explainer's relevances of inputs; the network stays in evaluation mode.

@@ -1,10 +1,11 @@
 """Scores of relevances: sparseness, similarity of two, and agreement with the ground truth.
 
 Relevances are (n, P), for n inputs with P parts each (pixels, features or words), signed and
-finite. Each score is (n,), one per input, in float64. Ties are ordered by index. The padding of a
-document counts as parts without relevance, so documents of different lengths are better scored one
-by one, without padding. Maps in which all parts are alike follow each formula's convention; runs
-leave them out (see `informative`).
+finite. A truth is (n, P): the parts that decide, as far as they are known. Each score is (n,), one
+per input, in float64. Ties are ordered by index. The padding of a document counts as parts without
+relevance, so documents of different lengths are better scored one by one, without padding. Maps in
+which all parts are alike follow each formula's convention; runs leave them out (see
+`informative`).
 """
 
 from __future__ import annotations
@@ -163,10 +164,6 @@ def relevance_mass(relevance: NDArray[Any], truth: Truth) -> Scores:
     >>> relevance_mass(np.array([[2, 1, 1, -5]]), truth).tolist()
     [0.75]
 
-    Args:
-        relevance: (n, P).
-        truth: (n, P) the parts that decide, as far as they are known.
-
     Source: Arras et al. (Information Fusion 2022), relevance mass accuracy, of sums over channels
     of which the positive part counts.
     """
@@ -186,10 +183,6 @@ def relevance_rank(relevance: NDArray[Any], truth: Truth) -> Scores:
     >>> relevance_rank(np.array([[2, 1, 1.5, -5]]), truth).tolist()
     [0.5]
 
-    Args:
-        relevance: (n, P).
-        truth: (n, P) the parts that decide, as far as they are known.
-
     Source: Arras et al. (Information Fusion 2022), relevance rank accuracy.
     """
     size = np.sum(truth, axis=1)
@@ -202,10 +195,6 @@ def pointing_game(relevance: NDArray[Any], truth: Truth) -> Scores:
 
     The mean over inputs is a share; |truth|/P is chance. More is better. A row of zeros points
     nowhere, and scores 0; where the truth is empty: NaN.
-
-    Args:
-        relevance: (n, P).
-        truth: (n, P) the parts that decide, as far as they are known.
 
     Source: Zhang et al. (IJCV 2018), without their tolerance of 15 pixels around the truth.
     """

@@ -129,6 +129,7 @@ class FedWeIT(Method[FedWeITState]):
     """
 
     name: str = "fedweit"
+    stackable: ClassVar[bool] = False
     has_global_model: ClassVar[bool] = False  # every task has its own network
     # Each client's A is sent to others.
     learns: ClassVar[Learns] = Learns(
@@ -392,10 +393,6 @@ class FedWeIT(Method[FedWeITState]):
             scores = evaluate(rest, reader, theta[i], test, labels, self.compat.frozen)
             row = task_row(sequence_of(client), client.id, task, client.splits.task, scores)
             client.record("tasks", **row)
-
-    @property
-    def stackable(self) -> bool:
-        return False
 
     def for_own_models(self, fed: Federation, state: FedWeITState) -> dict[str, Any]:
         return {}

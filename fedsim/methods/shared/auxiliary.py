@@ -124,10 +124,7 @@ def ensemble(
     Returns:
         (n, C) targets; other rows are zero.
     """
-    total, weight = (
-        torch.zeros((), device=fed.server.device),
-        torch.zeros((), device=fed.server.device),
-    )
+    total = weight = torch.zeros((), device=fed.server.device)
     for w, s in zip(models, scores, strict=True):
         fed.server.model.load(torch.tensor(w))
         network = fed.server.model.module.eval()

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.explain.explainer import SharedItems
-from fedsim.federation import Client, Federation, client_function
+from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, State
 
 S = TypeVar("S", bound=State)
@@ -63,6 +64,28 @@ class PoolMethod(Method[S]):
 def label_type(num_classes: int) -> np.dtype[Any]:
     """The type of labels that are sent: a byte for up to 256 classes."""
     return np.min_scalar_type(num_classes - 1)
+
+
+def noise_like(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """N(0, 1) in the shape of images."""
+    return torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32)).to(x.device)
+
+
+def pixel_range(fed: Federation) -> Vector:
+    """(2, C, 1, 1) normalised values of pixels 0 and 1."""
+    edges = np.zeros((2, fed.server.shape[0], 1, 1), dtype=np.float32)
+    edges[1] = 1
+    return np.array(fed.server.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
+
+
+def to_pixels(x: Tensor, pixels: Tensor) -> Tensor:
+    """Images with pixels in [0, 1], from the network's inputs."""
+    return (x - pixels[0]) / (pixels[1] - pixels[0])
+
+
+def to_network(x: Tensor, pixels: Tensor) -> Tensor:
+    """The network's inputs, from images with pixels in [0, 1] or parts of them."""
+    return x * (pixels[1] - pixels[0]) + pixels[0]
 
 
 @runtime_checkable

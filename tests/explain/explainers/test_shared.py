@@ -17,7 +17,7 @@ from fedsim.errors import BadInput
 from fedsim.explain.explainers.shared_images import SharedImages, SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant
 from fedsim.methods.fedxds import FedXDS
-from fedsim.methods.shared.pixels import pixel_range
+from fedsim.methods.shared.pool import pixel_range
 
 METHOD: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1, "removed": 75}
 MODEL = {"name": "cnn", "channels": [4, 4]}
