@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
-from fedsim.results.report import classes, curves, explanations, overview, provenance, results
+from fedsim.results.report import classes, curves, explanations, overview, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
@@ -69,10 +69,10 @@ class Report:
             explanations=explanations.explanations(compared),
             about_explanations=explanations.about(compared),
             searches=self.searches,
-            grids=provenance.grids(compared),
-            experiments=provenance.experiments(compared),
-            provenance=provenance.provenance(compared),
-            environments=provenance.environments(compared),
+            grids=overview.grids(compared),
+            experiments=overview.experiments(compared),
+            provenance=overview.provenance(compared),
+            environments=overview.environments(compared),
         )
 
     @cached_property
