@@ -208,11 +208,7 @@ def _finite(content: Any) -> Any:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Context in which files that cannot be written are one error message.
-
-    Raises:
-        RunError: a file cannot be written; the message names it.
-    """
+    """Context in which files that cannot be written are one error message."""
     try:
         yield
     except OSError as error:

@@ -224,9 +224,6 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
 
     Args:
         kind: of results; any if not given.
-
-    Raises:
-        RunFolderError: there is no such folder.
     """
     folder = Path(path)
     if not os.path.isdir(folder):  # also if no folder can have such a name
@@ -289,11 +286,7 @@ def damage_of_copy(
 
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder, and its copy.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the manifest of a folder, and its copy."""
     written = content(manifest)
     for name in NAMES:
         atomic.write(folder / name, written)

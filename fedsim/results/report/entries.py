@@ -85,9 +85,6 @@ def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
 
     Args:
         given: what the folder is called.
-
-    Raises:
-        RunFolderError: a run's folder cannot be read.
     """
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]

@@ -100,15 +100,7 @@ class Report:
         }
 
     def save_figures(self, folder: Path) -> list[Path]:
-        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type.
-
-        Returns:
-            The files.
-
-        Raises:
-            RunFolderError: there are none to write.
-            OSError: they cannot be written.
-        """
+        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type."""
         plots = [plot for of_section in self.plots.values() for plot in of_section]
         plots += [plot for search in self.searches for plot in search.figures]
         if not plots:
@@ -123,11 +115,7 @@ class Report:
         return written
 
     def csv(self) -> str:
-        """The summary, a row for each cell, in full precision; the pivot if its axes were named.
-
-        Raises:
-            RunFolderError: there is none.
-        """
+        """The summary, a row per cell, in full precision; the pivot if its axes were named."""
         self._check()
         compared = self.compared
         pivot = self._pivot_wanted and compared.layout.columns is not None
@@ -138,9 +126,6 @@ class Report:
         """The tables of results for a paper: of each score the pivots, if any, and the summary.
 
         Of a single cell the further scores are in one table.
-
-        Raises:
-            RunFolderError: there are none.
         """
         self._check()
         compared = self.compared
