@@ -79,8 +79,6 @@ class ReportData:
             default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
-        grids, searches: their folders.
-        title: what all are called.
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
         labels: what papers call these.
@@ -263,11 +261,7 @@ def _arrange(compared: ReportData) -> None:
 
 
 def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
-    """A cell in a few words, without the settings that it does not have.
-
-    Args:
-        labels: what the axes are called.
-    """
+    """A cell in a few words, without the settings that it does not have."""
     return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
@@ -333,14 +327,11 @@ def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[Compar
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
-    return [
-        ComparedCell(
-            of_cell[0].cell,
-            [e for e in of_cell if e.finished] or of_cell,
-            label(of_cell[0].cell, labels),
-        )
-        for of_cell in by_values.values()
-    ]
+    cells = []
+    for of_cell in by_values.values():
+        values, finished = of_cell[0].cell, [entry for entry in of_cell if entry.finished]
+        cells.append(ComparedCell(values, finished or of_cell, label(values, labels)))
+    return cells
 
 
 def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:
