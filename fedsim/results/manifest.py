@@ -232,12 +232,6 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
     return below[0] if below else folder
 
 
-def did_you_mean(folder: Path, kind: str | None = None) -> str:
-    """For a message, "; did you mean <folder of the latest results below>?"; empty without any."""
-    found = latest_first(folder, kind)
-    return f"; did you mean {short(found[0])}?" if found else ""
-
-
 def kind_of(folder: Path) -> str | None:
     """What lies in a folder; None if no results do."""
     for name in NAMES:
@@ -318,10 +312,9 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
     if checksum not in (None, hash_of(_as_json(manifest))):
         raise Damaged(f"{path}: is damaged: its checksum does not match")
     if found != kind:
-        raise RunFolderError(
-            f"{path.parent}: the folder of a {found}, not of a {kind}"
-            f"{did_you_mean(path.parent, kind)}"
-        )
+        below = latest_first(path.parent, kind)
+        hint = f"; did you mean {short(below[0])}?" if below else ""
+        raise RunFolderError(f"{path.parent}: the folder of a {found}, not of a {kind}{hint}")
     try:
         schema.model_validate_json(json.dumps(manifest))
     except ValidationError as error:
