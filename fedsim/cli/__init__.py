@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 from typing import TextIO
 
-from fedsim.cli import audit as _audit
 from fedsim.cli import components as _components
 from fedsim.cli import explain as _explain
 from fedsim.cli import jobs as _jobs
@@ -31,7 +30,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.support.words import visible
 
 __all__ = ["app", "main"]
-del _audit, _components, _explain, _jobs, _look, _new, _results, _runs
+del _components, _explain, _jobs, _look, _new, _results, _runs
 
 
 MOST_LINES = 6  # lines of a message

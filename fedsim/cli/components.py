@@ -35,7 +35,8 @@ KINDS = {  # kinds of components: their registry and description
 }
 
 
-METRICS = ("metrics", "additional scores: evaluate.metrics")
+DESCRIBED = {kind: what for kind, (_, what) in KINDS.items()}
+DESCRIBED["metrics"] = "additional scores: evaluate.metrics"
 
 
 def registered(kind: str) -> list[str]:
@@ -51,8 +52,7 @@ def registered(kind: str) -> list[str]:
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    kinds = [*((kind, what) for kind, (_, what) in KINDS.items()), METRICS]
-    return [(kind, what) for kind, what in kinds if kind.startswith(incomplete)]
+    return [(kind, what) for kind, what in DESCRIBED.items() if kind.startswith(incomplete)]
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -72,9 +72,7 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
 def list_command(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help=f"One of: {', '.join([*KINDS, 'metrics'])}.", autocompletion=_complete_kind
-        ),
+        typer.Argument(help=f"One of: {', '.join(DESCRIBED)}.", autocompletion=_complete_kind),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="A component's name.", autocompletion=_complete_name)
@@ -91,7 +89,7 @@ def list_command(
     if kind not in KINDS:
         if kind == "metrics":
             raise BadInput("metrics have no keys; fedsim list metrics describes them")
-        raise BadInput(f"there is no list of '{kind}'{nearest(kind, [*KINDS, 'metrics'])}")
+        raise BadInput(f"there is no list of '{kind}'{nearest(kind, DESCRIBED)}")
     registry: Registry[Any] = getattr(import_module(KINDS[kind][0]), kind)
     if name is not None:
         try:
@@ -110,8 +108,7 @@ def _list_kinds(as_json: bool) -> None:
         names = {kind: registered(kind) for kind in KINDS}
         print_json({**names, "metrics": sorted(KNOWN_METRICS)})
         return
-    kinds = (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS)
-    rows = [(f"fedsim list {kind}", what) for kind, what in kinds]
+    rows = [(f"fedsim list {kind}", what) for kind, what in DESCRIBED.items()]
     print_table(("command", "what"), rows, header=False)
 
 
@@ -133,7 +130,6 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
 
 
 def _list_metrics(as_json: bool) -> None:
-    """List the metrics for `evaluate.metrics`."""
     from fedsim.objectives.metrics import KNOWN_METRICS
 
     if as_json:

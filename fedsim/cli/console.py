@@ -107,23 +107,18 @@ out = _Terminal(
 )
 err = _Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
-File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
+File = Annotated[Path, typer.Argument(help="An experiment file (YAML).")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="section.key=value; can be repeated.", show_default=False),
+    typer.Argument(help="section.key=value; can be repeated."),
 ]
 FolderArgument = Annotated[
     Path,
-    typer.Argument(
-        help="Folder of a run, grid or search; of one with several the latest.",
-        show_default=False,
-    ),
+    typer.Argument(help="Folder of a run, grid or search; of one with several the latest."),
 ]
 RunArgument = Annotated[
     Path,
-    typer.Argument(
-        help="A run's folder; of one with several runs the latest.", show_default=False
-    ),
+    typer.Argument(help="A run's folder; of one with several runs the latest."),
 ]
 Trust = Annotated[
     bool,
@@ -213,11 +208,7 @@ def _finite(content: Any) -> Any:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Context in which files that cannot be written are one error message.
-
-    Raises:
-        RunError: a file cannot be written; the message names it.
-    """
+    """Context in which files that cannot be written are one error message."""
     try:
         yield
     except OSError as error:

@@ -16,11 +16,10 @@ Address = Annotated[
     str | None,
     typer.Option(
         help="Address of the cluster's dashboard: http://head:8265. "
-        r"\[default: RAY_API_SERVER_ADDRESS, or RAY_ADDRESS]",
-        show_default=False,
+        r"\[default: RAY_API_SERVER_ADDRESS, or RAY_ADDRESS]"
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 
 @app.command("submit")
@@ -30,9 +29,7 @@ def submit_command(
     address: Address = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(
-            help="KEY=VALUE in the job's environment; can be repeated.", show_default=False
-        ),
+        typer.Option(help="KEY=VALUE in the job's environment; can be repeated."),
     ] = None,
     out_folder: Annotated[
         str, typer.Option("--out", help="Folder for the jobs' results on the cluster.")
@@ -83,9 +80,7 @@ def stop_command(job: JobId, address: Address = None) -> None:
 
 @app.command("fetch")
 def fetch_command(
-    job: JobId,
-    address: Address = None,
-    out_folder: OutFolder = Path("runs"),
+    job: JobId, address: Address = None, out_folder: OutFolder = Path("runs")
 ) -> None:
     """Fetch the results of a job, finished or still running."""
     from fedsim.sweep.submit import Cluster, fetch

@@ -150,15 +150,12 @@ def report_command(
             help="Folders of runs, grids and searches, or one with several, of which the latest "
             "counts; several are compared.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ],
     page: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            help="The page. By default report.html, in the folder if there is only one.",
-            show_default=False,
+            "--out", help="The page. By default report.html, in the folder if there is only one."
         ),
     ] = None,
     rows: Annotated[
@@ -166,7 +163,6 @@ def report_command(
         typer.Option(
             help=r"Axis for the rows of a results table (methods × α). \[default: the method]",
             metavar="AXIS",
-            show_default=False,
         ),
     ] = None,
     columns: Annotated[
@@ -175,7 +171,6 @@ def report_command(
             help="Axis for its columns, such as partition.alpha. "
             r"\[default: the other axis, if two vary]",
             metavar="AXIS",
-            show_default=False,
         ),
     ] = None,
     metric: Annotated[
@@ -184,7 +179,6 @@ def report_command(
             help="A score to show instead of all on record, such as macro_f1, gradient/deletion "
             "or client_accuracy; may be repeated. Runs are judged by the first.",
             metavar="COLUMN",
-            show_default=False,
         ),
     ] = None,
     latex: Annotated[
@@ -219,9 +213,7 @@ def report_command(
 
 
 @app.command("verify")
-def verify_command(
-    folder: FolderArgument,
-) -> None:
+def verify_command(folder: FolderArgument) -> None:
     """Check that the files of a folder are unchanged since they were written."""
     from fedsim.results.verify import insist_on_whole
 
@@ -233,11 +225,7 @@ def pack_command(
     folder: FolderArgument,
     path: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="The .zip archive. By default named like the folder.",
-            show_default=False,
-        ),
+        typer.Option("--out", help="The .zip archive. By default named like the folder."),
     ] = None,
 ) -> None:
     """Verify a folder and pack it into one archive to share."""

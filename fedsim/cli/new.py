@@ -32,13 +32,9 @@ def _complete_kind(incomplete: str) -> list[str]:
 def new_command(
     kind: Annotated[
         str,
-        typer.Argument(
-            help=f"One of: {', '.join(KINDS)}.", show_default=False, autocompletion=_complete_kind
-        ),
+        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=_complete_kind),
     ],
-    name: Annotated[
-        str, typer.Argument(help="Name of the component and its files.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(help="Name of the component and its files.")],
 ) -> None:
     """Create a template of a method, model, data set, explainer or experiment, with a test."""
     if kind not in KINDS:

@@ -44,15 +44,12 @@ def ls_command(
     sort: Annotated[str, typer.Option(help=f"One of: {', '.join(ORDERS)}.")] = "started",
     status: Annotated[
         str | None,
-        typer.Option(
-            help="Only those with this status: finished, running, failed …", show_default=False
-        ),
+        typer.Option(help="Only those with this status: finished, running, failed …"),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
             help="Only those with this method.",
-            show_default=False,
             autocompletion=complete_method,
         ),
     ] = None,
@@ -97,7 +94,6 @@ def compare_command(
             help="Folders of two or more runs; a grid or a search counts as all its runs, a "
             "folder with several as the latest.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ],
     as_json: AsJson = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +49,7 @@ def run_command(
     out_folder: OutFolder = Path("runs"),
     name: Annotated[
         str | None,
-        typer.Option(help="Use this name instead of the experiment's.", show_default=False),
+        typer.Option(help="Use this name instead of the experiment's."),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete experiment and exit.")
@@ -76,10 +76,7 @@ def run_command(
 
 
 @app.command("resume")
-def resume_command(
-    folder: FolderArgument,
-    trust: Trust = False,
-) -> None:
+def resume_command(folder: FolderArgument, trust: Trust = False) -> None:
     """Continue an interrupted run, grid or search."""
     from fedsim import resume
     from fedsim.results.manifest import kind_of
@@ -99,7 +96,6 @@ def continue_command(
             help="More rounds, such as train.rounds=200; name, engine, checkpoint, loggers and "
             "evaluate.every may change, too.",
             metavar="SECTION.KEY=VALUE...",
-            show_default=False,
         ),
     ],
     out_folder: OutFolder = Path("runs"),
@@ -151,7 +147,10 @@ def _conclude(done: Run | Grid | Search) -> None:
     else:
         _search_summary(done)
         runs = done.trials
-    _tell_failures(runs[runs["status"] == "failed"].to_dict("records"))
+    failed = runs[runs["status"] == "failed"].to_dict("records")
+    if failed:
+        lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
+        raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
 
 class _Lines:
@@ -174,7 +173,9 @@ class _Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
-        if kind is None or self._folder is None or not _resumable(error):
+        if kind is None or self._folder is None:
+            return
+        if isinstance(error, RunError) and not error.resumable:
             return
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._folder.path)
@@ -183,11 +184,18 @@ class _Lines:
             how = (
                 f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
             )
-        if issubclass(kind, SystemExit):  # an error, whatever the exit code
+        advice = f"failed{when}; {how}"
+        if isinstance(error, KeyboardInterrupt):
+            err.print(f"interrupted{when}; {how}")
+            sys.exit(130)
+        if isinstance(error, FedsimError):
+            error.advice = advice
+        elif issubclass(kind, SystemExit):  # an error, whatever the exit code
             ended = RunError("code of the experiment has ended the process (sys.exit)")
-            ended.advice = f"failed{when}; {how}"
+            ended.advice = advice
             raise ended from error
-        _advise(error, how, when)
+        else:
+            err.print(advice)
 
 
 def _grid_summary(folder: Grid) -> None:
@@ -283,29 +291,6 @@ def _search_summary(folder: Search) -> None:
             out.print(f"importance for {objective}: {words}")
     out.print(f"best, ready to run: fedsim run {short(folder.path / 'best.yaml')}")
     out.print(f"search folder: {short(folder.path)}")
-
-
-def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
-    """Raise an error that names failed runs, if any (exit code 1)."""
-    if failed:
-        lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
-        raise RunError(f"{len(failed)} run(s) failed:{lines}")
-
-
-def _advise(error: BaseException | None, how: str, when: str = "") -> None:
-    """Say how to continue at the end of a command, below its error if there is one."""
-    if isinstance(error, KeyboardInterrupt):
-        err.print(f"interrupted{when}; {how}")
-        sys.exit(130)
-    if isinstance(error, FedsimError):
-        error.advice = f"failed{when}; {how}"
-    else:
-        err.print(f"failed{when}; {how}")
-
-
-def _resumable(error: BaseException | None) -> bool:
-    """Whether a failed command may succeed when it is resumed."""
-    return not isinstance(error, RunError) or error.resumable
 
 
 class _Screen(_Lines):

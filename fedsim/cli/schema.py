@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -170,10 +171,7 @@ def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
     names = {"integer": "int", "number": "float", "string": "str", "boolean": "bool"}
     word = "path" if node.get("format") == "path" else names.get(str(kind), kind or "any")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {node[key]:g}" for key, sign in signs.items() if _is_bound(node.get(key))]
+    # Not those that only guard against absurd numbers.
+    met = {key: sign for key, sign in signs.items() if node.get(key, math.inf) < 10_000}
+    bounds = [f"{sign} {node[key]:g}" for key, sign in met.items()]
     return " ".join([word, ", ".join(bounds)]).strip()
-
-
-def _is_bound(value: float | None) -> bool:
-    """Whether a bound is one that a person may meet, and no guard against absurd numbers."""
-    return value is not None and value < 10_000

@@ -137,12 +137,7 @@ def _files(folder: Path) -> list[Path]:
 def write_zip(
     target: Path, files: Mapping[str, Path | bytes], compression: int = ZIP_STORED
 ) -> None:
-    """Write files, by their names, to an archive; the same content gives the same bytes.
-
-    Raises:
-        RunFolderError: a file cannot be read.
-        OSError: the archive cannot be written.
-    """
+    """Write files, by their names, to an archive; the same content gives the same bytes."""
     with ZipFile(target, "w") as archive:
         for name, content in files.items():
             about = ZipInfo(name, TIME)

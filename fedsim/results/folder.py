@@ -54,9 +54,6 @@ class ResultsFolder:
         Args:
             content: of the experiment file.
             facts: what the manifest holds besides version, packages and hardware.
-
-        Raises:
-            RunFolderError: it cannot be made.
         """
         path = path.absolute()
         experiment = content.encode()
@@ -121,11 +118,7 @@ class ResultsFolder:
         return alone(self.path, f"another process carries out this {self.kind}")
 
     def update(self, **facts: Any) -> None:
-        """Change the manifest, on disk as well.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Change the manifest, on disk as well."""
         self.manifest.update(facts)
         with self.writing():
             manifests.write(self.path, self.manifest)
@@ -168,11 +161,7 @@ class RunFolder(ResultsFolder):
 
     @cached_property
     def experiment(self) -> Experiment:
-        """As resolved, complete. Building it imports the user's own components, if it names any.
-
-        Raises:
-            RunFolderError: a component that it names is not to be had here, or not to be trusted.
-        """
+        """As resolved, complete. Building it imports the user's own components, if any."""
         try:
             with importing(self.trusted):
                 return Experiment.load(self.path / "experiment.yaml")
@@ -223,9 +212,6 @@ def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -
 
     Returns:
         What was wrong with it.
-
-    Raises:
-        RunFolderError: it was edited, or cannot be put back.
     """
     path = folder / "experiment.yaml"
     try:
@@ -266,14 +252,11 @@ def _refuse_links(folder: Path) -> None:
         for entry in entries:
             path = Path(entry.path)
             if entry.is_symlink():
-                raise RunFolderError(
-                    f"{path}: is a symbolic link, which no folder of fedsim's has; remove it"
-                )
+                what = "a symbolic link, which no folder of fedsim's has"
+                raise RunFolderError(f"{path}: is {what}; remove it")
             if not (entry.is_file() or entry.is_dir()):
-                raise RunFolderError(
-                    f"{path}: is neither a file nor a folder, and fedsim makes nothing else; "
-                    "remove it"
-                )
+                what = "neither a file nor a folder, and fedsim makes nothing else"
+                raise RunFolderError(f"{path}: is {what}; remove it")
             # Runs of a grid are looked into when they are opened; client states are replaced and
             # removed by name, which no link misleads.
             is_run = manifests.is_at(path)
@@ -287,9 +270,6 @@ def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
 
     Args:
         refusal: what to say if another process is at it; if not given, wait until it is not.
-
-    Raises:
-        RunFolderError: another process is at it.
     """
     folder = os.open(path, os.O_RDONLY)  # the lock ends with the process, if not before
     try:

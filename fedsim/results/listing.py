@@ -51,11 +51,7 @@ class Listed:
 
 
 def list_results(folder: Path) -> list[Listed]:
-    """The folders of results below a folder, the latest first; runs of a grid are not apart.
-
-    Raises:
-        RunFolderError: there is no such folder.
-    """
+    """The folders of results below a folder, the latest first; runs of a grid are not apart."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: there is no such folder")
     found = [_listed(path, folder) for path in _folders(folder)]

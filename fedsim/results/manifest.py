@@ -224,21 +224,12 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
 
     Args:
         kind: of results; any if not given.
-
-    Raises:
-        RunFolderError: there is no such folder.
     """
     folder = Path(path)
     if not os.path.isdir(folder):  # also if no folder can have such a name
         raise RunFolderError(f"{folder.absolute()}: there is no such folder")
     below = [] if is_at(folder) else latest_first(folder, kind)
     return below[0] if below else folder
-
-
-def did_you_mean(folder: Path, kind: str | None = None) -> str:
-    """For a message, "; did you mean <folder of the latest results below>?"; empty without any."""
-    found = latest_first(folder, kind)
-    return f"; did you mean {short(found[0])}?" if found else ""
 
 
 def kind_of(folder: Path) -> str | None:
@@ -289,11 +280,7 @@ def damage_of_copy(
 
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder, and its copy.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the manifest of a folder, and its copy."""
     written = content(manifest)
     for name in NAMES:
         atomic.write(folder / name, written)
@@ -325,10 +312,9 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
     if checksum not in (None, hash_of(_as_json(manifest))):
         raise Damaged(f"{path}: is damaged: its checksum does not match")
     if found != kind:
-        raise RunFolderError(
-            f"{path.parent}: the folder of a {found}, not of a {kind}"
-            f"{did_you_mean(path.parent, kind)}"
-        )
+        below = latest_first(path.parent, kind)
+        hint = f"; did you mean {short(below[0])}?" if below else ""
+        raise RunFolderError(f"{path.parent}: the folder of a {found}, not of a {kind}{hint}")
     try:
         schema.model_validate_json(json.dumps(manifest))
     except ValidationError as error:

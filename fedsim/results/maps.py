@@ -83,19 +83,16 @@ def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFra
     import pandas as pd  # here, because it is slow to import
 
     maps = relevance_maps(run, explainer, round)
-    found = {name: np.stack(list(of.values())) for name, of in maps.items() if _same_length(of)}
-    if len(found) < len(maps):
-        raise RunFolderError(
-            f"{run.path}: inputs differ in length; there is no mean of their maps"
-        )
+    for of in maps.values():
+        if len(set(map(len, of.values()))) > 1:
+            raise RunFolderError(
+                f"{run.path}: inputs differ in length; there is no mean of their maps"
+            )
+    found = {name: np.stack(list(of.values())) for name, of in maps.items()}
     known = [_called(run, k) for k in range(run.manifest["clients"])]
     if clients := [found[name] for name in known if name in found]:
         found["all clients"] = np.concatenate(clients)
     return pd.DataFrame({name: of.mean(axis=0) for name, of in found.items()}).T
-
-
-def _same_length(maps: Maps) -> bool:
-    return len({len(of) for of in maps.values()}) == 1
 
 
 def agreement_matrix(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -116,11 +117,8 @@ def _curve(metric: Metric, lines: Sequence[Line]) -> Markup:
     high = max(float(line.high.max()) for line in lines)
     margin = 0.05 * (high - low) or 0.5
     limits = (low - margin, high + margin)
-    figure = Drawing(
-        f"{metric.label} by round",
-        265,
-        lambda axes, look: draw_lines(axes, look, lines, limits=limits),
-    )
+    draw = partial(draw_lines, lines=lines, limits=limits)
+    figure = Drawing(f"{metric.label} by round", 265, draw)
     style = f"{_STYLE}; max-width: 30em"
     return Markup('<div style="{}">{}{}</div>').format(style, metric.label, figure.svg())
 
@@ -144,8 +142,5 @@ def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Markup:
 
 
 def _page(title: Markup, *parts: Markup) -> str:
-    return str(
-        Markup('<div style="{}"><strong>{}</strong>{}</div>').format(
-            _STYLE, title, Markup("").join(parts)
-        )
-    )
+    page = Markup('<div style="{}"><strong>{}</strong>{}</div>')
+    return str(page.format(_STYLE, title, Markup("").join(parts)))

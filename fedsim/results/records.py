@@ -91,8 +91,8 @@ def stopped_early(
     """Why a run ends before its last round; None if it continues.
 
     Args:
-        metrics: the displayed metrics.
-        ledger: the ledger, with the notes of `watch_score`.
+        metrics: those displayed.
+        ledger: with the notes of `watch_score`.
     """
     if stopping is None or "best" not in ledger:
         return None
@@ -127,11 +127,7 @@ def watch_score(
 
 
 def check_stopping(stopping: EarlyStopping | None, metrics: Sequence[Metric]) -> None:
-    """Reject a metric that no round has.
-
-    Raises:
-        ExperimentError: it is not displayed.
-    """
+    """Reject a metric that is not displayed, and so is in no round."""
     known = [metric.column for metric in metrics]
     if stopping is not None and stopping.metric and stopping.metric not in known:
         raise ExperimentError(

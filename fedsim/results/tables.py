@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -65,11 +65,7 @@ class Table:
         self.chain = _chained(self.chain, part)
 
     def check(self, t: int, chain: str) -> None:
-        """Insist that the parts up to round t are those that had this chain.
-
-        Raises:
-            Damaged: one is missing, or not what was written.
-        """
+        """Insist that the parts up to round t are those that had this chain."""
         found, latest = "", None
         for part in self._part_files():
             if int(part.stem) > t:
@@ -124,23 +120,19 @@ class Table:
         Raises:
             Damaged: it has another one, or it or a part cannot be read.
         """
-        try:
-            return self._read(checksum)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise Damaged(f"{self.file}: is damaged: {error}") from error
-
-    def _read(self, checksum: str | None) -> pd.DataFrame:
         import pandas as pd  # here, because client actors import this module and need no pandas
 
-        atomic.check(self.file, checksum)
-        if self.file.exists():
-            return pd.read_parquet(self.file)
-        parts = self._part_files()
-        if not parts:
-            return pd.DataFrame()
-        tables = [pq.read_table(part) for part in parts]
-        whole: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
-        return whole
+        try:
+            atomic.check(self.file, checksum)
+            if self.file.exists():
+                return pd.read_parquet(self.file)
+            tables = [pq.read_table(part) for part in self._part_files()]
+            if not tables:
+                return pd.DataFrame()
+            whole = pa.concat_tables(tables, promote_options="permissive")
+            return cast("pd.DataFrame", whole.to_pandas())
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise Damaged(f"{self.file}: is damaged: {error}") from error
 
     @contextmanager
     def _one_type_a_column(self) -> Iterator[None]:
@@ -198,38 +190,26 @@ class _Progress(BaseModel):
 
 
 def check_progress(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
-    """Insist that a run can go on from what its checkpoint of round t has of it.
-
-    Raises:
-        Damaged: it cannot.
-    """
+    """Insist that a run can go on from what its checkpoint of round t has of it."""
     try:
         _Progress.model_validate(progress, strict=True)
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise Damaged(
-            f"{folder}: the checkpoint of round {t} is damaged: {where}: "
-            f"{error.errors()[0]['msg']}"
+            f"{folder}: the checkpoint of round {t} is damaged: {where}: {first['msg']}"
         ) from None
 
 
 def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
-    """Insist also that the tables are those of that checkpoint.
-
-    Raises:
-        Damaged: a part is missing, or not what was written.
-    """
+    """Insist also that the tables are those of that checkpoint."""
     check_progress(folder, t, progress)
     for name, chain in progress["tables"].items():
         Table(folder, name).check(t, chain)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table that is complete.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a table that is complete."""
     _write(path, [table], table.schema)
 
 
@@ -247,9 +227,8 @@ def _chain_before(part: Path) -> str:
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with the columns of `schema`, empty where it has none."""
-    return pa.concat_tables([schema.empty_table(), table], promote_options="permissive").select(
-        schema.names
-    )
+    whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+    return whole.select(schema.names)
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:

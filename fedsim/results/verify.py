@@ -22,9 +22,6 @@ def insist_on_whole(path: Path) -> int:
 
     Returns:
         How many folders were checked.
-
-    Raises:
-        RunFolderError: it names the files.
     """
     checked, wrong = 0, []
     for _, damage in verify(path):
@@ -32,11 +29,10 @@ def insist_on_whole(path: Path) -> int:
         wrong += damage
     if wrong:
         more = f"\n  and {len(wrong) - MOST_DAMAGED} more" if len(wrong) > MOST_DAMAGED else ""
+        lines = "".join(f"\n  {line}" for line in wrong[:MOST_DAMAGED])
         raise RunFolderError(
-            f"{len(wrong)} file(s) damaged or missing:"
-            + "".join(f"\n  {line}" for line in wrong[:MOST_DAMAGED])
-            + more
-            + "\nfedsim resume makes a run anew from what is left"
+            f"{len(wrong)} file(s) damaged or missing:{lines}{more}\n"
+            "fedsim resume makes a run anew from what is left"
         )
     return checked
 
@@ -47,9 +43,6 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
     Yields:
         Each folder, those of a grid's or a search's runs after its own, and what is damaged or
         missing there.
-
-    Raises:
-        RunFolderError: it is not the folder of a run, a grid or a search.
     """
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
@@ -82,11 +75,7 @@ def damage_of_run(folder: RunFolder) -> list[str]:
 
 
 def check_end(folder: RunFolder) -> None:
-    """Insist that the last checkpoint of a finished run, if it is there, is its end.
-
-    Raises:
-        Damaged: it is of another run, or damaged.
-    """
+    """Insist that the last checkpoint of a finished run, if it is there, is its end."""
     checkpoints, expected = folder.checkpoints(), folder.manifest.get("result_hash")
     for t in folder.manifest.get("checkpoints", ())[-1:]:
         if expected is None or not checkpoints.path(t).exists():

@@ -600,11 +600,11 @@ class TestEveryScore:
 
 def test_what_stands_there_as_equal_is_marked_alike() -> None:
     texts = [("0.80 ± 0.02", 0.8014), ("0.801 ± 0.003", 0.8010), ("0.7 ± 0.1", 0.7), ("–", None)]
-    rows = [[Datum(text, value)] for text, value in texts]
-    mark_best(rows, {0: True}, [range(4)])
-    assert [row[0].best for row in rows] == [True, True, False, False]
-    mark_best(rows, {0: False}, [range(2, 4)])  # a single score is not the best of any
-    assert not rows[2][0].best
+    column = [Datum(text, value) for text, value in texts]
+    marked = mark_best(column, True, [range(4)])
+    assert [datum.best for datum in marked] == [True, True, False, False]
+    marked = mark_best(column, False, [range(2, 4)])  # a single score is not the best of any
+    assert not any(datum.best for datum in marked)
 
 
 def test_further_axes_make_further_pivots(

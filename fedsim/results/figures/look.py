@@ -159,8 +159,7 @@ class Drawing:
     def figure(self, look: Look) -> Figure:
         """The figure in a look."""
         inch = 72 * PAGE.width / look.width  # in points of the page
-        size = (PAGE.width / inch, self.height / inch)
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(PAGE.width / inch, self.height / inch), layout="constrained")
         self.draw(figure.subplots(), look)
         return figure
 
@@ -170,11 +169,7 @@ class Drawing:
             return _svg(self.figure(PAGE), self.title)
 
     def save(self, stem: Path) -> list[Path]:
-        """Write `<stem>.pdf` and `<stem>.png` (400 dpi).
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Write `<stem>.pdf` and `<stem>.png` (400 dpi)."""
         paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("pdf", "png")]
         with mpl.rc_context(PAPER.settings):
             figure = self.figure(PAPER)

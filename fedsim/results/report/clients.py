@@ -19,9 +19,8 @@ from fedsim.results.report.page import (
     Column,
     Datum,
     PageTable,
-    axis_columns,
     capital,
-    cell_data,
+    cell_columns,
     datum,
     mark_best,
     number,
@@ -97,38 +96,40 @@ class ClientScores:
 
     def table(self) -> PageTable:
         """The same in figures."""
-        low_is_bad = self.metric.best == "max"
-        columns = [*axis_columns(self._compared), Column("clients", True),
-                   Column("worst", True, low_is_bad),
-                   Column("10 % quantile" if low_is_bad else "90 % quantile", True, low_is_bad),
-                   Column("median", True, low_is_bad),
-                   Column("mean", True, low_is_bad), Column("std", True), Column("worst client"),
-                   Column("examples each", True)]  # fmt: skip
-        rows = [self._row(self._compared.cells[k], rows) for k, rows in self.by_cell.items()]
-        first = len(self._compared.axes) + 1  # of the columns with scores
-        cells = [self._compared.cells[k].values for k in self.by_cell]
-        mark_best(
-            rows,
-            dict.fromkeys(range(first, first + 4), low_is_bad),
-            self._compared.layout.rivals(cells),
+        high, s = self.metric.best == "max", sign(self.metric)
+        cells = [self._compared.cells[k] for k in self.by_cell]
+        rivals = self._compared.layout.rivals(cell.values for cell in cells)
+        # The worst first.
+        values = [(s * rows["value"]).sort_values(kind="stable") for rows in self.by_cell.values()]
+        figures = {
+            "worst": [of.iloc[0] for of in values],
+            f"{10 if high else 90} % quantile": [of.quantile(0.1) for of in values],
+            "median": [of.median() for of in values],
+            "mean": [of.mean() for of in values],
+        }
+        columns = cell_columns(self._compared, cells)
+        columns.append((Column("clients", True), [datum(len(of)) for of in values]))
+        for title, found in figures.items():
+            data = [number(digits(s * figure), s * figure) for figure in found]
+            columns.append((Column(title, True, high), mark_best(data, high, rivals)))
+        columns.append(
+            (Column("std", True), [number(digits(of.std()), of.std()) for of in values])
         )
-        return PageTable(f"{capital(self.metric.label)} over clients", columns, rows)
-
-    def _row(self, cell: ComparedCell, rows: pd.DataFrame) -> list[Datum]:
-        s = sign(self.metric)
-        values = (s * rows["value"]).sort_values(kind="stable")  # the worst first
-        found = [values.iloc[0], values.quantile(0.1), values.median(), values.mean()]
-        worst, samples = rows.loc[values.index[0]], rows["samples"].dropna().astype(int)
-        return [
-            *cell_data(cell),
-            datum(len(rows)),
-            *(number(digits(s * f), s * f) for f in found),
-            number(digits(values.std()), values.std()),
-            datum(_named(worst, cell)),
-            Datum(f"{samples.min()} to {samples.max()}", int(samples.min()))
-            if len(samples)
-            else datum(DASH),
+        rows = list(self.by_cell.values())
+        worst = [
+            datum(_named(of_cell.loc[of.index[0]], cell))
+            for of_cell, of, cell in zip(rows, values, cells, strict=True)
         ]
+        columns.append((Column("worst client"), worst))
+        columns.append((Column("examples each", True), [_examples(of["samples"]) for of in rows]))
+        return PageTable.of(f"{capital(self.metric.label)} over clients", columns)
+
+
+def _examples(samples: pd.Series[float]) -> Datum:
+    known = samples.dropna().astype(int)
+    if known.empty:
+        return datum(DASH)
+    return Datum(f"{known.min()} to {known.max()}", int(known.min()))
 
 
 def _has(clients: pd.DataFrame, column: str) -> bool:

@@ -16,14 +16,7 @@ import pandas as pd
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.figures.look import STYLES
 from fedsim.results.report.axes import axis_labels, layout
-from fedsim.results.report.entries import (
-    Entry,
-    Value,
-    differing,
-    entries_of,
-    names_of,
-    word,
-)
+from fedsim.results.report.entries import Entry, Value, differing, entries_of, names_of, word
 from fedsim.results.run import Run
 from fedsim.results.summary import (
     ELSEWHERE,
@@ -86,8 +79,6 @@ class ReportData:
             default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
-        grids, searches: their folders.
-        title: what all are called.
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
         labels: what papers call these.
@@ -103,10 +94,6 @@ class ReportData:
             metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
         by: the figure of the summary by which cells are compared; see `summary.compared_by`.
-
-    Raises:
-        RunFolderError: one of the folders is none of these.
-        BadInput: there is no axis that is called `rows` or `columns`, or no such score.
     """
 
     def __init__(
@@ -123,13 +110,9 @@ class ReportData:
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
         self.title = ", ".join(dict.fromkeys(map(str, names)))
         called = names_of([folder.path for folder in opened])
-        self.entries, self.axes = distinguish(
-            [
-                entry
-                for folder, name in zip(opened, called, strict=True)
-                for entry in entries_of(folder, name)
-            ]
-        )
+        pairs = zip(opened, called, strict=True)
+        entries = [entry for folder, name in pairs for entry in entries_of(folder, name)]
+        self.entries, self.axes = distinguish(entries)
         self.labels = axis_labels(self.axes, self.entries)
         values = [entry.cell for entry in self.entries]
         self.layout = layout(self.labels, values, rows, columns)
@@ -153,9 +136,7 @@ class ReportData:
             self.target = None
         self.rounds = self._rounds(runs)
         self.by = compared_by(begun, *picked[:1])
-        self.summary: pd.DataFrame = summarise_cells(
-            runs, self.axes, self.baseline, self.target, picked
-        )
+        self.summary = summarise_cells(runs, self.axes, self.baseline, self.target, picked)
         _arrange(self)
 
     @cached_property
@@ -176,10 +157,6 @@ class ReportData:
     def metrics(self) -> list[Metric]:
         """The scores that are shown, those first that the runs are judged by."""
         return [*self.primary, *self.further]
-
-    def metric_of(self, cell: ComparedCell) -> Metric:
-        """What a cell is judged by."""
-        return cell.metric if len(self.primary) > 1 else self.primary[0]
 
     def central(self, metric: Metric) -> bool:
         """Whether it is a score on the central test set."""
@@ -273,8 +250,9 @@ def _arrange(compared: ReportData) -> None:
         merits.setdefault(cell.line, -np.inf)
     for _, row in compared.summary.iterrows():
         cell = compared.cell(row)
+        judge = cell.metric if len(compared.primary) > 1 else compared.primary[0]
         is_first = compared.is_baseline(cell)
-        merit = np.inf if is_first else sign(compared.metric_of(cell)) * row[f"{compared.by}_mean"]
+        merit = np.inf if is_first else sign(judge) * row[f"{compared.by}_mean"]
         merits[cell.line] = np.nanmax([merits[cell.line], merit])
     told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
     styles = {line: k for k, line in enumerate(line for line in merits if line in told)}
@@ -283,11 +261,7 @@ def _arrange(compared: ReportData) -> None:
 
 
 def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
-    """A cell in a few words, without the settings that it does not have.
-
-    Args:
-        labels: what the axes are called.
-    """
+    """A cell in a few words, without the settings that it does not have."""
     return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
@@ -353,14 +327,11 @@ def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[Compar
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
-    return [
-        ComparedCell(
-            of_cell[0].cell,
-            [e for e in of_cell if e.finished] or of_cell,
-            label(of_cell[0].cell, labels),
-        )
-        for of_cell in by_values.values()
-    ]
+    cells = []
+    for of_cell in by_values.values():
+        values, finished = of_cell[0].cell, [entry for entry in of_cell if entry.finished]
+        cells.append(ComparedCell(values, finished or of_cell, label(values, labels)))
+    return cells
 
 
 def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:

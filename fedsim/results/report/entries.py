@@ -85,9 +85,6 @@ def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
 
     Args:
         given: what the folder is called.
-
-    Raises:
-        RunFolderError: a run's folder cannot be read.
     """
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
@@ -120,24 +117,13 @@ def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
 
 def _entry(folder: RunFolder, place: str, given: str) -> Entry:
     manifest = folder.manifest
-    return Entry(
-        Run(folder),
-        {},
-        manifest["seed"],
-        place,
-        given,
-        manifest["status"],
-        manifest.get("error") or "",
-        _settings(folder.path),
-    )
-
-
-def _settings(path: Path) -> dict[str, Value]:
-    """The resolved experiment of a run's folder. Reading it runs no code."""
-    settings = flat(RawConfig.read(path / "experiment.yaml").content)
-    return {
-        key.removesuffix(".name").removesuffix(".kind"): word(v) for key, v in settings.items()
+    # Reading the experiment runs no code.
+    content = flat(RawConfig.read(folder.path / "experiment.yaml").content)
+    settings = {
+        key.removesuffix(".name").removesuffix(".kind"): word(v) for key, v in content.items()
     }
+    status, error = manifest["status"], manifest.get("error") or ""
+    return Entry(Run(folder), {}, manifest["seed"], place, given, status, error, settings)
 
 
 def word(value: Any) -> Value:

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
-from fedsim.results.report import classes, curves, explanations, overview, provenance, results
+from fedsim.results.report import classes, curves, explanations, overview, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
@@ -69,10 +69,10 @@ class Report:
             explanations=explanations.explanations(compared),
             about_explanations=explanations.about(compared),
             searches=self.searches,
-            grids=provenance.grids(compared),
-            experiments=provenance.experiments(compared),
-            provenance=provenance.provenance(compared),
-            environments=provenance.environments(compared),
+            grids=overview.grids(compared),
+            experiments=overview.experiments(compared),
+            provenance=overview.provenance(compared),
+            environments=overview.environments(compared),
         )
 
     @cached_property
@@ -100,15 +100,7 @@ class Report:
         }
 
     def save_figures(self, folder: Path) -> list[Path]:
-        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type.
-
-        Returns:
-            The files.
-
-        Raises:
-            RunFolderError: there are none to write.
-            OSError: they cannot be written.
-        """
+        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type."""
         plots = [plot for of_section in self.plots.values() for plot in of_section]
         plots += [plot for search in self.searches for plot in search.figures]
         if not plots:
@@ -123,11 +115,7 @@ class Report:
         return written
 
     def csv(self) -> str:
-        """The summary, a row for each cell, in full precision; the pivot if its axes were named.
-
-        Raises:
-            RunFolderError: there is none.
-        """
+        """The summary, a row per cell, in full precision; the pivot if its axes were named."""
         self._check()
         compared = self.compared
         pivot = self._pivot_wanted and compared.layout.columns is not None
@@ -138,9 +126,6 @@ class Report:
         """The tables of results for a paper: of each score the pivots, if any, and the summary.
 
         Of a single cell the further scores are in one table.
-
-        Raises:
-            RunFolderError: there are none.
         """
         self._check()
         compared = self.compared

@@ -1,9 +1,12 @@
-"""Overview of the runs of a report."""
+"""Overview of the runs of a report, and their provenance."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import numpy as np
 from fedsim.results.figures.charts import draw_label_counts
 from fedsim.results.figures.look import Drawing
 from fedsim.results.report.axes import key_label
-from fedsim.results.report.comparison import ComparedCell, ReportData, label
+from fedsim.results.report.comparison import DASH, ComparedCell, ReportData, label
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.entries import Entry
 from fedsim.results.report.page import (
@@ -20,7 +23,9 @@ from fedsim.results.report.page import (
     PageTable,
     datum,
     distinct,
+    entry_columns,
     listed,
+    number,
 )
 from fedsim.support.words import duration
 
@@ -157,6 +162,66 @@ def label_counts(compared: ReportData) -> list[Plot]:
     if len(panels) == 1:  # which has no caption of its own
         heading, panels = f"{heading}: {panels[0][0]}", [("", panels[0][1])]
     return [Plot(heading, panels)] if panels else []
+
+
+def grids(compared: ReportData) -> list[tuple[str, str]]:
+    """The files of the grids, by their folders' names."""
+    return [(grid.path.name, _experiment(grid.path)) for grid in compared.grids]
+
+
+def experiments(compared: ReportData) -> list[tuple[str, str]]:
+    """The resolved experiment of each cell's first run."""
+    return [
+        (f"{cell.label}, seed {seed}", _experiment(run.path))
+        for cell in compared.cells
+        for _, seed, run in cell.runs[:1]
+    ]
+
+
+def provenance(compared: ReportData) -> PageTable:
+    """Status, time and hashes of each run."""
+    entries = compared.entries
+    columns = entry_columns(compared, entries)
+    seconds = [entry.manifest.get("wall_seconds", np.nan) for entry in entries]
+    columns.append((Column("time", True), [number(duration(s), s) for s in seconds]))
+    for name in ("result_hash", "data_hash", "partition_hash", "experiment_hash"):
+        data = [datum(entry.manifest.get(name, DASH)) for entry in entries]
+        columns.append((Column(name.replace("_", " "), code=True), data))
+    given = {entry.given for entry in entries}
+    common = f"{given.pop()}/" if len(given) == 1 else ""
+    places = [datum(entry.place.removeprefix(common)) for entry in entries]
+    columns.append((Column("folder", code=True), places))
+    return PageTable.of("Every run, with its hashes", columns)
+
+
+def environments(compared: ReportData) -> list[tuple[int, list[tuple[str, str]]]]:
+    """Versions and hardware, with how many runs had these."""
+    manifests = [entry.manifest for entry in compared.entries if entry.run is not None]
+    counts = Counter(
+        tuple(_environment(manifest))
+        for manifest in manifests or [folder.manifest for folder in compared.searches]
+    )
+    return [(count, list(facts)) for facts, count in counts.items()]
+
+
+def _experiment(path: Path) -> str:
+    return (path / "experiment.yaml").read_text(encoding="utf-8")
+
+
+def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    hardware = manifest.get("hardware", {})
+    facts = {
+        **manifest.get("packages", {}),
+        "python": manifest.get("python"),
+        "git revision": manifest.get("git_revision"),
+        "processor": hardware.get("machine"),
+        "CPUs": hardware.get("cpus"),
+        "GPUs": ", ".join(hardware.get("gpus", [])) or "none",
+        "client actors": manifest.get("actors"),
+        "clients per step": manifest.get("clients_per_step"),
+        "device of the server": manifest.get("server_device"),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
 def _settings(compared: ReportData, key: str) -> list[Any]:

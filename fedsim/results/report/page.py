@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.results.figures.look import size, swatch
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
-from fedsim.results.report.entries import Value
+from fedsim.results.report.entries import Entry, Value
 from fedsim.results.summary import aligned
 from fedsim.support.words import duration
 
@@ -57,6 +57,9 @@ class Datum:
     swatch: str = ""
 
 
+Filled = tuple[Column, Sequence[Datum]]  # a column and what stands in it
+
+
 @dataclass(frozen=True)
 class PageTable:
     """A table.
@@ -71,6 +74,12 @@ class PageTable:
     rows: list[list[Datum]]
     spanner: str = ""
     spanned: int = 0
+
+    @classmethod
+    def of(cls, caption: str, columns: Sequence[Filled]) -> PageTable:
+        """A table by its columns."""
+        rows = zip(*(data for _, data in columns), strict=True)
+        return cls(caption, [column for column, _ in columns], [list(row) for row in rows])
 
     def latex(self, notes: Sequence[str]) -> str:
         """The table for a paper; `notes` are sentences about it, for comments above it."""
@@ -115,57 +124,53 @@ class Picture:
 def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> PageTable:
     """A table as it stands in a file, without empty columns. `best` are rows, by their first."""
     content = content.dropna(axis="columns", how="all")
-    is_figure = {
-        name: pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-        for name, values in content.items()
-    }
-    columns = [
-        Column(
-            str(name),
-            figure,
-            code=name == "folder",
-            prose=not figure and bool((content[name].astype(str).str.len() > _WORDS).any()),
-        )
-        for name, figure in is_figure.items()
-    ]
-    in_bytes = [
-        column.figure and "bytes" in column.title and content[column.title].max() >= 1000
-        for column in columns
-    ]
-    rows = []
-    texts = [aligned(content[column.title]) if column.figure else [] for column in columns]
-    for n, values in enumerate(content.itertuples(index=False)):
-        row = []
-        for k, value in enumerate(values):
-            if columns[k].figure:
-                row.append(sent(value) if in_bytes[k] else number(texts[k][n], value))
-            else:
-                row.append(Datum(DASH, None) if pd.isna(value) else datum(value))
-        if values[0] in best:
-            row = [replace(d, best=True) for d in row]
-        rows.append(row)
-    return PageTable(caption, columns, rows)
+    table = PageTable.of(caption, [_plain(str(name), content[name]) for name in content])
+    for row in table.rows:
+        if row[0].value in best:
+            row[:] = [replace(d, best=True) for d in row]
+    return table
 
 
-def axis_columns(compared: ReportData) -> list[Column]:
-    """The columns that say which cell a row is of."""
+def _plain(name: str, values: pd.Series[Any]) -> Filled:
+    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        prose = bool((values.astype(str).str.len() > _WORDS).any())
+        data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
+        return Column(name, code=name == "folder", prose=prose), data
+    if "bytes" in name and values.max() >= 1000:
+        data = [sent(value) for value in values]
+    else:
+        data = list(map(number, aligned(values), values))
+    return Column(name, figure=True, code=name == "folder"), data
+
+
+def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[Filled]:
+    """The columns that say which cell each row is of."""
+    cells = list(cells)
+    columns: list[Filled] = []
+    for axis in compared.axes:
+        values = (cell.values[axis] for cell in compared.cells)
+        words = any(isinstance(value, str) and value != DASH for value in values)
+        column = Column(compared.labels[axis], figure=not words)
+        columns.append((column, [datum(cell[axis]) for cell in cells]))
+    return columns
+
+
+def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Filled]:
+    """The same with the cells' styles."""
+    (column, names), *others = axis_columns(compared, (cell.values for cell in cells))
+    styled = [
+        replace(name, swatch=swatch(cell.style)) for name, cell in zip(names, cells, strict=True)
+    ]
+    return [(column, styled), *others]
+
+
+def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[Filled]:
+    """The columns that say which run each row is, and what became of it."""
     return [
-        Column(
-            compared.labels[axis],
-            figure=not any(
-                isinstance(value, str) and value != DASH
-                for value in (cell.values[axis] for cell in compared.cells)
-            ),
-        )
-        for axis in compared.axes
+        *axis_columns(compared, (entry.cell for entry in entries)),
+        (Column("seed", True), [datum(entry.seed) for entry in entries]),
+        (Column("status"), [datum(entry.status) for entry in entries]),
     ]
-
-
-def cell_data(cell: ComparedCell, note: str = "") -> list[Datum]:
-    """What stands in these columns."""
-    first, *others = cell.values.values()
-    style = swatch(cell.style)
-    return [Datum(str(first), first, note=note, swatch=style), *map(datum, others)]
 
 
 def datum(value: Any) -> Datum:
@@ -186,22 +191,15 @@ def lasted(seconds: float, note: str = "") -> Datum:
     return number(duration(seconds) if math.isfinite(seconds) else "", seconds, note=note)
 
 
-def mark_best(
-    rows: Sequence[list[Datum]],
-    columns: Mapping[int, bool],
-    groups: Iterable[Sequence[int]],
-) -> None:
-    """Mark the best of each group of rows, and what is equal to it as it stands there.
+def mark_best(column: Sequence[Datum], high: bool, groups: Iterable[Sequence[int]]) -> list[Datum]:
+    """A column with the best of each group marked, and what is equal to it as it stands there.
 
     Args:
-        rows: of a table.
-        columns: by number, whether much is good.
+        high: whether much is good.
         groups: the numbers of the rows that compete; of a single one none is the best.
     """
-    for group in groups:
-        for k, high in columns.items():
-            for n in best_of({n: rows[n][k] for n in group}, high):
-                rows[n][k] = replace(rows[n][k], best=True)
+    best = {n for group in groups for n in best_of({n: column[n] for n in group}, high)}
+    return [replace(datum, best=n in best) for n, datum in enumerate(column)]
 
 
 def best_of(rivals: Mapping[int, Datum], high: bool) -> list[int]:

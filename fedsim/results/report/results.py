@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,15 @@ from fedsim.results.report.entries import Value
 from fedsim.results.report.page import (
     Column,
     Datum,
+    Filled,
     PageTable,
     axis_columns,
     best_of,
     capital,
-    cell_data,
+    cell_columns,
     datum,
     distinct,
+    entry_columns,
     lasted,
     mark_best,
     number,
@@ -45,34 +47,69 @@ def results(compared: ReportData) -> PageTable:
         scores = {"last": "last round", "best": best}
     if not whole:
         scores = {compared.by: scores[compared.by]}
-    costs = {"rounds_to_target": "rounds to", "bytes_to_target": "bytes to"}
-    first, *later = (Column(title, True, high) for title in scores.values())
-    columns = [*axis_columns(compared), first]
+    rows = [row for _, row in compared.summary.iterrows()]
+    cells = [compared.cell(row) for row in rows]
+    rivals = _rivals(compared)
+    (first, names), *axes = cell_columns(compared, cells)
+    notes = map(_unfinished, cells)
+    columns: list[Filled] = [(first, _noted(names, notes)), *axes]
+    for figure, title in scores.items():
+        data = mark_best(_scores(compared, figure), high, rivals)
+        if len(compared.primary) > 1:  # then each says what it is
+            data = _noted(data, (cell.metric.label for cell in cells))
+        columns.append((Column(title, True, high), data))
     if compared.baseline is not None:
-        columns += [Column("vs. baseline", True, high), Column("p", True)]
-    columns += [*later, *([Column("bytes sent", True)] if whole else [])]
-    if "simulated_seconds_mean" in compared.summary:
-        columns.append(Column("simulated time", True))
-        costs["seconds_to_target"] = "time to"
+        after = len(axes) + 2  # beside what is tested
+        columns[after:after] = _against_baseline(compared, rows, cells)
+    if whole:
+        data = [sent(row["total_bytes_mean"]) for row in rows]
+        columns.append((Column("bytes sent", True), data))
+    timed = "simulated_seconds_mean" in compared.summary
+    if timed:
+        data = [lasted(row["simulated_seconds_mean"]) for row in rows]
+        columns.append((Column("simulated time", True), data))
     if compared.target is not None:
-        columns += [Column(f"{title} {compared.target:g}", True) for title in costs.values()]
-    columns.append(Column("seeds", True))
-    shown = {figure: _scores(compared, figure) for figure in scores}
-    if compared.baseline is not None:
-        shown["difference"] = _differences(compared)
-    rows = [
-        _result(compared, row, {figure: column[k] for figure, column in shown.items()})
-        for k, (_, row) in enumerate(compared.summary.iterrows())
-    ]
-    judged = {k: high for k, column in enumerate(columns) if column.title in scores.values()}
-    mark_best(rows, judged, _rivals(compared))
-    aimed = {
-        k: False
-        for k, column in enumerate(columns)
-        if column.title.startswith(tuple(costs.values()))
-    }
-    mark_best(rows, aimed, _rivals(compared, reached=True) if aimed else [])
-    return PageTable(f"{compared.titled}{' and communication' * whole}", columns, rows)
+        reached = _rivals(compared, reached=True)
+        for title, data in _costs(rows, timed).items():
+            column = Column(f"{title} {compared.target:g}", True)
+            columns.append((column, mark_best(data, False, reached)))
+    columns.append((Column("seeds", True), [datum(int(row["seeds"])) for row in rows]))
+    return PageTable.of(f"{compared.titled}{' and communication' * whole}", columns)
+
+
+def _noted(data: Iterable[Datum], notes: Iterable[str]) -> list[Datum]:
+    return [replace(datum, note=note) for datum, note in zip(data, notes, strict=True)]
+
+
+def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]]:
+    """What it took to reach the target, and by how many of the seeds it was reached."""
+    found: dict[str, list[Datum]] = {"rounds to": [], "bytes to": []}
+    if timed:
+        found["time to"] = []
+    for row in rows:
+        reached, seeds = int(row["reached"]), int(row["seeds"])
+        note = f"({reached}/{seeds})" if reached < seeds else ""
+        rounds = row["rounds_to_target_mean"]
+        found["rounds to"].append(number(f"{rounds:.3g}", rounds, note=note))
+        found["bytes to"].append(sent(row["bytes_to_target_mean"], note))
+        if timed:
+            found["time to"].append(lasted(row["seconds_to_target_mean"], note))
+    return found
+
+
+def _against_baseline(
+    compared: ReportData, rows: Sequence[pd.Series[Any]], cells: Sequence[ComparedCell]
+) -> list[Filled]:
+    """The differences to the baseline, and their p-values."""
+    differences, ps = _differences(compared), []
+    for k, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+        p = row["p_holm"]
+        note = f"{stars(p)} unpaired".strip() if _is_unpaired(row) else stars(p)
+        ps.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=note))
+        if compared.is_baseline(cell):
+            differences[k], ps[k] = Datum("baseline", None), Datum(DASH, None)
+    high = not compared.less_is_better
+    return [(Column("vs. baseline", True, high), differences), (Column("p", True), ps)]
 
 
 def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
@@ -88,38 +125,6 @@ def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
     if reached:
         groups = [[k for k in of if rows[k]["reached"] == rows[k]["seeds"]] for of in groups]
     return groups
-
-
-def _result(compared: ReportData, row: pd.Series[Any], scores: Mapping[str, Datum]) -> list[Datum]:
-    cell, timed = compared.cell(row), "simulated_seconds_mean" in row
-    mixed = len(compared.primary) > 1  # then each says what it is
-    note = cell.metric.label if mixed else ""
-    first, *later = (
-        replace(score, note=note) for figure, score in scores.items() if figure != "difference"
-    )
-    found = [*cell_data(cell, _unfinished(cell)), first]
-    if compared.is_baseline(cell):
-        found += [Datum("baseline", None), Datum(DASH, None)]
-    elif compared.baseline is not None:
-        p = row["p_holm"]
-        note = f"{stars(p)} unpaired".strip() if _is_unpaired(row) else stars(p)
-        found.append(scores["difference"])
-        found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=note))
-    found += later
-    if "total_bytes_mean" in row:
-        found.append(sent(row["total_bytes_mean"]))
-    if timed:
-        found.append(lasted(row["simulated_seconds_mean"]))
-    if compared.target is not None:
-        reached, seeds = int(row["reached"]), int(row["seeds"])
-        note = f"({reached}/{seeds})" if reached < seeds else ""
-        rounds = row["rounds_to_target_mean"]
-        found.append(number(f"{rounds:.3g}", rounds, note=note))
-        found.append(sent(row["bytes_to_target_mean"], note))
-        if timed:
-            found.append(lasted(row["seconds_to_target_mean"], note))
-    found.append(datum(int(row["seeds"])))
-    return found
 
 
 def _is_unpaired(row: pd.Series[Any]) -> bool:
@@ -188,8 +193,8 @@ def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
         rows.append([first, *later, *(of_row.get(value, Datum(DASH, None)) for value in across)])
     others = {axis: cell.values[axis] for axis in compared.layout.others}
     words = [f"by {called[down[0]]} and {called[over]}", label(others, called)]
-    by_axis = dict(zip(compared.axes, axis_columns(compared), strict=True))
-    heads = [by_axis[axis] for axis in down]  # in the order of the cells
+    by_axis = dict(zip(compared.axes, axis_columns(compared, ()), strict=True))
+    heads = [by_axis[axis][0] for axis in down]  # in the order of the cells
     return PageTable(
         f"{compared.titled} {'; '.join(filter(None, words))}",
         [*heads, *(Column(str(value), True, high) for value in across)],
@@ -366,10 +371,9 @@ def finding(compared: ReportData) -> str:
 
 def _marked(compared: ReportData) -> list[Datum]:
     """The scores that runs are compared by, of each row of the summary: best ones, and stars."""
-    best = {k for group in _winners(compared) for k in group}
+    high, rivals = not compared.less_is_better, _rivals(compared)
     ps = compared.summary.get("p_holm", [math.nan] * len(compared.summary))
-    scores = enumerate(zip(_scores(compared, compared.by), ps, strict=True))
-    return [replace(score, best=k in best, note=stars(p)) for k, (score, p) in scores]
+    return _noted(mark_best(_scores(compared, compared.by), high, rivals), map(stars, ps))
 
 
 def _winners(compared: ReportData) -> list[list[int]]:
@@ -381,23 +385,13 @@ def _winners(compared: ReportData) -> list[list[int]]:
 
 def missing(compared: ReportData) -> PageTable:
     """The runs that are not finished."""
-    columns = [*axis_columns(compared), Column("seed", True), Column("status"),
-               Column("on disk"), Column("why")]  # fmt: skip
-    return PageTable(
-        "Runs that are not finished",
-        columns,
-        [
-            [
-                *(datum(entry.cell[axis]) for axis in compared.axes),
-                datum(entry.seed),
-                datum(entry.status),
-                Datum(entry.progress, entry.rounds),
-                datum(entry.error or DASH),
-            ]
-            for entry in compared.entries
-            if not entry.finished
-        ],
-    )
+    entries = [entry for entry in compared.entries if not entry.finished]
+    columns: list[Filled] = [
+        *entry_columns(compared, entries),
+        (Column("on disk"), [Datum(entry.progress, entry.rounds) for entry in entries]),
+        (Column("why"), [datum(entry.error or DASH) for entry in entries]),
+    ]
+    return PageTable.of("Runs that are not finished", columns)
 
 
 def _unfinished(cell: ComparedCell) -> str:
