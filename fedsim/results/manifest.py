@@ -224,6 +224,9 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
 
     Args:
         kind: of results; any if not given.
+
+    Raises:
+        RunFolderError: there is no such folder.
     """
     folder = Path(path)
     if not os.path.isdir(folder):  # also if no folder can have such a name

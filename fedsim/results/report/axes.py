@@ -122,6 +122,9 @@ def layout(
         rows: an axis, by its key, its label or its last part; if not given, the method if it
             varies, else the first axis that does.
         columns: likewise; if not given, the one other axis that varies, and none of several.
+
+    Raises:
+        BadInput: there is no such axis, or it is named twice.
     """
     varied = [axis for axis in labels if len({cell[axis] for cell in cells}) > 1]
     across = None if columns is None else _find(columns, labels, "columns")

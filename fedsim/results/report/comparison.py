@@ -79,6 +79,8 @@ class ReportData:
             default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
+        grids, searches: their folders.
+        title: what all are called.
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
         labels: what papers call these.
@@ -94,6 +96,10 @@ class ReportData:
             metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
         by: the figure of the summary by which cells are compared; see `summary.compared_by`.
+
+    Raises:
+        RunFolderError: one of the folders is none of these.
+        BadInput: there is no axis that is called `rows` or `columns`, or no such score.
     """
 
     def __init__(
