@@ -2,7 +2,7 @@
 
 Source: arXiv 2410.08634 (GFed). Where the text and the released code (qiyuqianxai/XPFL on GitHub,
 commit ea546a6) differ, the text is followed as far as possible; what the code does instead is an
-option for the weighing of the distillation, the fusion, and the choice of labelled examples.
+option for the weighing of the distillation and the fusion.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ class XPFL(PersonalModels[State]):
     Eq. 14 divides by L^U, so the weight grows without bound as the teacher improves; hence the
     0.05. It has no τ²: the λ of Eq. 14 is λ·τ² here.
 
-    What the released code does otherwise is offered as `weigh`, `psi_on` and `leak_labels`, except
-    that its teacher is a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose
-    L^U is the mean absolute error of its last batch in training; and that after a lost upload it
-    mistakes one client for another.
+    What the released code does otherwise is offered as `weigh` and `psi_on`, and in
+    `experiments/xpfl` its fault that labels leak; except that its teacher is a convolutional
+    autoencoder (see `fedsim.models.masked_autoencoder`), whose L^U is the mean absolute error of
+    its last batch in training; and that after a lost upload it mistakes one client for another.
 
     Args:
         lam: λ.
@@ -164,10 +164,6 @@ class XPFL(PersonalModels[State]):
             with its own ψ = cos, between -1 and 1; the column `psi` is the mean over all entries.
             `updates`, in neither paper nor code: ψ_k = (1 + cos(w_k − w, w_g − w))/2, w the global
             model before the round; 1/2 if w_g = w.
-        leak_labels: a fault of the released code, for comparison with it only: a client uses
-            labels that it does not have. In each round it draws |D^L| of all its examples as
-            labelled, and, separately, |D^U| for its teacher, so that over time it learns from
-            nearly all its labels. (The code counts in batches: ⌊γ·B⌋ + 1 of B are labelled.)
         personalise: which clients get a personal model in a round: its `cohort`, or `everyone`.
         teacher: the masked autoencoder.
         xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
@@ -188,7 +184,6 @@ class XPFL(PersonalModels[State]):
     weigh: Literal["loss", "code"] = "loss"
     psi: float | None = Field(None, ge=0, le=1)
     psi_on: Literal["weights", "tensors", "updates"] = "weights"
-    leak_labels: bool = False
     personalise: Literal["cohort", "everyone"] = "cohort"
     teacher: Teacher = Teacher()
     xfed: Xfed | None = None
@@ -209,11 +204,6 @@ class XPFL(PersonalModels[State]):
                     f"method.xfed.perplexity={self.xfed.perplexity:g}: must be below the number "
                     f"of images that are embedded, {images}"
                 )
-        if self.leak_labels and not len(splits.unlabelled.values):
-            raise ExperimentError(
-                "method.leak_labels: no client has unlabelled data whose labels could leak; set "
-                "partition.labelled_fraction below 1"
-            )
         if self.lam == 0:
             return
         if len(dataset.shape) != 3:
@@ -303,14 +293,7 @@ class XPFL(PersonalModels[State]):
 
     def examples(self, client: Client) -> tuple[Examples, Tensor]:
         """(client) D^L and the inputs of D^U in this round."""
-        if not self.leak_labels:
-            return client.data, client.unlabelled
-        splits, rng = client.splits, client.rng("leak")
-        held = np.concatenate([splits.train[client.id], splits.unlabelled[client.id]])
-        labelled = rng.permutation(held)[: client.num_samples]
-        hidden = rng.permutation(held)[client.num_samples :]
-        # Clients offer no labels of their unlabelled examples.
-        return client.context.examples(labelled), client.context.examples(hidden).x
+        return client.data, client.unlabelled
 
     def learn_images(self, client: Client, x: Tensor) -> float:
         """(client) Train the teacher on D^U and leave it in the client's network; returns L^U."""
