@@ -56,7 +56,11 @@ _NEEDS_UPDATES = "needs the clients' updates, which `secure_aggregation` hides"
 EXCLUSIVE = (  # two keys that cannot be used together, and why
     ("explain.share", "privacy", _COVERS_MEANS.format("privacy")),
     ("explain.share", "secure_aggregation", _COVERS_MEANS.format("secure_aggregation")),
-    ("devices.over_selection", "privacy", "samples more clients than `privacy` accounts for"),
+    (
+        "devices.over_selection",
+        "privacy",
+        "samples more clients than `privacy` accounts for (a larger train.participation counts)",
+    ),
     ("secure_aggregation", "privacy", "the clipping of `privacy` needs the clients' updates"),
     ("secure_aggregation", "uplink", "masked updates cannot be compressed"),
     ("aggregation", "privacy", _HONEST),
@@ -270,6 +274,10 @@ class Experiment(Config):
         self.method.check_hidden(problem.hidden)
         self._check_pairs()
         self._check_asynchronous()
+        if self.privacy is not None:
+            self.privacy.check_train(self.train)
+        if self.downlink is not None:
+            self.downlink.check_downlink()
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "

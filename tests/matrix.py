@@ -158,7 +158,7 @@ def reason(method: str, line: str) -> str:
     line = re.sub(rf"^({'|'.join(Experiment.model_fields)})[\w.=]*: ", "", line)
     line = re.sub(r"(which|and) (privacy|secure_aggregation)", r"\1 the section", line)
     line = re.sub("^hides", "the section hides", line)
-    line = re.split(r"; (?:methods that can|no method can|leave|take|use|set)\b", line)[0]
+    line = re.split(r"; (?:methods that can|no method can|leave|take|use)\b", line)[0]
     return f"{line[0].upper()}{line[1:]}"
 
 
@@ -194,7 +194,7 @@ def page(cells: dict[tuple[str, str], tuple[str, str]]) -> str:
             "[condition of your own](../guides/communication.md#your-own-condition). "
             f"{works} of {len(cells)} combinations work (✓); the others are refused before the "
             "run starts, for the numbered reasons. `python tests/matrix.py --page` writes this "
-            "page, and a test tries it.",
+            "page, and a test compares it.",
             "",
             f"| method | {names} |",
             f"| --- |{' :-: |' * len(CONDITIONS)}",

@@ -369,16 +369,24 @@ def test_a_model_that_does_not_take_the_inputs(refused: Callable[..., str]) -> N
     assert "(4,)" in message
 
 
-@pytest.mark.parametrize("method", ["moon", "fedbabu", "fedgen"])
+@pytest.mark.parametrize(
+    ("method", "further"),
+    [
+        *(("moon", []), ("fedbabu", []), ("fedgen", [])),
+        ("fedbabu", ["devices={deadline: 9}"]),
+        ("fedbabu", ["privacy={clip: 1, noise_multiplier: 1}"]),
+    ],
+)
 def test_a_model_without_a_head(
-    refused: Callable[..., str], module: Callable[[str], str], method: str
+    refused: Callable[..., str], module: Callable[[str], str], method: str, further: list[str]
 ) -> None:
     name = module(
         "from torch import nn\n"
         "def it(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))\n"
     )
-    message = refused("run", "small.yaml", f"method.name={method}", f"model={{name: '{name}:it'}}")
+    given = [f"method.name={method}", f"model={{name: '{name}:it'}}", *further]
+    message = refused("run", "small.yaml", *given)
     assert f"method.name={method} needs a model with features and a head" in message
     assert "not Sequential" in message
 

@@ -19,7 +19,6 @@ from snippets import HASH, ROOT, agree, rounds_alike, run_page, snippets
 
 from experiments import WRITTEN, small_experiment
 from fedsim import Experiment, Run, load, run
-from fedsim.conditions.secure import SecureSettings
 from fedsim.explain.section import SCORES
 from fedsim.methods import methods
 from fedsim.support.hardware import Arithmetic
@@ -141,12 +140,14 @@ class TestReadme:
         controls = re.findall(r"`(\w+)`", rows[-1])
         assert f"{len(listed) - len(controls)} methods from the literature" in self.README
         assert f"{len(controls)} controls" in self.README
-        masked = SecureSettings().hides
-        averaged = {n: {*m.learns.asks} for n, m in methods.items() if m.learns.averages}
-        maskable = {name for name, asks in averaged.items() if not asks & masked}
-        private = {name for name in maskable if not averaged[name]} - {"fednova", "fedbuff"}
-        assert f"{len(maskable)} of all with secure aggregation" in self.README
-        assert f"{len(private)} of these with client-level" in self.README
+        page = text_of(ROOT / "docs" / "reference" / "combinations.md")
+        head, _, *cells = (row.split(" | ") for row in re.findall(r"^\|.*", page, re.MULTILINE))
+        for section, words in (
+            ("`secure_aggregation`", "of all with secure aggregation"),
+            ("`privacy`: client", "of these with client-level"),
+        ):
+            works = sum(row[head.index(section)] == "✓" for row in cells)
+            assert f"{works} {words}" in " ".join(self.README.split())
 
     def test_the_make_targets_exist(self) -> None:
         makefile = text_of(ROOT / "Makefile")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples
 from fedsim.methods.xpfl import XPFL
 
@@ -18,6 +20,14 @@ class Leaking(XPFL):
     """
 
     name: str = "leaking:Leaking"
+
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        super().check_data(dataset, splits, network)
+        if not len(splits.unlabelled.values):
+            raise ExperimentError(
+                f"method.name={self.name}: no client has unlabelled data whose labels could leak; "
+                "set partition.labelled_fraction below 1"
+            )
 
     def examples(self, client: Client) -> tuple[Examples, Tensor]:
         splits, rng = client.splits, client.rng("leak")

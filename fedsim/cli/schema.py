@@ -171,7 +171,7 @@ def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
     names = {"integer": "int", "number": "float", "string": "str", "boolean": "bool"}
     word = "path" if node.get("format") == "path" else names.get(str(kind), kind or "any")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    # Not those that only guard against absurd numbers.
+    # Bounds that only guard against absurd numbers are left out.
     met = {key: sign for key, sign in signs.items() if node.get(key, math.inf) < 10_000}
     bounds = [f"{sign} {node[key]:g}" for key, sign in met.items()]
     return " ".join([word, ", ".join(bounds)]).strip()

@@ -156,14 +156,14 @@ def _cluster_address() -> str | None:
     return None if why_silent(found) else found
 
 
-def why_silent(address: str) -> str | None:
-    """Why Ray does not answer at host:port; None if it does.
+def why_silent(address: str, patience: float = TIMEOUT) -> str | None:
+    """Why Ray does not answer at host:port within so many seconds; None if it does.
 
     Ray itself would try for almost a minute.
     """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT) as head:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=patience) as head:
             if os.environ.get("RAY_USE_TLS") == "1":  # this check has no TLS
                 return None
             # Ray speaks gRPC over HTTP/2, whose servers answer with a SETTINGS frame.
@@ -171,7 +171,7 @@ def why_silent(address: str) -> str | None:
             answer = head.recv(9)
             return None if answer[3:4] == b"\x04" else "another service answers"
     except TimeoutError:
-        return f"no answer within {TIMEOUT:.0f} s"
+        return f"no answer within {patience:.0f} s"
     except OSError as error:
         return error.strerror or str(error)
     except (ValueError, OverflowError):

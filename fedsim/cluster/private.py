@@ -250,7 +250,7 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
 
 
 def _end(family: set[psutil.Process], patience: float) -> None:
-    """End remaining processes, after some patience: agents would look for their node a minute."""
+    """End remaining processes, after some patience: agents look for their node for a minute."""
     for ask, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):

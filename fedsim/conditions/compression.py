@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.conditions.codecs import Codec, codecs
+from fedsim.conditions.codecs import Codec
 from fedsim.conditions.privacy import reference
 from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError, in_own_code
@@ -207,20 +207,6 @@ class Downlink(Condition):
     order: ClassVar[int] = 30
     idle: ClassVar[str] = "the server sends no vectors"
     codec: Codec
-
-    def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
-        """Refuse codecs of changes, and error feedback: the server sends the model itself."""
-        if not self.codec.for_models:
-            known = ", ".join(name for name, one in codecs.items() if one.for_models)
-            raise ExperimentError(
-                f"downlink.name={self.codec.name} compresses changes of a model, and the server "
-                f"sends the model itself; codecs for it: {known}"
-            )
-        if self.codec.error_feedback:
-            raise ExperimentError(
-                "downlink.error_feedback: the server keeps no account of what was lost; it is for "
-                "`uplink`"
-            )
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         arrived, saved = Link(self.codec, round.runner.layers).arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.wire import to_arrays
-from fedsim.training import FlatModel, Train, Trained, TrainingJob
+from fedsim.training import FlatModel, Trained, TrainingJob
 from fedsim.training.dp_sgd import check_examples_apart, sampling_rate
 
 
@@ -46,7 +47,7 @@ class ClientPrivacy(ConditionOnMeans):
 
     def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
         """Refuse noise on running statistics: a variance would end up below 0."""
-        model = FlatModel(network, torch.device("cpu"))
+        model = FlatModel(copy.deepcopy(network), torch.device("cpu"))
         part = spec.functions.sent_part(model)
         sent = np.ones(model.size, np.bool_) if part is None else part
         inside = model.named(torch.from_numpy(sent))
@@ -128,12 +129,6 @@ class ExamplePrivacy(Condition):
     privacy: Privacy
 
     def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
-        defaults = Train()
-        for key in ("sampler", "accumulate", "precision"):
-            if getattr(spec.train, key) != getattr(defaults, key):
-                raise ExperimentError(
-                    f"privacy.level=example: train.{key} has no effect on DP-SGD; leave it out"
-                )
         check_examples_apart(network)
 
     def training(self, client: Any, job: TrainingJob) -> TrainingJob:

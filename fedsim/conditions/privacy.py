@@ -21,7 +21,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.config.registry import Config
+from fedsim.errors import ExperimentError
 from fedsim.support.extras import require
+from fedsim.training import Train
 
 # (q, r): r sums over the same cohort with sampling rate q, in one round.
 Release = tuple[float, int]
@@ -69,6 +71,19 @@ class Privacy(Config):
         """What of clients the guarantee does not let a method ask for."""
         everything = frozenset({"messages", "sizes", "data", "weights"})
         return everything if self.level == "client" else frozenset()
+
+    def check_train(self, train: Train) -> None:
+        """Refuse settings of local training that DP-SGD does not have.
+
+        Raises:
+            ExperimentError: with `level: example`, one of them is set.
+        """
+        defaults = Train()
+        for key in ("sampler", "accumulate", "precision"):
+            if self.level == "example" and getattr(train, key) != getattr(defaults, key):
+                raise ExperimentError(
+                    f"privacy.level=example: train.{key} has no effect on DP-SGD; leave it out"
+                )
 
     def check(self) -> None:
         """Check that ε can be computed.

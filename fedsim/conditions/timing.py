@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,8 +124,11 @@ class SimulatedTime(Condition):
         least, moved = "a round", (0, 0)
         if self.settings.partial_work:
             least, examples = "a single step", np.minimum(examples, spec.train.batch_size)
-        if spec.functions.has_global_model:
-            model = FlatModel(network, torch.device("cpu"))
+        # What your own conditions make of messages is known only if they say so.
+        own = [type(one) for one in spec.conditions if ":" in one.name]
+        told = all(kind.planned is not Condition.planned for kind in own)
+        if spec.functions.has_global_model and told:
+            model = FlatModel(copy.deepcopy(network), torch.device("cpu"))
             layers = trained_layers(model, spec.functions.sent_part(model))
             moved = planned_bytes(spec.conditions, spec.seed, model.size, layers)
         needed = fleet.seconds(np.arange(len(splits)), examples, *moved)

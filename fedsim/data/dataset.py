@@ -283,7 +283,11 @@ def _unmasked(name: str, values: Any) -> NDArray[Any]:
 
 
 def check_parts(dataset: Dataset, where: str) -> None:
-    """Refuse a data set whose parts do not go together; `where` it is from is for messages."""
+    """Refuse a data set whose parts do not go together.
+
+    Args:
+        where: the source, for messages.
+    """
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
@@ -326,7 +330,11 @@ def check_parts(dataset: Dataset, where: str) -> None:
 
 
 def check_trainable(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on; `where` it is from is for messages."""
+    """Refuse what nothing could be trained on.
+
+    Args:
+        where: the source, for messages.
+    """
     check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
@@ -367,8 +375,8 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
 
 def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) -> Dataset:
     """A classification data set from arrays as `fedsim.data.sources.arrays.Npz` names them."""
-    one = "x" in arrays or "y" in arrays
-    keys = ("x", "y") if one else ("x_train", "y_train", "x_test", "y_test")
+    unsplit = "x" in arrays or "y" in arrays
+    keys = ("x", "y") if unsplit else ("x_train", "y_train", "x_test", "y_test")
     x, y = _inputs(where, arrays, keys[0]), _labels(where, arrays, *keys[:2])
     columns = {key: np.asarray(array) for key, array in arrays.items() if key not in keys}
     for key, column in columns.items():
@@ -378,7 +386,7 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
                 f"as '{keys[0]}' has {len(x)} examples"
             )
     test = None
-    if not one:
+    if not unsplit:
         test_x = _inputs(where, arrays, "x_test")
         test = test_x, _labels(where, arrays, *keys[2:])
         if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:

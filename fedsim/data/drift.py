@@ -138,23 +138,26 @@ class Drifting(Wrapping):
     def _change(self, data: Dataset, columns: list[int]) -> Drift:
         """The function that changes a drifting client's inputs."""
         kind, every = self._kind(data), np.asarray(data.x)
-        low, high = map(float, bounds(data.x))
-        axis = 0 if columns else None  # each column of a table, or all pixels
-        spread = (every[:, columns] if columns else every).std(axis=axis, dtype=np.float64)
-        by = (self.strength or 1.0) * spread
+        strength = self.strength or 1.0
+        low, high = map(float, bounds(data.x)) if kind in ("noise", "invert") else (0.0, 0.0)
+        if kind == "shift":
+            by = strength * every[:, columns].std(axis=0, dtype=np.float64)
+        elif kind == "noise":
+            by = strength * every.std(dtype=np.float64)
 
         def changed(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+            if kind == "shuffle":
+                found = x.copy()
+                for f in columns:
+                    found[:, f] = rng.permutation(found[:, f])
+                return found
             found = x.astype(np.float64)
             if kind == "shift":
                 found[:, columns] += by
             elif kind == "noise":
-                found += by * rng.standard_normal(x.shape)
-                found = np.clip(found, low, high)
-            elif kind == "invert":
-                found = low + high - found
+                found = np.clip(found + by * rng.standard_normal(x.shape), low, high)
             else:
-                for f in columns:
-                    found[:, f] = rng.permutation(found[:, f])
+                found = low + high - found
             return as_dtype(found, x.dtype)
 
         return changed

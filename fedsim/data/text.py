@@ -84,7 +84,7 @@ def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def encode(
     documents: Sequence[Sequence[str]], words: Sequence[str], length: int
 ) -> NDArray[np.int32]:
-    """Documents as rows of token ids (N, L), L ≤ `length` that of the longest document.
+    """Documents as rows of token ids (N, L), as long as the longest, but at most `length`.
 
     Longer ones are truncated; `PADDING` follows the end of a document, and `UNKNOWN` stands for
     other words than `words`, the word of each token id.

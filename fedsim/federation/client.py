@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -77,6 +77,17 @@ def plain(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
                 f"'{name}' is a {type(value).__name__}; only numbers and strings can be recorded"
             )
     return found
+
+
+def check_free(names: Iterable[str], taken: Collection[str], owner: str) -> None:
+    """Refuse names of a condition's columns.
+
+    Raises:
+        ValueError: one is taken.
+    """
+    for name in names:
+        if name in taken:
+            raise ValueError(f"'{name}' is a column of `{owner}`; choose another name")
 
 
 def check_table(table: str) -> None:
@@ -364,9 +375,11 @@ class Client:
         """Record scalars of this client and round in clients.parquet.
 
         Raises:
-            ValueError: a name is reserved for what is recorded for every client.
+            ValueError: a name is reserved for what is recorded for every client, or a condition's.
         """
-        self.row.update(plain(scalars, RESERVED | self.context.spec.client_columns))
+        for condition in self.context.spec.conditions:
+            check_free(scalars, condition.client_columns, condition.name)
+        self.row.update(plain(scalars, RESERVED))
 
     def record(self, table: str, **scalars: float | int | str | None) -> None:
         """Record a row in a further table; the round is added.

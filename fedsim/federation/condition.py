@@ -287,7 +287,8 @@ class Condition(Component):
         columns: names of the columns of rounds.parquet that `close` returns.
         client_columns: names of the columns of clients.parquet that it adds to `Runner.rows`.
         idle: what is missing if it never changes anything, such as "clients send no updates":
-            then the run ends after its first round. By default it may have nothing to do.
+            then the run ends after the first round in which clients send something, or are not
+            asked to. By default it may have nothing to do.
         patient: it may have nothing to do before the last round.
         loses_clients: clients, possibly all, may drop out of a round without an error.
         metrics: further scores of models, which `scores` returns.

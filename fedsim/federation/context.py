@@ -85,11 +85,6 @@ class RunSpec:
     conditions: tuple[Condition, ...] = ()
     size: int = 0
 
-    @property
-    def client_columns(self) -> frozenset[str]:
-        """The columns of clients.parquet that conditions add."""
-        return frozenset(name for one in self.conditions for name in one.client_columns)
-
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
         """The metrics that the run records."""
         own = [metric for condition in self.conditions for metric in condition.metrics]

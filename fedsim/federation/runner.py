@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, NobodyAnswers, RunError
-from fedsim.federation.client import RECORDED, check_table, plain
+from fedsim.federation.client import RECORDED, check_free, check_table, plain
 from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
 from fedsim.federation.condition import (
     Asked,
@@ -97,7 +97,7 @@ class RoundRunner(Runner):
         self._serial = 0
         self._setup_traffic = False
         self._acted = set[str]()  # names of conditions that have changed something
-        self._answered = False  # whether clients have sent anything
+        self._answered = False  # a call that shows whether conditions have anything to do
         self.round = Round(0, self)
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
@@ -286,10 +286,11 @@ class RoundRunner(Runner):
         """Record scalars of this round in rounds.parquet.
 
         Raises:
-            ValueError: a name is reserved for what is recorded for every round.
+            ValueError: a name is reserved for what is recorded for every round, or a condition's.
         """
-        own = (condition.columns for condition in self.conditions)
-        self._record.update(plain(scalars, RESERVED.union(*own)))
+        for condition in self.conditions:
+            check_free(scalars, condition.columns, condition.name)
+        self._record.update(plain(scalars, RESERVED))
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table recorded in this round so far."""
@@ -424,8 +425,11 @@ class RoundRunner(Runner):
         """Take over kept states and records of a call; returns why nobody answers, if so."""
         self._states.update(outcome.states)
         self._acted |= outcome.acted
-        sent = any(row.get("bytes_up") for row in outcome.rows.values())
-        self._answered |= self.round.running and sent
+        # Clients without anything to send to a mean show nothing of what conditions are about.
+        telling = isinstance(exchange.reduction, Discard) or any(
+            row.get("bytes_up") for row in outcome.rows.values()
+        )
+        self._answered |= self.round.running and bool(outcome.rows) and telling
         for id, notes in outcome.notes.items():
             for name, note in notes.items():
                 self.round.note(name, (id, note))

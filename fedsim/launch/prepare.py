@@ -35,6 +35,7 @@ from fedsim.federation import (
     Withdrawn,
     cohort_size,
 )
+from fedsim.federation.client import RESERVED as CLIENT_RESERVED
 from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.runner import RESERVED
@@ -111,13 +112,13 @@ def prepare(
     )
     network = _try_model(spec)
     _check_saved(network, spec)
+    experiment.method.check_data(dataset, splits, network)
     for condition in spec.conditions:
         with _own_code(condition, "check"):
             condition.check(spec, splits, network)
     if any(p.requires_grad for p in network.parameters()):
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
-    experiment.method.check_data(dataset, splits, network)
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     if experiment.explain is not None:
@@ -287,14 +288,17 @@ def _check_own_conditions(experiment: Experiment, spec: RunSpec, dataset: Datase
     scores = [metric.column for metric in spec.objective.shown(dataset)]
     taken = {*RESERVED, "train_loss", *scores}
     taken |= {VALIDATION + score for score in scores}
+    of_clients = set(CLIENT_RESERVED)
     for condition in sorted(spec.conditions, key=lambda one: one in experiment.conditions):
         columns = [*condition.columns, *(metric.column for metric in condition.metrics)]
-        if condition in experiment.conditions and (again := sorted(taken.intersection(columns))):
+        again = taken.intersection(columns) | of_clients.intersection(condition.client_columns)
+        if condition in experiment.conditions and again:
             raise ExperimentError(
-                f"conditions: {condition.name}: there is a column '{again[0]}' already; take "
+                f"conditions: {condition.name}: there is a column '{min(again)}' already; take "
                 "another name"
             )
         taken.update(columns)
+        of_clients.update(condition.client_columns)
     choosing = [one for one in spec.conditions if type(one).sample is not Condition.sample]
     for one in experiment.conditions:
         others = [c for c in spec.conditions if c in choosing or c.independent_draws]

@@ -77,8 +77,9 @@ class Teacher(Config):
 
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
         """Build it, with weights from torch's global generator."""
-        training = {"mask_ratio", "epochs", "batch_size", "optimizer"}
-        return MaskedAutoencoder(shape, **self.model_dump(exclude=training))
+        sizes = {"patch", "width", "depth", "heads"}
+        sizes |= {"decoder_width", "decoder_depth", "decoder_heads"}
+        return MaskedAutoencoder(shape, **self.model_dump(include=sizes))
 
 
 class Xfed(Config):
@@ -146,10 +147,10 @@ class XPFL(PersonalModels[State]):
     Eq. 14 divides by L^U, so the weight grows without bound as the teacher improves; hence the
     0.05. It has no τ²: the λ of Eq. 14 is λ·τ² here.
 
-    What the released code does otherwise is offered as `weigh` and `psi_on`, and in
-    `experiments/xpfl` its fault that labels leak; except that its teacher is a convolutional
-    autoencoder (see `fedsim.models.masked_autoencoder`), whose L^U is the mean absolute error of
-    its last batch in training; and that after a lost upload it mistakes one client for another.
+    The released code differs. `weigh` and `psi_on` follow it, and `experiments/xpfl` has a class
+    with its fault that labels leak. Its teacher is not offered: a convolutional autoencoder (see
+    `fedsim.models.masked_autoencoder`), whose L^U is the mean absolute error of its last batch in
+    training. After a lost upload it mistakes one client for another, which is not offered either.
 
     Args:
         lam: λ.

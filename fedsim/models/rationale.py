@@ -51,19 +51,19 @@ class Rationale(nn.Module):
 
     Args:
         reader: words to vectors.
-        how: its sizes, and how it selects words.
+        section: its sizes, and how it selects words.
     """
 
-    def __init__(self, reader: Reader, how: RationaleModel) -> None:
+    def __init__(self, reader: Reader, section: RationaleModel) -> None:
         super().__init__()
         self.reader = reader
         D = reader.vectors.shape[1]
-        self.generator = Encoder(D, how.hidden)
-        self.chooser = nn.Linear(2 * how.hidden, 2)
-        self.predictor = self.generator if how.shared else Encoder(D, how.hidden)
-        self.dropout = nn.Dropout(how.dropout)
-        self.evaluate, self.share = how.evaluate, how.share
-        self.chooser.requires_grad_(not how.fixed_chooser)
+        self.generator = Encoder(D, section.hidden)
+        self.chooser = nn.Linear(2 * section.hidden, 2)
+        self.predictor = self.generator if section.shared else Encoder(D, section.hidden)
+        self.dropout = nn.Dropout(section.dropout)
+        self.evaluate, self.share = section.evaluate, section.share
+        self.chooser.requires_grad_(not section.fixed_chooser)
 
     def select(self, x: Tensor) -> Tensor:
         """(B, L) 1 for selected words, 0 for others; padding may be selected, too.
@@ -106,14 +106,15 @@ class RationaleClassifier(Classifier):
     Args:
         features: selects and encodes words.
         head: predicts from the encoding.
-        how: the weights of the loss's terms.
+        section: the weights of the loss's terms.
     """
 
     features: Rationale
 
-    def __init__(self, features: Rationale, head: nn.Linear, how: RationaleModel) -> None:
+    def __init__(self, features: Rationale, head: nn.Linear, section: RationaleModel) -> None:
         super().__init__(features, head)
-        self.sparsity, self.continuity, self.weight = how.sparsity, how.continuity, how.weight
+        self.sparsity, self.continuity = section.sparsity, section.continuity
+        self.weight = section.weight
 
     @property
     def shared(self) -> bool:

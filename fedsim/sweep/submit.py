@@ -151,7 +151,7 @@ def _address(given: str | None) -> str:
         )
     head = given.removeprefix("ray://")
     if ":" in head and "/" not in head:  # Ray asks the head for its dashboard
-        reason = why_silent(head)
+        reason = why_silent(head, TIMEOUT[0])
         if reason:
             raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
     return given

@@ -88,6 +88,8 @@ def searched(
 ) -> Trial:
     """The trial of values from a search's space.
 
+    It lies here, because processes of trials need no Optuna.
+
     Args:
         sheet: the experiment file.
         path: of the search's folder.

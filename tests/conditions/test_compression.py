@@ -116,6 +116,24 @@ def test_a_downlink_without_anything_to_compress(finish: Finish) -> None:
                 small_experiment(method={"name": name}, **{section: {"name": "int8"}})
 
 
+class Silent(FedAvg):
+    """Clients train, and send nothing."""
+
+    name: str = "test_compression:Silent"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.each(self.train, fed.sample(t), weights=state.weights)
+        return state
+
+    def train(self, client: Client, weights: Tensor) -> None:
+        client.train(weights)
+
+
+def test_clients_that_are_asked_for_nothing(finish: Finish) -> None:
+    with pytest.raises(RunError, match=r"round 1: clients send no updates.* `uplink` is about"):
+        finish(method={"name": Silent().name}, uplink={"name": "int8"})
+
+
 def test_rounds_in_which_nobody_has_anything_to_send(finish: Finish) -> None:
     """No pseudo-label is that certain, which says nothing about the codec."""
     method = {"name": "semifl", "threshold": 0.999999}

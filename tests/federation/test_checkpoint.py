@@ -128,6 +128,15 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
+def test_every_client_state_has_a_checksum(folder: Path) -> None:
+    fed, saver = Clients(), Checkpoints(folder)
+    fed.kept = {1: {"control": np.ones(2)}}
+    saver.save(2, state(2), fed, {})  # type: ignore[arg-type]
+    content = read_tree(saver.path(2))
+    write_tree(saver.path(2), {**content, "checksums": {}})
+    assert saver.damage() == [f"{saver.path(2)}: is damaged: it does not contain a checkpoint"]
+
+
 def test_no_checkpoint_forgets_all_clients(folder: Path) -> None:
     fed = Clients()
     fed.kept = {3: {"control": np.ones(2)}}

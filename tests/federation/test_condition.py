@@ -99,6 +99,27 @@ class Taken(Condition):
     columns: ClassVar[tuple[str, ...]] = ("accuracy",)
 
 
+class TakenOfClients(Condition):
+    """Has a column of clients that is there already."""
+
+    name: str = "test_condition:TakenOfClients"
+    client_columns: ClassVar[tuple[str, ...]] = ("samples",)
+
+
+class Shortens(Condition):
+    """Half of each vector arrives, as zeros beyond; its messages are half as long."""
+
+    name: str = "test_condition:Shortens"
+
+    def sent(self, client: Client, sent: Sent) -> Sent:
+        if not isinstance(sent.message, Update):
+            return sent
+        halved = {
+            n: v * (torch.arange(len(v)) < len(v) / 2) for n, v in sent.message.vectors.items()
+        }
+        return replace(sent, message=sent.message.with_vectors(halved), size=sent.size // 2)
+
+
 class Untold(Condition):
     """Returns a column that it does not name."""
 
@@ -230,6 +251,7 @@ def test_clients_that_send_nothing_pass_no_condition(finish: Finish) -> None:
         (BreaksBefore, "conditions: test_condition:BreaksBefore: check: ValueError: 10 clients ("),
         (BreaksAtTheEnd, "round 1, records: KeyError: 'never written' (test_condition.py, line"),
         (Taken, "conditions: test_condition:Taken: there is a column 'accuracy' already"),
+        (TakenOfClients, "test_condition:TakenOfClients: there is a column 'samples' already"),
         (Untold, "round 1: test_condition:Untold: the column 'surprise' is not among its `col"),
         (Idle, "round 1: nothing is sent by pigeon, which are all that `test_condition:Idle` is"),
     ],
@@ -411,6 +433,56 @@ def test_the_round_goes_on_while_anybody_is_left(finish: Finish) -> None:
     done = finish(method=OneByOne, train={"rounds": 3}, **of(Withdraws))
     answers = done.clients.dropna(subset="loss").groupby("round")["client"].apply(list)
     assert answers.to_dict() == {1: [0, 2, 4, 6, 8], 3: [0, 2, 4, 6, 8]}
+
+
+def test_a_deadline_that_only_shorter_messages_meet(finish: Finish) -> None:
+    """What an own condition makes of messages is not known before the start."""
+    devices = {"speed": 1e9, "download": 1e6, "upload": 1.0, "deadline": 0.05}
+    with pytest.raises(BadInput, match=r"devices\.deadline=0\.05: no client meets it"):
+        finish(train={"rounds": 1}, devices=devices)
+    done = finish(train={"rounds": 1}, devices=devices, **of(Shortens))
+    assert done.rounds["clients"].gt(0).all()
+
+
+class Logs(FedAvg):
+    """Records a column of its own."""
+
+    name: str = "test_condition:Logs"
+    column: str = "epsilon"
+    where: str = "server"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        if self.where == "server":
+            fed.log(**{self.column: 1.0})
+        return super().round(fed, state, t)
+
+    def local_update(self, client: Client, weights: torch.Tensor) -> Update:
+        if self.where == "client":
+            client.report(**{self.column: 1.0})
+        return super().local_update(client, weights)
+
+
+@pytest.mark.parametrize(
+    ("where", "column", "sections", "owner"),
+    [
+        ("server", "epsilon", {"privacy": {"clip": 1, "noise_multiplier": 1}}, "privacy"),
+        ("server", "entries_lost", {"conditions": [LOSSY]}, "own_channel:Lossy"),
+        ("client", "energy_joules", {"devices": {}}, "devices"),
+        (
+            "client",
+            "adversary",
+            {"adversaries": {"share": 0.3, "attack": {"name": "sign_flip"}}},
+            "adversaries/records",
+        ),
+    ],
+)
+def test_methods_record_no_column_of_a_condition(
+    finish: Finish, where: str, column: str, sections: dict[str, Any], owner: str
+) -> None:
+    method = {"name": Logs().name, "where": where, "column": column}
+    with pytest.raises(FedsimError, match=f"'{column}' is a column of `{owner}`; choose another"):
+        finish(method=method, train={"rounds": 1}, **sections)
+    assert len(finish(method=method, train={"rounds": 1}).rounds) == 1
 
 
 def test_scores_of_ones_own(finish: Finish) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import Component, Registry
+from fedsim.errors import ExperimentError
 
 Vector = NDArray[np.float32]
 Shapes = Sequence[tuple[int, ...]]
@@ -44,6 +45,24 @@ class Codec(Component, ABC):
     name: str
     error_feedback: bool = False
     for_models: ClassVar[bool] = False
+
+    def check_downlink(self) -> None:
+        """Refuse codecs of changes, and error feedback: the server sends the model itself.
+
+        Raises:
+            ExperimentError: it cannot be the `downlink`.
+        """
+        if not self.for_models:
+            known = ", ".join(name for name, one in codecs.items() if one.for_models)
+            raise ExperimentError(
+                f"downlink.name={self.name} compresses changes of a model, and the server sends "
+                f"the model itself; codecs for it: {known}"
+            )
+        if self.error_feedback:
+            raise ExperimentError(
+                "downlink.error_feedback: the server keeps no account of what was lost; it is for "
+                "`uplink`"
+            )
 
     @abstractmethod
     def encode(self, vector: Vector, shapes: Shapes, rng: np.random.Generator) -> Any:

@@ -52,17 +52,19 @@ class TextSource(Source):
                     f"occur in {path}{nearest(label, classes)}"
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
-        return self._split(both, len(test.texts), path)
+        return self._split(both, 0, path, tests=len(test.texts))
 
-    def _split(self, documents: Documents, test: float, path: Path) -> Dataset:
-        """The test set is a share of the documents, or so many at the end."""
+    def _split(
+        self, documents: Documents, test_fraction: float, path: Path, tests: int | None = None
+    ) -> Dataset:
+        """The test set is a share of the documents, or the last `tests` of them."""
         classes = tuple(sorted(set(documents.labels)))
         indices = {name: i for i, name in enumerate(classes)}
         y = np.array([indices[label] for label in documents.labels], np.int64)
-        if test < 1:
-            train_rows, test_rows = split_rows(y, classes, test, str(path))
+        if tests is None:
+            train_rows, test_rows = split_rows(y, classes, test_fraction, str(path))
         else:
-            train_rows, test_rows = np.split(np.arange(len(y)), [len(y) - int(test)])
+            train_rows, test_rows = np.split(np.arange(len(y)), [len(y) - tests])
         tokens = [text.tokenise(document) for document in documents.texts]
         return self._dataset(y, tokens, classes, train_rows, test_rows, path)
 

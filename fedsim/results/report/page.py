@@ -144,7 +144,7 @@ def _plain(name: str, values: pd.Series[Any]) -> Filled:
 
 
 def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[Filled]:
-    """The columns that say which cell each row is of."""
+    """The columns that name the cell of each row."""
     cells = list(cells)
     columns: list[Filled] = []
     for axis in compared.axes:
@@ -165,7 +165,7 @@ def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Fi
 
 
 def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[Filled]:
-    """The columns that say which run each row is, and what became of it."""
+    """The columns that name the run of each row, and its status."""
     return [
         *axis_columns(compared, (entry.cell for entry in entries)),
         (Column("seed", True), [datum(entry.seed) for entry in entries]),
