@@ -166,7 +166,9 @@ datasets = _Datasets("data set", Source)
 
 
 class Wrapping(Source):
-    """A data set with a change of some clients' examples, which it must not change itself.
+    """A data set in which some clients' examples are changed.
+
+    The data set that it wraps must not change any itself.
 
     Args:
         of: the data set (a `data` section), in memory.
@@ -187,7 +189,7 @@ class Wrapping(Source):
 
 
 def check_named(names: tuple[str, ...], nothing: str) -> None:
-    """Refuse names in a section that are none, with a message for that, or that repeat one."""
+    """Refuse an empty list of names, with that message, or a name that is given twice."""
     if not names:
         raise PydanticCustomError("empty", nothing)
     for name in names:

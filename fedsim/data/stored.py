@@ -92,7 +92,7 @@ def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
 
 
 def as_float32(x: NDArray[Any], what: str, rows: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
-    """Numbers (n, ...) as float32, finite; their name and rows (n,) are for messages."""
+    """Numbers (n, ...) as finite float32; errors name them as `what` and the row, of `rows`."""
     with np.errstate(over="ignore"):  # overflow is refused below
         values = x.astype(np.float32)
     finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

@@ -57,7 +57,7 @@ class Datum:
     swatch: str = ""
 
 
-Filled = tuple[Column, Sequence[Datum]]  # a column and what stands in it
+FilledColumn = tuple[Column, Sequence[Datum]]  # with the content of each row
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PageTable:
     spanned: int = 0
 
     @classmethod
-    def of(cls, caption: str, columns: Sequence[Filled]) -> PageTable:
+    def of(cls, caption: str, columns: Sequence[FilledColumn]) -> PageTable:
         """A table by its columns."""
         rows = zip(*(data for _, data in columns), strict=True)
         return cls(caption, [column for column, _ in columns], [list(row) for row in rows])
@@ -131,7 +131,7 @@ def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Pa
     return table
 
 
-def _plain(name: str, values: pd.Series[Any]) -> Filled:
+def _plain(name: str, values: pd.Series[Any]) -> FilledColumn:
     if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         prose = bool((values.astype(str).str.len() > _WORDS).any())
         data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
@@ -143,10 +143,10 @@ def _plain(name: str, values: pd.Series[Any]) -> Filled:
     return Column(name, figure=True, code=name == "folder"), data
 
 
-def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[Filled]:
+def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[FilledColumn]:
     """The columns that name the cell of each row."""
     cells = list(cells)
-    columns: list[Filled] = []
+    columns: list[FilledColumn] = []
     for axis in compared.axes:
         values = (cell.values[axis] for cell in compared.cells)
         words = any(isinstance(value, str) and value != DASH for value in values)
@@ -155,8 +155,8 @@ def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> 
     return columns
 
 
-def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Filled]:
-    """The same with the cells' styles."""
+def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[FilledColumn]:
+    """The columns that name the cell of each row, in the cell's style."""
     (column, names), *others = axis_columns(compared, (cell.values for cell in cells))
     styled = [
         replace(name, swatch=swatch(cell.style)) for name, cell in zip(names, cells, strict=True)
@@ -164,7 +164,7 @@ def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Fi
     return [(column, styled), *others]
 
 
-def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[Filled]:
+def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[FilledColumn]:
     """The columns that name the run of each row, and its status."""
     return [
         *axis_columns(compared, (entry.cell for entry in entries)),

@@ -15,7 +15,7 @@ from fedsim.results.report.entries import Value
 from fedsim.results.report.page import (
     Column,
     Datum,
-    Filled,
+    FilledColumn,
     PageTable,
     axis_columns,
     best_of,
@@ -52,7 +52,7 @@ def results(compared: ReportData) -> PageTable:
     rivals = _rivals(compared)
     (first, names), *axes = cell_columns(compared, cells)
     notes = map(_unfinished, cells)
-    columns: list[Filled] = [(first, _noted(names, notes)), *axes]
+    columns: list[FilledColumn] = [(first, _noted(names, notes)), *axes]
     for figure, title in scores.items():
         data = mark_best(_scores(compared, figure), high, rivals)
         if len(compared.primary) > 1:  # then each says what it is
@@ -99,7 +99,7 @@ def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]
 
 def _against_baseline(
     compared: ReportData, rows: Sequence[pd.Series[Any]], cells: Sequence[ComparedCell]
-) -> list[Filled]:
+) -> list[FilledColumn]:
     """The differences to the baseline, and their p-values."""
     differences, ps = _differences(compared), []
     for k, (row, cell) in enumerate(zip(rows, cells, strict=True)):
@@ -386,7 +386,7 @@ def _winners(compared: ReportData) -> list[list[int]]:
 def missing(compared: ReportData) -> PageTable:
     """The runs that are not finished."""
     entries = [entry for entry in compared.entries if not entry.finished]
-    columns: list[Filled] = [
+    columns: list[FilledColumn] = [
         *entry_columns(compared, entries),
         (Column("on disk"), [Datum(entry.progress, entry.rounds) for entry in entries]),
         (Column("why"), [datum(entry.error or DASH) for entry in entries]),
