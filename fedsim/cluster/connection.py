@@ -156,11 +156,15 @@ def _cluster_address() -> str | None:
     return None if why_silent(found) else found
 
 
-def why_silent(address: str, patience: float = TIMEOUT) -> str | None:
-    """Why Ray does not answer at host:port within so many seconds; None if it does.
+def why_silent(address: str, patience: float | None = None) -> str | None:
+    """Why Ray does not answer at host:port; None if it does.
 
     Ray itself would try for almost a minute.
+
+    Args:
+        patience: seconds to wait; by default `TIMEOUT`.
     """
+    patience = TIMEOUT if patience is None else patience
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=patience) as head:
