@@ -23,7 +23,7 @@ from fedsim.conditions.privacy import Privacy
 from fedsim.conditions.secure import SecureSettings
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
-from fedsim.config.registry import Config, Registry, importable_name, nearest
+from fedsim.config.registry import Config, Registry, importable_name, nearest, refuse_twice
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
@@ -96,11 +96,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
 )  # keys, which methods support them, and why others do not
 
 
-def _refuse_twice(name: str, names: Sequence[str]) -> None:
-    if names.count(name) > 1:
-        raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
-
-
 class EarlyStopping(Config):
     """End a run when its score on the validation set no longer improves.
 
@@ -165,7 +160,7 @@ class Evaluate(Config):
     def _known_metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             check_name(name)
-            _refuse_twice(name, names)
+            refuse_twice(name, names)
         return names
 
 
@@ -253,14 +248,14 @@ class Experiment(Config):
                 problem = "unknown logger '{name}'{hint}"
                 about = {"name": name, "hint": nearest(name, LOGGERS)}
                 raise PydanticCustomError("unknown_name", problem, about)
-            _refuse_twice(name, names)
+            refuse_twice(name, names)
         return names
 
     @field_validator("conditions")
     @classmethod
     def _each_condition_once(cls, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
         for condition in found:
-            _refuse_twice(condition.name, [one.name for one in found])
+            refuse_twice(condition.name, [one.name for one in found])
         return found
 
     @model_validator(mode="after")

@@ -59,6 +59,20 @@ def located(title: str, key: str, problem: PydanticCustomError, given: Any) -> V
     return ValidationError.from_exception_data(title, [details])
 
 
+def refuse_twice(name: str, names: Sequence[str]) -> None:
+    """Refuse a name that is given more than once."""
+    if names.count(name) > 1:
+        raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+
+
+def check_named(names: Sequence[str], nothing: str) -> None:
+    """Refuse an empty list of names, with that message, or a name that is given twice."""
+    if not names:
+        raise PydanticCustomError("empty", nothing)
+    for name in names:
+        refuse_twice(name, names)
+
+
 class Config(BaseModel):
     """A part of an experiment: typed, frozen, closed to unknown keys."""
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
-from fedsim.config.registry import nearest
+from fedsim.config.registry import check_named, nearest
 from fedsim.data.dataset import Dataset, as_dtype, feature_names
-from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
+from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.errors import DataError

@@ -188,15 +188,6 @@ class Wrapping(Source):
         return of
 
 
-def check_named(names: tuple[str, ...], nothing: str) -> None:
-    """Refuse an empty list of names, with that message, or a name that is given twice."""
-    if not names:
-        raise PydanticCustomError("empty", nothing)
-    for name in names:
-        if names.count(name) > 1:
-            raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
-
-
 @datasets.register
 class FromPython(Source):
     """A data set that was given as an object in Python.

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import OWN, Config, located, nearest
+from fedsim.config.registry import OWN, Config, check_named, located, nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
@@ -187,12 +187,9 @@ class Explain(Config):
     @field_validator("explainers", "of", "scores")
     @classmethod
     def _each_once(cls, found: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-        if found == ():
-            raise PydanticCustomError("empty", "is an empty list; name at least one")
-        names = [one.name if isinstance(one, Explainer) else one for one in found or ()]
-        for name in names:
-            if names.count(name) > 1:
-                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        if found is not None:
+            names = [one.name if isinstance(one, Explainer) else one for one in found]
+            check_named(names, "is an empty list; name at least one")
         return found
 
     @model_validator(mode="after")

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
+from fedsim.config.registry import check_named
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
-from fedsim.data.source import Wrapping, check_memory, check_named, datasets, load_dataset
+from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
