@@ -108,12 +108,9 @@ def sections(method: str, model: str, condition: str) -> dict[str, Any]:
     added = {**TRAINING, **CONDITIONS}[condition]
     for part in (MODELS[model], NEEDS.get(method, {}), added):
         for key, section in part.items():
-            if key == "conditions":
-                made[key] = section
-                continue
             if key == "model" and "model" in made:  # the cell's own, not what the method needs
                 continue
-            made[key] = {**made.get(key, {}), **section}
+            made[key] = {**made.get(key, {}), **section} if isinstance(section, dict) else section
     return made
 
 

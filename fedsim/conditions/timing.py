@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,7 +127,7 @@ class SimulatedTime(Condition):
         own = [type(one) for one in spec.conditions if ":" in one.name]
         told = all(kind.planned is not Condition.planned for kind in own)
         if spec.functions.has_global_model and told:
-            model = FlatModel(copy.deepcopy(network), torch.device("cpu"))
+            model = FlatModel(network, torch.device("cpu"))
             layers = trained_layers(model, spec.functions.sent_part(model))
             moved = planned_bytes(spec.conditions, spec.seed, model.size, layers)
         needed = fleet.seconds(np.arange(len(splits)), examples, *moved)

@@ -330,7 +330,7 @@ class Condition(Component):
         Args:
             spec: the run's `RunSpec`: its method is `functions`.
             splits: the examples that each client holds.
-            network: the run's model.
+            network: a copy of the run's model.
 
         Raises:
             ExperimentError: the condition cannot be met; the message names the key.

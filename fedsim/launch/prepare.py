@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -113,9 +114,10 @@ def prepare(
     network = _try_model(spec)
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
+    spare = copy.deepcopy(network) if spec.conditions else network  # which they may change
     for condition in spec.conditions:
         with _own_code(condition, "check"):
-            condition.check(spec, splits, network)
+            condition.check(spec, splits, spare)
     if any(p.requires_grad for p in network.parameters()):
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
