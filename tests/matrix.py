@@ -180,14 +180,15 @@ def page(cells: dict[tuple[str, str], tuple[str, str]]) -> str:
         rows.append(f"| `{method}` | " + " | ".join(marks) + " |")
     works = sum(state == "trains" for state, _ in cells.values())
     names = " | ".join(
-        f"`{section}`{': ' + what if what else ''}"
+        f"`{section}`{': ' + what if what else ''}" if section != "your own" else section
         for section, _, what in (condition.partition(": ") for condition in CONDITIONS)
     )
     return "\n".join(
         [
             "# What combines with what",
             "",
-            "Each method with each section that changes what clients compute or send, and with a "
+            "Each method, with its default settings, and each section that changes what clients "
+            "compute or send, and a "
             "[condition of your own](../guides/communication.md#your-own-condition). "
             f"{works} of {len(cells)} combinations work (✓); the others are refused before the "
             "run starts, for the numbered reasons. `python tests/matrix.py --page` writes this "

@@ -119,6 +119,8 @@ def modules_imported(path: Path) -> set[str]:
             found.update(name if name in MODULES else node.module for name in names)
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
+    if module_of(path) == "fedsim.methods.__init__":  # imports all of them by their files
+        found.update(name for name in MODULES if name.rpartition(".")[0] == "fedsim.methods")
     return found & MODULES.keys()
 
 
