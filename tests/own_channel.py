@@ -21,6 +21,7 @@ class Lossy(Condition):
 
     name: str = "own_channel:Lossy"
     columns: ClassVar[tuple[str, ...]] = ("entries_lost",)
+    client_columns: ClassVar[tuple[str, ...]] = ("entries_lost",)
     share: float = Field(0.1, ge=0, lt=1)
 
     def sent(self, client: Client, sent: Sent) -> Sent:
@@ -33,7 +34,7 @@ class Lossy(Condition):
             gone = torch.from_numpy(drawn < self.share).to(vector.device)
             arrived[name] = torch.where(gone, base, vector)
             lost += int(gone.sum())
-        client.report(entries_lost=lost)
+        client.row["entries_lost"] = lost
         return replace(sent, message=sent.message.with_vectors(arrived))
 
     def close(self, round: Round, ledger: dict[str, Any]) -> Mapping[str, float]:

@@ -46,7 +46,7 @@ class ClientPrivacy(ConditionOnMeans):
 
     def check(self, spec: RunSpec, splits: ClientSplits, network: nn.Module) -> None:
         """Refuse noise on running statistics: a variance would end up below 0."""
-        model = FlatModel(network, torch.device("cpu"))
+        model = FlatModel(spec.build_model(), torch.device("cpu"))
         part = spec.functions.sent_part(model)
         sent = np.ones(model.size, np.bool_) if part is None else part
         inside = model.named(torch.from_numpy(sent))

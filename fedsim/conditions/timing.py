@@ -127,9 +127,10 @@ class SimulatedTime(Condition):
         own = [type(one) for one in spec.conditions if ":" in one.name]
         told = all(kind.planned is not Condition.planned for kind in own)
         if spec.functions.has_global_model and told:
-            model = FlatModel(network, torch.device("cpu"))
-            layers = trained_layers(model, spec.functions.sent_part(model))
-            moved = planned_bytes(spec.conditions, spec.seed, model.size, layers)
+            model = FlatModel(spec.build_model(), torch.device("cpu"))
+            part = spec.functions.sent_part(model)
+            size = model.size if part is None else int(part.sum())
+            moved = planned_bytes(spec.conditions, spec.seed, size, trained_layers(model, part))
         needed = fleet.seconds(np.arange(len(splits)), examples, *moved)
         if needed.min() > deadline:
             raise ExperimentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -79,15 +79,18 @@ def plain(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
     return found
 
 
-def check_free(names: Iterable[str], taken: Collection[str], owner: str) -> None:
-    """Refuse names of a condition's columns.
+def check_free(names: Iterable[str], taken: Mapping[str, str]) -> None:
+    """Refuse names of conditions' columns.
+
+    Args:
+        taken: the columns, and whose they are.
 
     Raises:
         ValueError: one is taken.
     """
     for name in names:
         if name in taken:
-            raise ValueError(f"'{name}' is a column of `{owner}`; choose another name")
+            raise ValueError(f"'{name}' is a column of `{taken[name]}`; choose another name")
 
 
 def check_table(table: str) -> None:
@@ -377,8 +380,7 @@ class Client:
         Raises:
             ValueError: a name is reserved for what is recorded for every client, or a condition's.
         """
-        for condition in self.context.spec.conditions:
-            check_free(scalars, condition.client_columns, condition.name)
+        check_free(scalars, self.context.spec.client_columns)
         self.row.update(plain(scalars, RESERVED))
 
     def record(self, table: str, **scalars: float | int | str | None) -> None:

@@ -285,7 +285,8 @@ class Condition(Component):
         hides: what of clients it hides from the server.
         independent_draws: whether each client is drawn for a cohort independently.
         columns: names of the columns of rounds.parquet that `close` returns.
-        client_columns: names of the columns of clients.parquet that it adds to `Runner.rows`.
+        client_columns: names of the columns of clients.parquet that it adds to `Runner.rows`, or
+            to `Client.row`, so that no method reports them.
         idle: what is missing if it never changes anything, such as "clients send no updates":
             then the run ends after the first round in which clients send something, or are not
             asked to. By default it may have nothing to do.
@@ -330,7 +331,7 @@ class Condition(Component):
         Args:
             spec: the run's `RunSpec`: its method is `functions`.
             splits: the examples that each client holds.
-            network: a copy of the run's model.
+            network: the run's model.
 
         Raises:
             ExperimentError: the condition cannot be met; the message names the key.

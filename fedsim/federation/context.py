@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -72,6 +72,8 @@ class RunSpec:
         data: shape and kind of inputs.
         outputs: number of outputs of a network for one input.
         conditions: what happens between server and clients, in ascending order.
+        columns, client_columns: columns of rounds.parquet and clients.parquet that conditions
+            have, and whose they are; those of the experiment's sections even if not in use.
         size: number of a model's weights, including buffers; 0 if it has none.
     """
 
@@ -83,6 +85,8 @@ class RunSpec:
     data: DataSpec
     outputs: int
     conditions: tuple[Condition, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    client_columns: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:

@@ -288,8 +288,7 @@ class RoundRunner(Runner):
         Raises:
             ValueError: a name is reserved for what is recorded for every round, or a condition's.
         """
-        for condition in self.conditions:
-            check_free(scalars, condition.columns, condition.name)
+        check_free(scalars, self.context.spec.columns)
         self._record.update(plain(scalars, RESERVED))
 
     def recorded(self, table: str) -> list[dict[str, Any]]:

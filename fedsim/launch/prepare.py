@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -48,6 +47,19 @@ from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+
+# Columns of the experiment's sections, whether or not they are in use, and whose they are.
+COLUMNS = {
+    "explain_seconds": "explain",
+    **dict.fromkeys(ClientPrivacy.columns, "privacy"),
+    **dict.fromkeys(SecureAggregation.columns, "secure_aggregation"),
+    **dict.fromkeys(SimulatedTime.columns, "devices"),
+}
+CLIENT_COLUMNS = {
+    **dict.fromkeys(ExamplePrivacy.client_columns, "privacy"),
+    **dict.fromkeys(SimulatedTime.client_columns, "devices"),
+    **dict.fromkeys(AdversaryRecords.client_columns, "adversaries"),
+}
 
 
 def prepare(
@@ -114,10 +126,9 @@ def prepare(
     network = _try_model(spec)
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
-    spare = copy.deepcopy(network) if spec.conditions else network  # which they may change
     for condition in spec.conditions:
         with _own_code(condition, "check"):
-            condition.check(spec, splits, spare)
+            condition.check(spec, splits, network)
     if any(p.requires_grad for p in network.parameters()):
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
@@ -129,7 +140,10 @@ def prepare(
         explanations = Explanations(section=section, scored=scored)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
     _check_own_conditions(experiment, spec, dataset)
-    return dataset, splits, replace(spec, size=size)
+    columns = {name: one.name for one in spec.conditions for name in one.columns}
+    of_clients = {name: one.name for one in spec.conditions for name in one.client_columns}
+    spec = replace(spec, size=size, columns=COLUMNS | columns)
+    return dataset, splits, replace(spec, client_columns=CLIENT_COLUMNS | of_clients)
 
 
 def defined_here(experiment: Experiment) -> str | None:
@@ -233,8 +247,7 @@ def _with_further(
     """
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
-    kinds = (ClientPrivacy, SecureAggregation, SimulatedTime)
-    reserved = RESERVED.union({"train_loss", "explain_seconds"}, *(kind.columns for kind in kinds))
+    reserved = {*RESERVED, "train_loss", *COLUMNS}
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
         if metric.name in reserved or metric.name.startswith(prefixes):
