@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder --durations=20
 
-.PHONY: quickstart test
+.PHONY: quickstart test night test-all
 
 quickstart: $(VENV)/installed
 	$(BIN)/fedsim run experiments/quickstart.yaml
@@ -13,8 +14,13 @@ test: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	@# Beside the tests, of which those on Ray leave a core idle at times; its report comes last.
 	report=$$(mktemp); $(BIN)/mypy >$$report & mypy=$$!; tests=0; types=0; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 || tests=$$?; \
+	$(BIN)/pytest $(PARALLEL) || tests=$$?; \
 	wait $$mypy || types=$$?; cat $$report; rm $$report; exit $$((tests | types))
+
+night: $(VENV)/installed
+	$(BIN)/pytest $(PARALLEL) -m "night or hypothesis" --hypothesis-profile=night
+
+test-all: test night
 
 # In words that old Pythons, from 2.7 on, understand as well.
 CHECK := import sys; sys.version_info >= (3, 11, 4) or sys.exit("error: fedsim needs Python \

@@ -111,12 +111,9 @@ def check_method(
             f"check_method needs train.rounds=3 or more, not {experiment.train.rounds}: it "
             "interrupts the run, and resumes it"
         )
-    what = f"method {experiment.method.name}"
-    _check_state(experiment, what)
     with tempfile.TemporaryDirectory() as folder:
-        undisturbed = run(experiment, Path(folder, "undisturbed"), progress=False)
-        _check_resumption(experiment, undisturbed, Path(folder, "interrupted"), what)
-        _check_bytes(undisturbed, what)
+        done = run(experiment, Path(folder, "undisturbed"), progress=False)
+        _check_run(done, Path(folder))
         if actors:
             engine = {**experiment.engine.model_dump(), "kind": "ray", "actors": actors}
             there = run(
@@ -125,10 +122,20 @@ def check_method(
                 progress=False,
             )
             _check(
-                there.result_hash == undisturbed.result_hash,
-                f"{what}: its result on {actors} client actors is not that of this process; does "
-                "a client function depend on anything but its client and its arguments?",
+                there.result_hash == done.result_hash,
+                f"method {experiment.method.name}: its result on {actors} client actors is not "
+                "that of this process; does a client function depend on anything but its client "
+                "and its arguments?",
             )
+
+
+def _check_run(done: Run, folder: Path) -> None:
+    """Check the method of a finished run."""
+    experiment = done.experiment
+    what = f"method {experiment.method.name}"
+    _check_state(experiment, what)
+    _check_resumption(experiment, done, folder / "interrupted", what)
+    _check_bytes(done, what)
     if experiment.method.stackable:
         _check_stacks(experiment, what)
 

@@ -32,8 +32,9 @@ from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
 
 # No test is timed: machines are busy, and schemas are built by the first example.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("day", deadline=None)
+settings.register_profile("night", deadline=None, max_examples=500)
+settings.load_profile("day")
 
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {
@@ -50,9 +51,32 @@ ON_RAY = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected, and groups become part of ids
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Ray's tests first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.path.stem not in ON_RAY)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    config.stash[NIGHT] = sum(item.get_closest_marker("night") is not None for item in items)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["night"] = config.stash[NIGHT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[NIGHT] = getattr(node, "workeroutput", {}).get("night", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.option.markexpr == "not night" and config.stash.get(NIGHT, 0):
+        more = config.stash[NIGHT]
+        terminalreporter.write_line(
+            f"{more} more tests, and more examples of properties: make test-all"
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -10,13 +10,14 @@ import pickletools
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from hypothesis import settings
 
 from fedsim import Experiment, grid, run
 from fedsim.cluster import forked_workers
@@ -53,6 +54,30 @@ NETWORK_METHODS = [
 ]
 
 WITHOUT_GLOBAL = {n for n in NETWORK_METHODS if not dict(methods.items())[n].has_global_model}
+
+# Together they use all that methods can use of the engine; tests/methods/test_every_method.py
+# compares this with what methods call.
+MECHANISMS = (
+    "scaffold",  # means of two vectors; clients keep states
+    "fedaux",  # setup traffic, messages, examples of the server
+    "fedfed",  # phases, a pool, further networks at clients
+    "fedgen",  # a generator that the server trains
+    "fedbuff",  # parts for single clients, simulated time
+    "sse_agg",  # a reduction of its own
+    "xpfl",  # clients keep networks, unlabelled examples
+    "ifca",  # no global model
+)
+
+
+def by_day(names: Iterable[str], chosen: Container[str] = MECHANISMS) -> list[Any]:
+    """Values of a parameter: those chosen by day, all of them by night."""
+    return [n if n in chosen else pytest.param(n, marks=pytest.mark.night) for n in names]
+
+
+def examples(count: int) -> settings:
+    """So many examples of a property by day, five times as many by night."""
+    return settings(max_examples=count * settings().max_examples // 100)
+
 
 LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the second
 

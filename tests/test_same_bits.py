@@ -22,6 +22,7 @@ from experiments import (
     LITTLE_TEACHER,
     NETWORK_METHODS,
     WITHOUT_GLOBAL,
+    by_day,
     forked,
     small_experiment,
     with_method,
@@ -80,7 +81,7 @@ def alive_client_actors() -> int:
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize("name", NETWORK_METHODS)
+    @pytest.mark.parametrize("name", by_day(NETWORK_METHODS))
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from experiments import (
     FEW,
     NETWORK_METHODS,
+    by_day,
     federation,
     grid_in_process,
     interrupted,
@@ -246,7 +247,7 @@ class TestDeadlines:
         return finish(**with_method(name, **own))
 
     @pytest.mark.parametrize("partial", [False, True], ids=["", "partial"])
-    @pytest.mark.parametrize("name", [*ALL, "test_devices:TrainsThreeTimes"])
+    @pytest.mark.parametrize("name", [*by_day(ALL), "test_devices:TrainsThreeTimes"])
     def test_every_method_keeps_them(self, finish: Finish, name: str, partial: bool) -> None:
         if partial and name in OWN_LOOPS:
             with pytest.raises(BadInput, match="has a training loop of its own"):

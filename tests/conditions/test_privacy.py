@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import (
+    MECHANISMS,
     NETWORK_METHODS,
+    by_day,
     federation,
     interrupted,
     server_states,
@@ -27,8 +28,7 @@ from experiments import (
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume
 from fedsim.conditions.gaussian import analytic_epsilon
 from fedsim.conditions.privacy import Privacy, clipped
-from fedsim.conditions.secure import SecureSettings
-from fedsim.errors import BadInput, ClientError, RunError
+from fedsim.errors import BadInput, RunError
 from fedsim.federation import draw_cohort
 from fedsim.methods import methods
 from fedsim.methods.fedavg import FedAvg
@@ -256,7 +256,7 @@ REFUSED = {
 COVERED = [name for name in NETWORK_METHODS if name not in REFUSED]
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", by_day(COVERED, [*MECHANISMS, "fedavg", "fedadam"]))
 def test_without_noise_and_clipping_a_method_does_what_it_does(name: str) -> None:
     """Of clients with equally many samples; each vector it sends has its reference."""
     sections = sections_of(
@@ -273,7 +273,7 @@ def test_without_noise_and_clipping_a_method_does_what_it_does(name: str) -> Non
         np.testing.assert_allclose(one.weights, other.weights, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", by_day(COVERED, [*MECHANISMS, "fedavg", "fedadam"]))
 def test_clipping_is_of_changes(name: str) -> None:
     """A model moves no further than the norm in a round, but for the server's own steps."""
     made = sections_of(name, train={**TRAIN, "rounds": 2})
@@ -283,7 +283,7 @@ def test_clipping_is_of_changes(name: str) -> None:
     assert 0 < moved < 1.01e-3
 
 
-@pytest.mark.parametrize("name", NETWORK_METHODS)
+@pytest.mark.parametrize("name", by_day(NETWORK_METHODS, [*MECHANISMS, *REFUSED]))
 def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
     sections = sections_of(name, train={"rounds": 4, "participation": 0.5})
     privacy = {"clip": 1, "noise_multiplier": 0.1}
@@ -293,31 +293,6 @@ def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
     else:
         with pytest.raises(BadInput, match=rf"method.name={name} .*(privacy|take another)"):
             finish(**sections, privacy=privacy)
-
-
-SECTIONS = {"privacy": {"clip": 1, "noise_multiplier": 0.1}, "secure_aggregation": {}}
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("name", NETWORK_METHODS)
-def test_methods_say_what_they_ask_for(
-    finish: Finish, monkeypatch: pytest.MonkeyPatch, name: str, section: str
-) -> None:
-    """What a method says is refused at the latest where it asks, and nothing else is."""
-    method = methods.find(name)
-    asks, averages = method.learns.asks, method.learns.averages
-    settings = Privacy(**SECTIONS["privacy"]) if section == "privacy" else SecureSettings()
-    hidden = settings.hides.intersection(asks) - {"weights"}  # which the server does not see
-    monkeypatch.setattr(method, "learns", replace(method.learns, asks=(), averages=True))
-    monkeypatch.setattr(method, "check_hidden", lambda self, hidden: None)
-    sections = sections_of(name, train={"rounds": 4}, **{section: SECTIONS[section]})
-    if name in ("feddyn", "semifl"):
-        pytest.skip("whether it can depends on its settings")
-    if hidden or not averages:
-        with pytest.raises((RunError, ClientError), match=f"`{section}`"):
-            finish(**sections)
-    else:
-        assert len(finish(**sections).rounds) == 4
 
 
 class Gathers(FedAvg):

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from experiments import (
-    NETWORK_METHODS,
     Driven,
     federation,
     server_states,
     small_experiment,
-    with_method,
 )
 from fedsim import Experiment, Federation, Run, Update
 from fedsim.conditions.aggregators import aggregators
@@ -25,7 +23,6 @@ from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
 from fedsim.federation import LocalEngine, Mean, NotCounted
 from fedsim.federation.reduction import TooFewUpdates
 from fedsim.launch.prepare import prepare
-from fedsim.methods import methods
 from fedsim.testing import check_method
 
 Finish = Callable[..., Run]
@@ -317,20 +314,6 @@ def test_what_does_not_go_together(sections: dict[str, Any], message: str) -> No
         small_experiment(**sections)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", sorted({*NETWORK_METHODS} - {"centralised"}))  # has no clients
-def test_methods_say_whether_they_average(
-    finish: Finish, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    learns = methods.find(name).learns
-    monkeypatch.setattr(methods.find(name), "learns", replace(learns, averages=True))
-    sections = with_method(name, aggregation={"name": "median"}, train={"rounds": 4})
-    if learns.averages:
-        assert len(finish(**sections).rounds) == 4
-    else:
-        with pytest.raises(RunError, match="no updates are averaged, which are all that `aggr"):
-            finish(**sections)
 
 
 def test_methods_that_gather_can_be_poisoned_all_the_same(finish: Finish) -> None:

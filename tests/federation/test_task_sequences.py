@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments import (
+    MECHANISMS,
     NEEDS,
     NETWORK_METHODS,
     Driven,
+    by_day,
     federation,
     interrupted,
     small_experiment,
@@ -447,7 +449,7 @@ def test_methods_that_cannot_are_refused(name: str) -> None:
         prepare(small_experiment(**sections))
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", by_day(RUNNING, [*MECHANISMS, "fedavg", "moon", "ditto"]))
 def test_any_method_learns_a_stream(done: Callable[[str], Run], name: str) -> None:
     found = done(name)
     T, R = 2, len(found.rounds)
@@ -462,7 +464,7 @@ def test_any_method_learns_a_stream(done: Callable[[str], Run], name: str) -> No
     assert found.clients["test_accuracy"].notna().all()
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", by_day(RUNNING, [*MECHANISMS, "fedavg", "moon", "ditto"]))
 def test_losses_are_those_of_the_tasks_classes(done: Callable[[str], Run], name: str) -> None:
     losses = done(name).rounds["train_loss"].dropna()
     assert len(losses)

@@ -1,10 +1,9 @@
-"""Every method: the conformance suite, its equivalences, and its own mathematics."""
+"""Methods' equivalences, and their own mathematics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,10 @@ import torch
 from torch import nn
 
 from experiments import (
-    FEW,
-    LATE,
-    NETWORK_METHODS,
-    WITHOUT_GLOBAL,
     Driven,
     federation,
-    learns,
     server_states,
     small_experiment,
-    with_method,
 )
 from fedsim import Experiment, Run
 from fedsim.federation import LocalEngine
@@ -30,105 +23,11 @@ from fedsim.launch.prepare import prepare
 from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
 from fedsim.support.rng import keyed_rng
-from fedsim.testing import check_method
 from fedsim.training import Optimizer
 
 Finish = Callable[..., Run]
 
-WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
-BODY = 4 * (64 * 32 + 32)
-COUNTS = 4 * 10  # label counts
-# Bytes that travel up and down in a round, for each client; and up and down once. Others: WEIGHTS.
-ROUND = {
-    "fedbabu": (BODY, BODY),
-    "fedbn": (WEIGHTS, WEIGHTS),  # without its batch norm
-    "fedftg": (WEIGHTS + COUNTS, WEIGHTS),
-    "fednova": (WEIGHTS + 4, WEIGHTS),  # with the number of steps
-    "mime_lite": (2 * WEIGHTS, 2 * WEIGHTS),
-    "fedper": (BODY, BODY),
-    "fedrep": (BODY, BODY),
-    "ifca": (WEIGHTS, 2 * WEIGHTS),
-    "lg_fedavg": (WEIGHTS - BODY, WEIGHTS - BODY),
-    "scaffold": (2 * WEIGHTS, 2 * WEIGHTS),
-}
-ONCE = {"fedaux": (4 * 230, WEIGHTS), "feddisco": (COUNTS, 0)}
-# What is sent differs from round to round; their own tests count it.
-VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
-
-
-# Explanations: without a global model, or without models of clients.
-NOTHING_SHARED = {"centralised", *WITHOUT_GLOBAL}
-
-# Those that need more than ten rounds to learn the digits.
-SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ifca", "mime_lite"}
-
 RESNET = {"name": "resnet8", "width": 2}
-
-
-@pytest.mark.parametrize("name", NETWORK_METHODS)
-class TestEveryMethod:
-    def test_learns(self, tmp_path: Path, name: str) -> None:
-        train = {"rounds": 25 if name in SLOW else 11, "local_epochs": 2}
-        # By itself, a client that holds few classes learns no others.
-        least = 0.4 if name in WITHOUT_GLOBAL else 0.8
-        experiment = small_experiment(**with_method(name, train=train))
-        assert learns(experiment, tmp_path, "accuracy", least)
-
-    def test_counts_its_bytes(self, finish: Finish, name: str) -> None:
-        if name in VARYING:
-            pytest.skip(f"test_{name}.py counts what each round sends")
-        done = finish(**with_method(name, train={"rounds": 3, "participation": 0.5}))
-        if name in ("centralised", "local"):
-            assert done.rounds["total_bytes_up"].iloc[-1] == 0
-            assert done.rounds["total_bytes_down"].iloc[-1] == 0
-            return
-        trained = done.clients.dropna(subset="loss")  # others may be evaluated
-        assert len(trained) == 3 * 5
-        for way in (0, 1):
-            column = ("bytes_up", "bytes_down")[way]
-            per_round = ROUND.get(name, (WEIGHTS, WEIGHTS))[way]
-            once = ONCE.get(name, (0, 0))[way]
-            setup_traffic = trained.get(f"one_off_{('up', 'down')[way]}", 0 * trained["round"])
-            assert (trained[column] - setup_traffic.fillna(0) == per_round).all()
-            visited = trained["client"].nunique()
-            assert setup_traffic.sum() == visited * once
-            total = done.rounds[f"total_{column}"].iloc[-1]
-            assert total == 15 * per_round + visited * once == done.clients[column].sum()
-
-    def test_keeps_the_contract(self, name: str) -> None:
-        explain = {"explainers": ["gradient"], "inputs": 2, "every": 3, "maps": True}
-        if name not in NOTHING_SHARED:
-            explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
-        train = {"rounds": 6, "participation": 0.5}
-        common: dict[str, Any] = {"explain": explain, "checkpoint": {"every": 3}}
-        sections = with_method(name, data=FEW, train=train, **common)
-        check_method(sections.pop("method"), **sections)
-
-    def test_explains_whose_models_there_are(self, finish: Finish, name: str) -> None:
-        explain = {"explainers": ["occlusion"], "inputs": 2, "every": 2}
-        if name not in NOTHING_SHARED:
-            explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
-        train = {"rounds": 6, "participation": 0.5}
-        done = finish(**with_method(name, data=FEW, train=train, explain=explain))
-        alone = {"centralised": {"global"}} | {each: {"cohort"} for each in WITHOUT_GLOBAL}
-        whose = alone.get(name, {"global", "shared", "cohort"})
-        assert set(done.explanations["model"].dropna()) == whose
-        assert len(done.explanations["round"].unique()) >= 3
-
-    def test_batch_norm_statistics_are_averaged(self, name: str) -> None:
-        if name in ("local", "fedbn", "lg_fedavg"):
-            pytest.skip("they are not averaged")
-        train: dict[str, Any] = {"participation": 0.5, "batch_size": 64}
-        train |= {"rounds": 4 if name in LATE else 2, "optimizer": {"lr": 0.01}}
-        experiment = small_experiment(**with_method(name, data=FEW, model=RESNET, train=train))
-        fed = federation(experiment)
-        P = fed.server.model.num_parameters
-        assert 0 < P < fed.server.model.size
-        *_, first, second = server_states(experiment)
-        assert np.isfinite(second.weights).all()
-        variances = fed.server.model.named(torch.tensor(second.weights))["features.1.running_var"]
-        assert (variances > 0).all()
-        assert not np.array_equal(first.weights[P:], second.weights[P:])
 
 
 class TestEquivalences:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from experiments import NEEDS, NETWORK_METHODS, private_ray, small_experiment
+from experiments import NEEDS, NETWORK_METHODS, by_day, private_ray, small_experiment
 from fedsim import Run, load, resume, run
 from fedsim.errors import BadInput, DataError, ExperimentError, RunError
 from fedsim.federation import draw_cohort
@@ -408,7 +408,9 @@ def test_clients_that_fail_are_skipped(finish: Callable[..., Run], name: str) ->
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, m in methods.items() if n in NETWORK_METHODS and Objective in m.learns.objectives],
+    by_day(
+        n for n, m in methods.items() if n in NETWORK_METHODS and Objective in m.learns.objectives
+    ),
 )
 def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> None:
     rounds = 25 if name in ("fedavgm", "mime_lite") else 12  # momentum overshoots at first
