@@ -51,7 +51,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "cnn": {**IMAGES, "model": {"name": "cnn"}},
     "dropout": {**IMAGES, "model": {"name": "networks:regularised"}},
     "batch norm": {**IMAGES, "model": {"name": "networks:normalised"}},
-    "resnet": {**IMAGES, "model": {"name": "resnet8", "width": 2}},
+    "resnet": {
+        **IMAGES,
+        "model": {"name": "resnet8", "width": 2},
+        "train": {"optimizer": {"lr": 0.01}},  # at 0.1 q-FedAvg diverges
+    },
     "frozen": {**IMAGES, "model": {"name": "networks:frozen"}},
     "text": {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
     "rationale": {**TEXTS, "model": {"name": "rationale", "hidden": 4}},
