@@ -42,7 +42,7 @@ def digits() -> Dataset:
     return small_experiment().data.load()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("alpha", "clients", "least"), [(0.5, 10, 20), (0.1, 20, 1), (5.0, 30, 10)]
 )
@@ -52,10 +52,9 @@ def test_dirichlet_gives_everyone_the_same_counts(
     """To the example, as both draw the clients' shares of class after class."""
     section = {"kind": "dirichlet", "clients": clients, "alpha": alpha, "min_samples": least}
     found = class_counts(ours(digits, seed, **section), digits.y)
+    theirs_of = theirs.DirichletPartitioner(clients, "label", alpha, least, seed=seed)
     try:
-        parts = flower_s(
-            digits, theirs.DirichletPartitioner(clients, "label", alpha, least, seed=seed)
-        )
+        parts = flower_s(digits, theirs_of)
     except ValueError:  # it stops after ten draws
         pytest.skip("Flower finds no partition with this seed")
     np.testing.assert_array_equal(found, class_counts(parts, digits.y))
@@ -72,13 +71,9 @@ def test_pathological_divides_classes_alike(digits: Dataset, classes: int) -> No
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(expected, axis=0))
 
 
-def test_iid_parts_are_as_large(digits: Dataset) -> None:
+def test_iid_parts_are_as_large_and_natural_groups_the_same(digits: Dataset) -> None:
     parts = flower_s(digits, theirs.IidPartitioner(7))
-    found = ours(digits, 0, kind="iid", clients=7)
-    assert sorted(map(len, found)) == sorted(map(len, parts))
-
-
-def test_natural_groups_are_the_same(digits: Dataset) -> None:
+    assert sorted(map(len, ours(digits, 0, kind="iid", clients=7))) == sorted(map(len, parts))
     data = Dataset.of(digits.x, digits.y, digits.test_x, digits.test_y, writer=digits.y % 7)
     found = ours(data, 0, kind="natural", column="writer")
     parts = flower_s(data, theirs.NaturalIdPartitioner("writer"))

@@ -74,6 +74,10 @@ def test_outcome_by_hand() -> None:
     # Of 12 pairs 8 are in order, and one (5, 5) is a tie. Best: score ≥ 4, TPR 3/4, FPR 1/3.
     found = outcome(np.array([9.0, 5, 4, 1]), np.array([5.0, 2, 0]))
     check(found, auc=8.5 / 12, balanced_accuracy=(3 / 4 + 2 / 3) / 2, tpr=1 / 4)
+    high, low = np.arange(5, 9) / 2, np.arange(5) / 2
+    assert outcome(high, low) == Outcome(1.0, 1.0, 1.0)
+    assert outcome(low, high) == Outcome(0.0, 0.5, 0.0)
+    assert outcome(np.zeros(3), np.zeros(5)) == Outcome(0.5, 0.5, 0.0)
 
 
 few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are ties
@@ -88,19 +92,11 @@ def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: l
     check(found, expected.auc, expected.balanced_accuracy, expected.tpr)
 
 
-def test_outcome_of_chance() -> None:
-    rng = np.random.default_rng(0)
-    found = outcome(rng.standard_normal(4000), rng.standard_normal(4000))
-    assert abs(found.auc - 0.5) < 0.02
-    assert 0.5 <= found.balanced_accuracy < 0.53
-    assert 0.003 < found.tpr < 0.02
-
-
 @pytest.mark.parametrize(("members", "others"), [(40, 40), (200, 200), (150, 400)])
 def test_guessing_has_its_interval(members: int, others: int) -> None:
     rng = np.random.default_rng(0)
     found = [
-        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(1500)
+        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(800)
     ]
     for name, (low, high) in guessing(members, others).items():
         drawn = np.array([getattr(one, name) for one in found])
@@ -114,16 +110,6 @@ def test_fit_is_the_accuracy_inside_and_outside() -> None:
     assert (found.inside, found.outside) == (2 / 3, 1.0)
 
 
-def test_outcome_of_perfect_separation_and_of_its_opposite() -> None:
-    high, low = np.arange(5, 9) / 2, np.arange(5) / 2
-    assert outcome(high, low) == Outcome(1.0, 1.0, 1.0)
-    assert outcome(low, high) == Outcome(0.0, 0.5, 0.0)
-
-
-def test_outcome_of_equal_scores() -> None:
-    assert outcome(np.zeros(3), np.zeros(5)) == Outcome(0.5, 0.5, 0.0)
-
-
 def test_tpr_allows_one_false_positive_in_a_hundred() -> None:
     # Three members above all others, two below the highest of these, one below the second.
     members = np.array([103.5, 102.5, 101.5, 98.5, 98.25, 97.5, -1, -2])
@@ -133,9 +119,7 @@ def test_tpr_allows_one_false_positive_in_a_hundred() -> None:
     assert outcome(members, np.repeat(others, 2)).tpr == 5 / 8
     assert outcome(members, np.append(others, 99.0)).tpr == 3 / 8  # nor are two of 101 few enough
 
-
-def test_tpr_counts_thresholds_along_a_straight_piece_of_the_curve() -> None:
-    # A tie of one member and one other at each of 200 scores: the curve is the diagonal.
+    # Ties of one member and one other at each of 200 scores: all thresholds of a diagonal count.
     scores = np.arange(200.0)
     assert outcome(scores, scores).tpr == 0.01
 
@@ -166,9 +150,7 @@ def test_scores_of_huge_logits() -> None:
     np.testing.assert_allclose(confidence(logits, labels), [1000, -2000, 0], atol=1e-12)
     np.testing.assert_allclose(loss_scores(logits, labels), [0, -2000, -math.log(2)], atol=1e-12)
     np.testing.assert_allclose(entropy_scores(logits), [0, 0, -math.log(2)], atol=1e-12)
-
-
-def test_loss_tells_apart_probabilities_that_round_to_one() -> None:
+    # And of probabilities that all round to one.
     scores = loss_scores(np.array([[40.0, 0], [50, 0], [60, 0]]), np.zeros(3, dtype=np.int64))
     np.testing.assert_allclose(scores, [-math.exp(-40), -math.exp(-50), -math.exp(-60)], rtol=1e-9)
 
@@ -193,20 +175,16 @@ def test_lira_is_the_ratio_written_out(shadows: int) -> None:
     np.testing.assert_allclose(lira_scores(target, confidences, inside), expected, rtol=1e-10)
 
 
+INSIDE = np.array([[True, False], [False, True]])
+SHADOWS = np.array([[5.0, 0.0], [4.0, 7.0]])  # in: 5 and 7, σ = 1; out: 4 and 0, σ = 2
+
+
 def test_lira_by_hand() -> None:
-    inside = np.array([[True, False], [False, True]])
-    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])  # in: 5 and 7, σ = 1; out: 4 and 0, σ = 2
-    target = np.array([5.0, 0.0])
     expected = [math.log(2) + (1 / 2) ** 2 / 2, math.log(2) - 7**2 / 2]
-    np.testing.assert_allclose(lira_scores(target, shadows, inside), expected, rtol=1e-12)
-
-
-def test_lira_bears_what_is_far_out() -> None:
-    """Where both densities are 0 as numbers, their logarithms still differ."""
-    inside = np.array([[True, False], [False, True]])
-    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])
-    scores = lira_scores(np.array([500.0, -500.0]), shadows, inside)
-    assert np.isfinite(scores).all()
+    found = lira_scores(np.array([5.0, 0.0]), SHADOWS, INSIDE)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    # Where both densities are 0 as numbers, their logarithms still differ.
+    assert np.isfinite(lira_scores(np.array([500.0, -500.0]), SHADOWS, INSIDE)).all()
 
 
 @settings(max_examples=50)
@@ -220,8 +198,9 @@ def test_halves_have_each_example_in_half_of_the_sets(n: int, shadows: int, seed
 
 
 def test_halves_are_random() -> None:
-    inside = halves(6000, 4, np.random.default_rng(0))
-    kinds, counts = np.unique(inside, axis=1, return_counts=True)
+    kinds, counts = np.unique(
+        halves(6000, 4, np.random.default_rng(0)), axis=1, return_counts=True
+    )
     assert kinds.shape == (4, 6)  # all ways to choose two of four
     assert (abs(counts - 1000) < 150).all()
 
@@ -277,33 +256,6 @@ def shadow_confidences(
     """(S, n) of shadow models, each asked before the next is trained."""
     models = shadow_models(build, x, y, inside, section, epochs, seed, CPU)
     return np.stack([confidence(logits(model, x), y.numpy()) for model in models])
-
-
-def test_end_to_end() -> None:
-    """60 of 120 points are learnt by heart, and found out; a new network gives nothing away."""
-    x, y = points(120)
-    members = np.arange(120) < 60
-    # The target: trained as a shadow model is, on the members alone, with other streams.
-    (target,) = shadow_confidences(mlp, x, y, members[np.newaxis], SOON, 40, seed=1)
-    inside = halves(120, 8, np.random.default_rng(2))
-    shadows = shadow_confidences(mlp, x, y, inside, SOON, 40, seed=3)
-    by_loss = -np.logaddexp(0, -target)
-    assert outcome(by_loss[members], by_loss[~members]).auc > 0.8
-    by_lira = lira_scores(target, shadows, inside)
-    assert outcome(by_lira[members], by_lira[~members]).auc > 0.7
-
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(4)
-        untaught = mlp()(x).numpy()
-    labels = y.numpy()
-    untrained = {
-        "loss": loss_scores(untaught, labels),
-        "entropy": entropy_scores(untaught),
-        "lira": lira_scores(confidence(untaught, labels), shadows, inside),
-    }
-    for name, scores in untrained.items():
-        # Three standard deviations of the AUC of chance, of 60 and 60: √(121/(12·60·60)) = 0.053.
-        assert abs(outcome(scores[members], scores[~members]).auc - 0.5) < 0.16, name
 
 
 def test_shadow_models_are_the_same_whatever_was_drawn_before() -> None:
@@ -394,8 +346,6 @@ def test_shadow_models_take_the_steps_of_the_clients() -> None:
     np.testing.assert_allclose(found, z[range(10), labels] - z[range(10), 1 - labels], rtol=1e-4)
 
 
-INSIDE = np.array([[True, False], [False, True]])
-SHADOWS = np.array([[5.0, 0.0], [4.0, 7.0]])
 ONES = np.ones(2)
 DIVERGED = "values are not finite; has the model diverged?"
 TWO = (
