@@ -500,21 +500,13 @@ def test_shares_of_a_regression_are_cut_at_random() -> None:
     N = 4000
     y = np.random.default_rng(0).permutation(N).astype(np.float64)
     fractions = {"test_fraction": 0.3, "labelled_fraction": 0.5, "server_fraction": 0.2}
-    splits = make("quantile", clients=2, **fractions).deal(regression(y), 0)
-    assert len(splits.server) == 800
-    assert [part.lengths.tolist() for part in (splits.test, splits.train)] == [
-        [480, 480],
-        [560, 560],
-    ]
-    parts = [splits.train, splits.unlabelled, splits.test]
-    held = [(splits.server, 0, N)]
-    held += [(part[k], k * N // 2, (k + 1) * N // 2) for part in parts for k in (0, 1)]
-    for indices, low, high in held:
-        # Quarters of the indices, and of the targets that the client (or the server) may hold.
-        of_indices = np.bincount(4 * indices // N, minlength=4) / len(indices)
-        of_targets = np.histogram(y[indices], 4, (low, high))[0] / len(indices)
-        assert of_indices == pytest.approx(0.25, abs=0.06)
-        assert of_targets == pytest.approx(0.25, abs=0.06)
+    splits = make("iid", clients=1, **fractions).deal(regression(y), 0)
+    held = [splits.server, splits.train[0], splits.unlabelled[0], splits.test[0]]
+    assert [len(part) for part in held] == [800, 1120, 1120, 960]
+    for part in held:
+        for values in (part, y[part]):  # quarters of all indices, and of all targets
+            quarters = np.histogram(values, 4, (0, N))[0] / len(part)
+            assert quarters == pytest.approx(0.25, abs=0.06)
 
 
 # who holds which labels

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +15,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from experiments import small_experiment
-from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
+from fedsim.data import ClientSplits, Dataset, TaskSequence, partitions
 from fedsim.data.splits import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng
-
-# Before any test changes the environment.
-REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 
 # The 15 tasks that FedSeIT's released code draws, by the number of classes.
 DRAWN = {
@@ -40,14 +34,6 @@ ALLOCATED = {
     1: [[10, 11, 8, 7, 9], [14, 3, 6, 5, 13], [2, 12, 4, 1, 0]],
     2: [[10, 11, 8, 7, 9], [2, 6, 12, 4, 3], [1, 14, 0, 5, 13]],
 }
-# Classes in order of their names, and the folder of the files.
-NAMED = {
-    "r8": (["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade"], "r8"),
-    "tmn": (["business", "entertainment", "health", "sci_tech", "sport", "us", "world"], "tmn"),
-    "trec6": (["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"], "trec"),
-}
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
 
 
 def dataset(
@@ -130,15 +116,6 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
     assert (of.num_tasks, len(of.train), len(of.validation)) == (5, 15, 15)
 
 
-@given(seed=st.integers(0, 2**31))
-@settings(max_examples=15)
-def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
-    order = drawn(deal(dataset(shuffled(8, 30)), seed))
-    assert order[0] == published(8, 1)[0]
-    every = [task for client in order for task in client]
-    assert sorted(every) == sorted(TASKS[8])  # each task has one client
-
-
 @given(
     clients=st.integers(1, 4), tasks=st.integers(1, 4), classes=st.integers(2, 5), data=st.data()
 )
@@ -147,7 +124,7 @@ def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
     clients: int, tasks: int, classes: int, data: st.DataObject
 ) -> None:
     C = data.draw(st.integers(classes, 9))
-    seed = data.draw(st.integers(0, 50))
+    seed = data.draw(st.integers(0, 2**31))
     labels = list(range(C))
     random.Random(42).shuffle(labels)
     T = clients * tasks
@@ -161,7 +138,7 @@ def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
         expected.append([tuple(drawn[int(name)]) for name in order])
     fields: dict[str, Any] = {"clients": clients, "tasks": tasks, "classes": classes}
     found = stream(deal(dataset(shuffled(C, 2 * T)), seed, **fields)).order
-    assert [list(client) for client in found] == expected
+    assert [list(client) for client in found] == expected  # client 0 has the same for all seeds
 
 
 def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
@@ -438,52 +415,3 @@ def test_rounds_are_a_multiple_of_the_tasks() -> None:
     made = small_experiment(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 7})
     with pytest.raises(ExperimentError, match=r"\.rounds=7 is no multiple of the 3 t.*; 9 is"):
         prepare(made)
-
-
-# real data
-
-
-@pytest.fixture(scope="module")
-def real() -> Callable[[str], Dataset]:
-    loaded: dict[str, Dataset] = {}
-
-    def find(name: str) -> Dataset:
-        if not (REAL / NAMED.get(name, ("", "trec"))[1]).is_dir():
-            pytest.skip(f"{name} is not in FEDSIM_DATA")
-        if name not in loaded:
-            loaded[name] = datasets.parse({"name": name, "root": REAL, "dimension": 1}).load()
-        return loaded[name]
-
-    return find
-
-
-@pytest.mark.parametrize("seed", ALLOCATED)
-@pytest.mark.parametrize("name", NAMED)
-def test_published_streams_of_real_documents(
-    real: Callable[[str], Dataset], name: str, seed: int
-) -> None:
-    data = real(name)
-    names, _ = NAMED[name]
-    assert list(data.classes) == names
-    splits = deal(data, seed)
-    assert drawn(splits) == published(len(names), seed)
-    assert in_order(splits, seed) == slowly(data.y, range(len(data.y)), TASKS[len(names)])
-    of = stream(splits)
-    for train, aside in zip(of.train, of.validation, strict=True):
-        assert len(aside) == np.ceil((len(train) + len(aside)) / 8)
-
-
-def test_fifty_kinds_of_questions_can_be_learnt_in_tasks(real: Callable[[str], Dataset]) -> None:
-    data = real("trec50")
-    splits = deal(data, 1)
-    of = stream(splits)
-    tested = set(data.test_y)
-    for client in of.labels:
-        for task in client:
-            assert len(set(task)) == 4
-            assert set(task) <= tested
-    dealt = [row for share in shares(splits) for row in share]
-    assert len(set(dealt)) == len(dealt)
-    uses = {label for client in of.labels for task in client for label in task}
-    assert sorted(dealt) == np.flatnonzero(np.isin(data.y, sorted(uses))).tolist()
-    assert of.train.lengths.min() > 0

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.config.registry import first_line, key_docs
 from fedsim.data import Dataset, datasets, text
 from fedsim.data.sources import files
 from fedsim.data.sources import text as text_sources
@@ -25,9 +24,7 @@ from fedsim.errors import DataError
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
-GLOVE = "glove/glove.twitter.27B.25d.top12k.txt.gz"
 
-NAMES = ("trec6", "trec50", "r8", "tmn", "subj", "text")
 TOKENS = st.text("abcdé'1", min_size=1, max_size=3)
 DOCUMENTS = st.lists(st.lists(TOKENS, max_size=12), max_size=8)
 
@@ -353,14 +350,10 @@ def test_wrong_labelled_lines(write, tmp_path, content, message):
 # a file of one's own
 
 
-def test_what_is_said_and_refused_of_the_keys(tmp_path):
-    known = dict(datasets.items())
-    for name in NAMES:
-        assert len(first_line(known[name])) > 20
-        assert {"vectors", "dimension", "length"} <= key_docs(known[name]).keys()
-    for wrong in ({"length": 0}, {"dimension": 0}, {"test_fraction": 1}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            text_sources.Text(path=tmp_path, **wrong)
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"dimension": 0}, {"test_fraction": 1}])
+def test_sources_refuse(tmp_path, wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        text_sources.Text(path=tmp_path, **wrong)
 
 
 def lines(*documents: tuple[str, str]) -> bytes:
@@ -600,57 +593,33 @@ def test_subj(write, tmp_path, folder):
 
 # real files
 
-COUNTS = {  # by class, in training and to test
-    "trec6": ([86, 1162, 1250, 1223, 835, 896], [9, 138, 94, 65, 81, 113]),
-    "r8": (
-        [1596, 253, 2840, 41, 190, 206, 108, 251],
-        [696, 121, 1083, 10, 81, 87, 36, 75],
+DOCUMENTS_OF = {  # how many there are, and how some of them begin, by their place
+    "trec6": (
+        (5452, 500),
+        {0: "DESC how did serfdom develop in and then leave russia", 5454: "HUM who was galileo"},
     ),
-    "trec50": (5452, 500),
-    "tmn": (24_817, 7_780),
-}
-BEGINNINGS = {  # of documents, by their place
-    "trec6": {
-        0: "DESC how did serfdom develop in and then leave russia",
-        5454: "HUM who was galileo",
-    },
-    "r8": {
-        0: "earn champion products ch approves stock split",
-        5487: "ship australian foreign ship ban ends",
-    },
-    "trec50": {0: "DESC:manner how did serfdom develop"},
-    "tmn": {22_817: "sport ronaldo goal sets spanish league record"},
+    "trec50": ((5452, 500), {0: "DESC:manner how did serfdom develop"}),
+    "r8": (
+        (5485, 2189),
+        {
+            0: "earn champion products ch approves stock split",
+            5487: "ship australian foreign ship ban ends",
+        },
+    ),
+    "tmn": ((24_817, 7_780), {22_817: "sport ronaldo goal sets spanish league record"}),
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", DOCUMENTS_OF)
 def test_real_documents(name):
-    folder = "trec" if name.startswith("trec") else name
-    if not (REAL / folder).exists():
+    if not (REAL / name.rstrip("650")).exists():
         pytest.skip(f"{name} is not in FEDSIM_DATA")
+    counts, beginnings = DOCUMENTS_OF[name]
     data = load(name, root=REAL)
     assert_sound(data)
-    for y, expected in zip((data.y, data.test_y), COUNTS[name], strict=True):
-        assert (np.bincount(y).tolist() if isinstance(expected, list) else len(y)) == expected
+    assert (len(data.y), len(data.test_y)) == counts
+    assert len(data.classes) == {"trec6": 6, "trec50": 50, "r8": 8, "tmn": 7}[name]
     shown = documents(data)
-    for place, beginning in BEGINNINGS[name].items():
+    for place, beginning in beginnings.items():
         assert shown[place].startswith(beginning)
-    assert "sisterðcity" in data.words or name != "trec6"
-    assert name != "trec50" or (len(data.classes), len(set(data.test_y))) == (50, 42)
-
-
-def test_real_glove():
-    if not (REAL / GLOVE).exists():
-        pytest.skip("GloVe is not in FEDSIM_DATA")
-    data = load("trec6", root=REAL, vectors=REAL / GLOVE)
-    assert_sound(data)
-    assert data.vectors.shape == (len(data.words), 25)
-    with gzip.open(REAL / GLOVE, "rt") as stream:
-        listed = dict(line.rstrip().split(" ", 1) for line in stream)
-    for word, vector, known in zip(data.words[2:], data.vectors[2:], data.known[2:], strict=True):
-        assert known == (word in listed)
-        if known:
-            np.testing.assert_array_equal(vector, np.float32(listed[word].split()))
-        else:
-            assert np.abs(vector).max() <= 0.5 / len(data.words)
-    assert {"the", "what", "is"} <= {w for w, k in zip(data.words, data.known, strict=True) if k}
+    assert "sisterðcity" in data.words or not name.startswith("trec")

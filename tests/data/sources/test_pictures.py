@@ -135,8 +135,10 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     "a profile of other colours": (of(GRAY, "it.png", icc_profile=linear_profile()), GRAY, 0),
     **{
         f"orientation {k} of a {end}": (on_its_side(k, f"it.{end}", **options), COLOURS, 0)
-        for k in range(1, 9)
-        for end, options in (("png", {}), ("tif", {}), ("webp", {"lossless": True}))
+        for k, end, options in (
+            *((k, "png", {}) for k in range(1, 9)),
+            *((k, end, {"lossless": True}) for k in (5, 6) for end in ("tif", "webp")),
+        )
     },
 }  # fmt: skip
 
