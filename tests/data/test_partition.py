@@ -6,6 +6,7 @@ import io
 import json
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -251,21 +252,63 @@ def test_dirichlet_is_the_formula(seed: int, clients: int, alpha: float, min_sam
     assert sorted(np.concatenate(shares)) == list(range(120))
 
 
-@pytest.mark.parametrize(
-    ("alpha", "clients", "least", "seed", "first"),
-    [
-        (0.5, 10, 20, 1, [5, 22, 26, 0, 9, 10, 17, 7, 1, 51]),
-        (5, 30, 10, 0, [4, 3, 4, 6, 10, 1, 9, 3, 9, 5]),
-    ],
-)
-def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(
-    alpha: float, clients: int, least: int, seed: int, first: list[int]
-) -> None:
-    """Examples of each class of the digits; see test_flower_partitioners.py."""
+FLOWER_S = {  # of the digits, by seed: α, clients, least, and the first client's classes
+    0: (5, 30, 10, [4, 3, 4, 6, 10, 1, 9, 3, 9, 5]),
+    1: (0.5, 10, 20, [5, 22, 26, 0, 9, 10, 17, 7, 1, 51]),
+}
+
+
+@pytest.mark.parametrize("seed", FLOWER_S)
+def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(seed: int) -> None:
+    alpha, clients, least, first = FLOWER_S[seed]
     digits = small_experiment().data.load()
     partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=least)
     share, *_ = partition.split(digits, np.random.default_rng(seed))
     assert np.bincount(digits.y[share], minlength=10).tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "partitioner"),
+    [
+        (
+            "dirichlet",
+            {"clients": 20, "alpha": 0.1, "min_samples": 1},
+            lambda of: of.DirichletPartitioner(20, "label", 0.1, 1, seed=0),
+        ),
+        (
+            "pathological",
+            {"clients": 20, "classes_per_client": 3},
+            lambda of: of.PathologicalPartitioner(20, "label", 3, "deterministic"),
+        ),
+        ("iid", {"clients": 7}, lambda of: of.IidPartitioner(7)),
+        (
+            "natural",
+            {"column": "writer", "clients": 7},
+            lambda of: of.NaturalIdPartitioner("writer"),
+        ),
+    ],
+)
+def test_counts_are_those_of_flower_datasets(
+    kind: str, fields: dict[str, Any], partitioner: Callable[[Any], Any]
+) -> None:
+    """Where it is installed: its pinned versions of other libraries are not ours."""
+    theirs = partitioner(pytest.importorskip("flwr_datasets.partitioner"))
+    digits = small_experiment().data.load()
+    data = replace(digits, columns={"writer": digits.y % 7})
+    rows = {"row": np.arange(len(data.y)), "label": data.y, "writer": data.y % 7}
+    theirs.dataset = pytest.importorskip("datasets").Dataset.from_dict(rows)
+    parts = [np.array(theirs.load_partition(k)["row"]) for k in range(theirs.num_partitions)]
+    shares = make(kind, **fields).split(data, np.random.default_rng(0))
+    if kind == "iid":
+        assert sorted(map(len, shares)) == sorted(map(len, parts))
+        return
+    found, expected = (
+        np.stack([np.bincount(data.y[part], minlength=10) for part in all_of_them])
+        for all_of_them in (shares, parts)
+    )
+    if kind != "dirichlet":  # who holds which class is drawn; how it is cut is not
+        found, expected = np.sort(found, axis=0), np.sort(expected, axis=0)
+    np.testing.assert_array_equal(found, expected)
 
 
 @given(
