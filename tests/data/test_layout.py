@@ -16,11 +16,16 @@ from fedsim import run
 REAL = Path(os.environ.get("FEDSIM_DATA", "nowhere"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 12), (9,), (1,)])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        (shape, layout)
+        for shape in ((1, 12, 12), (3, 12, 12), (9,), (1,))
+        for layout in LAYOUTS
+        if shape[0] == 1 or not layout.startswith("odd")  # what has any stride is of length 1
+    ],
+)
 def test_rows_have_the_strides_of_a_new_array(shape: tuple[int, ...], layout: str) -> None:
-    if layout.startswith("odd") and shape[0] != 1:
-        pytest.skip("only an axis of length 1 can have any stride")
     data = Strided(shape=shape, layout=layout).load()
     plain = np.zeros((7, *shape), dtype=np.float32)
     for x in (data.x, data.test_x):

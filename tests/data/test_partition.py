@@ -197,12 +197,18 @@ def test_what_cannot_be_dealt(
 # each kind
 
 
-@given(clients=st.integers(1, 50), count=st.integers(50, 200))
-def test_iid_deals_all_evenly(clients: int, count: int) -> None:
-    shares = make("iid", clients=clients).split(dataset(labels(count)), np.random.default_rng(0))
-    sizes = [len(share) for share in shares]
-    assert sum(sizes) == count
-    assert max(sizes) - min(sizes) <= 1
+@given(
+    clients=st.integers(1, 40),
+    y=st.lists(st.integers(-9, 9) | st.floats(-1e9, 1e9), min_size=40, max_size=80),
+)
+def test_iid_and_quantile_deal_all_evenly_quantile_by_target(clients: int, y: list[float]) -> None:
+    data = regression(np.array(y, dtype=np.float64))
+    for kind in ("iid", "quantile"):
+        shares = make(kind, clients=clients).split(data, np.random.default_rng(0))
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(np.concatenate(shares)) == list(range(len(y)))
+    assert data.y[np.concatenate(shares)].tolist() == sorted(y)
 
 
 def slow_dirichlet(
@@ -334,19 +340,6 @@ def test_pathological_needs_an_example_for_each_holder() -> None:
     data = dataset(np.array([0] * 20 + [1] * 20 + [2] * 20 + [3] * 20 + [4] * 20 + [5]))
     with pytest.raises(DataError, match="class 'f' has 1 training examples for 4 clients; lower"):
         make("pathological", clients=12, classes_per_client=2).deal(data, 0)
-
-
-@given(
-    clients=st.integers(1, 40),
-    y=st.lists(st.integers(-9, 9) | st.floats(-1e9, 1e9), min_size=40, max_size=80),
-)
-def test_quantile_deals_ranges_of_targets(clients: int, y: list[float]) -> None:
-    data = regression(np.array(y, dtype=np.float64))
-    shares = make("quantile", clients=clients).split(data, np.random.default_rng(0))
-    sizes = [len(share) for share in shares]
-    assert max(sizes) - min(sizes) <= 1
-    assert sorted(np.concatenate(shares)) == list(range(len(y)))
-    assert data.y[np.concatenate(shares)].tolist() == sorted(y)
 
 
 def test_quantile_deals_equal_targets_at_random() -> None:

@@ -69,7 +69,7 @@ few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are
 many = st.lists(st.integers(-3, 30), min_size=95, max_size=220)  # so that 1 % is some of them
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(few, few | many)
 @example([9, 5, 4, 1], [5, 2, 0])
 @example([2, 3], [0, 1])
@@ -84,11 +84,11 @@ def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: l
     assert astuple(found) == pytest.approx(astuple(by_loop(members, others)), rel=1e-12)
 
 
-@pytest.mark.parametrize(("members", "others"), [(40, 40), (200, 200), (150, 400)])
+@pytest.mark.parametrize(("members", "others"), [(40, 40), (150, 400)])
 def test_guessing_has_its_interval(members: int, others: int) -> None:
     rng = np.random.default_rng(0)
     found = [
-        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(800)
+        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(600)
     ]
     for name, (low, high) in guessing(members, others).items():
         drawn = np.array([getattr(one, name) for one in found])
