@@ -311,66 +311,33 @@ def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
 
 # refusals
 
-OF_WORLD = replace(
-    dataset(np.repeat([0, 1, 2], 3), ["sport", "us", "world"]),
-    classes=("sport", "us", "world", "new"),
-)
+LETTERS = dataset(np.repeat(range(5), [60, 60, 60, 1, 1]))
+PAIRS, NUMBERS = dataset([0] * 8 + [1] * 8), np.arange(9.0)
+NUMBER = Dataset(NUMBERS[:, None], NUMBERS, NUMBERS[:, None], NUMBERS, ())
+WORLD = dataset(np.repeat([0, 1, 2], 3), ["sport", "us", "world"])
+NEW = replace(WORLD, classes=(*WORLD.classes, "new"))
+FEW = {"tasks": [[["a"]] * 8], "train_fraction": 0.5}
+ASIDE = {"tasks": [[["a"], ["b"]]], "validation_fraction": 0.95}
+BY_CLASS = "tasks divides examples by class, and the target here is a number"
 
 
 @pytest.mark.parametrize(
     ("data", "fields", "message"),
     [
-        (
-            dataset(np.repeat(range(5), [60, 60, 60, 1, 1])),
-            {},
-            "15 tasks of 4 classes; only 3 classes have at least one training example",
-        ),
-        (
-            dataset(shuffled(6, 30)),
-            {"classes": 7},
-            "partition.classes=7: the data set has 6 classes",
-        ),
-        (
-            dataset([0] * 8 + [1] * 8),
-            {"tasks": [[["a"]] * 8], "train_fraction": 0.5},
-            "class 'a' has 4 training examples for its 8 tasks",
-        ),
-        (
-            dataset([0, 0, 0, 1, 1, 1]),
-            {"tasks": [[["a"], ["b"]]], "validation_fraction": 0.9},
-            "client 0, task 0: 3 examples, which leaves none to train",
-        ),
-        (
-            OF_WORLD,
-            {"tasks": [[["sport", "wrold"]]]},
-            "client 0, task 0: there is no class 'wrold'; did you mean 'w",
-        ),
-        (
-            replace(OF_WORLD, classes=OF_WORLD.classes[:3]),
-            {"tasks": [[["us"], ["us", "?"]]]},
-            "client 0, task 1: there is no class '?'; known: sport, us, w",
-        ),
-        (
-            OF_WORLD,
-            {"tasks": [[["us"]], [["new"]]]},
-            "client 1, task 0: the test set has no example of 'new'",
-        ),
-        (
-            OF_WORLD,
-            {"tasks": [[["us"]] * 2, [["us"]] * 2]},
-            "class 'us' has 3 training examples for its 4 tasks",
-        ),
-        *(
-            (
-                Dataset(np.zeros((9, 1)), np.arange(9.0), np.zeros((9, 1)), np.arange(9.0), ()),
-                fields,
-                "tasks divides examples by class, and the target here is a number",
-            )
-            for fields in ({}, {"tasks": [[["a"]]]})
-        ),
+        (LETTERS, {}, "15 tasks of 4 classes; only 3 classes have at least one training example"),
+        (LETTERS, {"classes": 7}, "partition.classes=7: the data set has 5 classes"),
+        (PAIRS, FEW, "class 'a' has 4 training examples for its 8 tasks"),
+        (PAIRS, ASIDE, "client 0, task 0: 8 examples, which leaves none to train"),
+        (WORLD, [[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you me"),
+        (WORLD, [[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport,"),
+        (NEW, [[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
+        (WORLD, [[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for its 4 tas"),
+        (NUMBER, {}, f"kind={BY_CLASS}"),
+        (NUMBER, [[["a"]]], f"kind=own_{BY_CLASS}"),
     ],
 )
 def test_what_the_data_set_has_not_is_refused(data: Dataset, fields: Any, message: str) -> None:
+    fields = {"tasks": fields} if isinstance(fields, list) else fields
     with pytest.raises(DataError) as refusal:
         deal(data, kind="own_tasks" if "tasks" in fields else "tasks", **fields)
     assert message in str(refusal.value)
@@ -379,10 +346,7 @@ def test_what_the_data_set_has_not_is_refused(data: Dataset, fields: Any, messag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"tasks": [[["a"]], [["a"], ["b"]]]},
-            "client 1 has 2 tasks, client 0 1; all clients need",
-        ),
+        ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all clients "),
         ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
         ({"tasks": []}, "at least 1 item"),
         ({"tasks": [[]]}, "at least 1 item"),

@@ -335,9 +335,8 @@ def test_in_words_numbers_and_a_picture(say: Say) -> None:
         "loss and entropy, by 2 shadow models, each trained for 1 pass\n  images from what "
         "clients shared, by a denoiser"
     )
-    assert re.findall(r"^\[.*", rest, re.M) == [
-        *("[1/3] shadow model 1", "[2/3] shadow model 2", "[3/3] images from what was shared")
-    ]
+    steps = ["[1/3] shadow model 1", "[2/3] shadow model 2", "[3/3] images from what was shared"]
+    assert re.findall(r"^\[.*", rest, re.M) == steps
 
 
 @pytest.mark.parametrize(

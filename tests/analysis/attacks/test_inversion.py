@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -320,84 +321,84 @@ def test_a_picture_has_a_row_for_each(tmp_path: Path, n: int, channels: int, col
 
 # -- refusals ----------------------------------------------------------------------------------
 
-PAIR = draws(2, 1, 8, 8)
-ONE = torch.tensor([1])
-BEYOND = torch.tensor([-1.0, 2.0]).repeat(1, 1, 8, 4)
-OF_NAN = [torch.full((10, 64), math.nan), torch.zeros(10)]
-IMAGES = "must be images (n, C, H, W) of {} pixels a side or more"
 SAME = "must have the same shape"
-NO_DIRECTION = "gradient: its norm is {}, so it has no direction"
+OF_7, OF_8 = (f"must be images (n, C, H, W) of {n} pixels a side or more" for n in (7, 8))
+NO_DIRECTION = "so it has no direction"
 
 
-def draw(rows: dict[str, tuple[Tensor, Tensor]], x: Tensor, labels: str) -> None:
-    draw_reconstructions(rows, x, list(labels), Path("nothing.png"))
+def compare(original: Tensor, reconstructed: Tensor) -> None:
+    fidelity(original, reconstructed)
+
+
+def train(shared: Tensor, x: Tensor) -> None:
+    train_small(shared, x, seed=0)
+
+
+def draw(originals: Tensor, shared: Tensor, labels: str = "ab") -> None:
+    rows = {"noise": (shared, originals)}
+    draw_reconstructions(rows, originals, list(labels), Path("nothing.png"))
+
+
+@pytest.mark.parametrize(
+    ("call", "names", "first", "second", "problem"),
+    [
+        (compare, ("original", "reconstructed"), (2, 1, 8, 8), (2, 1, 8, 9), SAME),
+        (compare, ("original", "reconstructed"), (2, 1, 8, 6), (2, 1, 8, 6), OF_7),
+        (compare, ("original", "reconstructed"), (0, 1, 8, 8), (0, 1, 8, 8), OF_7),
+        (train, ("shared", "x"), (2, 1, 8, 8), (3, 1, 8, 8), SAME),
+        (train, ("shared", "x"), (2, 1, 8, 7), (2, 1, 8, 7), OF_8),
+        (train, ("shared", "x"), (2, 64), (2, 64), OF_8),
+        (draw, ("originals", "shared"), (2, 1, 8, 8), (1, 1, 8, 8), SAME),
+    ],
+)
+def test_refuses_images(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Tensor, Tensor], None],
+    names: tuple[str, str],
+    first: tuple[int, ...],
+    second: tuple[int, ...],
+    problem: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError) as refused:
+        call(draws(*first), draws(*second))
+    assert str(refused.value) == f"{names[0]} {first} and {names[1]} {second}: {problem}"
+    assert not [*tmp_path.iterdir()]  # nothing is drawn
+
+
+def invert_of(weights: Tensor, *others: Tensor, **settings: Any) -> None:
+    invert(linear(), [weights, *others], torch.tensor([1]), **settings)
+
+
+W, B, PAIR, SHAPES = draws(10, 64), draws(10), draws(2, 1, 8, 8), "[(10, 64), (10,)]"
+TWO_CHANNELS, BEYOND = draws(2, 2, 8, 8), 3 * draws(1, 1, 8, 8).round() - 1
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: reconstruct(unet(1, 2), draws(2, 1, 5, 8)), f"shared (2, 1, 5, 8): {OF_8}"),
+        (lambda: compare(BEYOND, PAIR[:1]), "original: pixels must lie in [0, 1], not in [-1, 2]"),
         (
-            lambda: fidelity(PAIR, draws(2, 1, 8, 9)),
-            f"original (2, 1, 8, 8) and reconstructed (2, 1, 8, 9): {SAME}",
-        ),
-        (
-            lambda: fidelity(PAIR[..., :6], PAIR[..., :6]),
-            f"original (2, 1, 8, 6) and reconstructed (2, 1, 8, 6): {IMAGES.format(7)}",
-        ),
-        (
-            lambda: fidelity(PAIR[:0], PAIR[:0]),
-            f"original (0, 1, 8, 8) and reconstructed (0, 1, 8, 8): {IMAGES.format(7)}",
-        ),
-        (
-            lambda: fidelity(BEYOND, PAIR[:1]),
-            "original: pixels must lie in [0, 1], not in [-1, 2]",
-        ),
-        (
-            lambda: train_small(PAIR, draws(3, 1, 8, 8), seed=0),
-            f"shared (2, 1, 8, 8) and x (3, 1, 8, 8): {SAME}",
-        ),
-        (
-            lambda: train_small(PAIR[..., :7], PAIR[..., :7], seed=0),
-            f"shared (2, 1, 8, 7) and x (2, 1, 8, 7): {IMAGES.format(8)}",
-        ),
-        (
-            lambda: train_small(draws(2, 64), draws(2, 64), seed=0),
-            f"shared (2, 64) and x (2, 64): {IMAGES.format(8)}",
-        ),
-        (
-            lambda: reconstruct(unet(1, 2), PAIR[..., :5, :]),
-            f"shared (2, 1, 5, 8): {IMAGES.format(8)}",
-        ),
-        (
-            lambda: invert(linear(), [draws(10, 64)], ONE),
+            lambda: invert_of(W),
             "gradient: must be one tensor for each trainable parameter of the network, "
-            "[(10, 64), (10,)], not [(10, 64)]",
+            f"{SHAPES}, not [(10, 64)]",
         ),
+        (lambda: invert_of(0 * W, 0 * B), f"gradient: its norm is 0, {NO_DIRECTION}"),
+        (lambda: invert_of(math.nan * W, B), f"gradient: its norm is nan, {NO_DIRECTION}"),
         (
-            lambda: invert(linear(), [torch.zeros(10, 64), torch.zeros(10)], ONE),
-            NO_DIRECTION.format(0),
-        ),
-        (lambda: invert(linear(), OF_NAN, ONE), NO_DIRECTION.format("nan")),
-        (
-            lambda: invert(linear(), [draws(10, 64), draws(10)], ONE, shape=(64,)),
+            lambda: invert_of(W, B, shape=(64,)),
             "shape=(64,): must be (C, H, W) of images of 2 pixels a side or more",
         ),
         (
-            lambda: draw({}, draws(2, 2, 8, 8), "ab"),
+            lambda: draw(TWO_CHANNELS, TWO_CHANNELS),
             "originals: must have 1 channel or 3 to be drawn, not 2",
         ),
-        (lambda: draw({}, PAIR, "a"), "labels: 1 for 2 images; must be one for each"),
-        (
-            lambda: draw({"noise": (PAIR[:1], PAIR)}, PAIR, "ab"),
-            f"originals (2, 1, 8, 8) and shared (1, 1, 8, 8): {SAME}",
-        ),
+        (lambda: draw(PAIR, PAIR, "a"), "labels: 1 for 2 images; must be one for each"),
     ],
 )
-def test_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_refuses(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ExperimentError) as refused:
         call()
     assert str(refused.value) == message
-    assert not [*tmp_path.iterdir()]

@@ -324,7 +324,7 @@ def test_shadow_models_take_the_steps_of_the_clients() -> None:
     np.testing.assert_allclose(found, z[range(10), labels] - z[range(10), 1 - labels], rtol=1e-4)
 
 
-ONES = np.ones(2)
+ONES, RNG = np.ones(2), np.random.default_rng(0)
 DIVERGED = "values are not finite; has the model diverged?"
 TWO = (
     "LiRA needs at least 2 shadow models, so that each example can be in the training set of one "
@@ -332,8 +332,11 @@ TWO = (
 )
 
 
-def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return shadow_confidences(mlp, *points(2), inside, SOON, 1, 0)
+def train_on(inside: list[list[int]]) -> NDArray[np.float64]:
+    return shadow_confidences(mlp, *points(2), np.array(inside, np.bool_), SOON, 1, 0)
+
+
+IN_BOTH = "; LiRA needs both for each"
 
 
 @pytest.mark.parametrize(
@@ -346,30 +349,27 @@ def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
         (lambda: lira_scores(ONES * math.nan, SHADOWS, INSIDE), f"target: 2 of 2 {DIVERGED}"),
         (lambda: lira_scores(ONES, SHADOWS / [1, 0.0], INSIDE), f"shadows: 2 of 4 {DIVERGED}"),
         (lambda: lira_scores(ONES, SHADOWS[:1], INSIDE[:1]), f"shadows=1: {TWO}"),
-        (lambda: halves(5, 1, np.random.default_rng(0)), f"shadows=1: {TWO}"),
-        (lambda: halves(5, 0, np.random.default_rng(0)), f"shadows=0: {TWO}"),
+        (lambda: halves(5, 1, RNG), f"shadows=1: {TWO}"),
+        (lambda: halves(5, 0, RNG), f"shadows=0: {TWO}"),
         (
-            lambda: halves(5, 10**10, np.random.default_rng(0)),
-            "shadows=10000000000: 10,000 are the most, a training each",
+            lambda: halves(5, 10**10, RNG),
+            f"shadows={10**10}: 10,000 are the most, a training each",
         ),
         (
             lambda: lira_scores(ONES, SHADOWS, INSIDE & [True, False]),
-            "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set; "
-            "LiRA needs both for each",
+            "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set"
+            + IN_BOTH,
         ),
         (
             lambda: lira_scores(ONES, SHADOWS, INSIDE | True),
-            "inside: 2 of 2 examples (the first is 0) are always in a shadow model's training "
-            "set; LiRA needs both for each",
+            "inside: 2 of 2 examples (the first is 0) are always in a shadow model's training set"
+            + IN_BOTH,
         ),
         (
             lambda: lira_scores(ONES, np.where(INSIDE, 0.1, SHADOWS), INSIDE),
             "shadows: values are all the same, and have no variance",
         ),
-        (
-            lambda: train_on(np.array([[True, True], [False, False]])),
-            "inside: shadow model 1 has no training example",
-        ),
+        (lambda: train_on([[1, 1], [0, 0]]), "inside: shadow model 1 has no training example"),
     ],
 )
 def test_refuses_bad_input(call: Callable[[], Any], message: str) -> None:
