@@ -100,9 +100,17 @@ def both(section: dict[str, Any]) -> tuple[Dataset, Dataset]:
     )
 
 
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Dataset, Dataset]]:
+    """Each data set in memory, and in place."""
+    return {name: both(make(tmp_path_factory.mktemp("it"))) for name, make in SECTIONS.items()}
+
+
 @pytest.mark.parametrize("name", SECTIONS)
-def test_in_place_it_is_the_same_data_set(tmp_path: Path, name: str) -> None:
-    memory, in_place = both(SECTIONS[name](tmp_path))
+def test_in_place_it_is_the_same_data_set(
+    loaded: dict[str, tuple[Dataset, Dataset]], name: str
+) -> None:
+    memory, in_place = loaded[name]
     for part in ("x", "test_x"):
         found, expected = getattr(in_place, part), getattr(memory, part)
         assert isinstance(found, StoredArray)
@@ -147,25 +155,10 @@ def test_actors_read_the_files(tmp_path: Path, finish: Finish) -> None:
     assert there.result_hash == finish(**common).result_hash
 
 
-@pytest.fixture(scope="module")
-def stored_arrays(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[tuple[StoredArray, np.ndarray]]:
-    folder = tmp_path_factory.mktemp("stored")
-    found = []
-    for name, section in SECTIONS.items():
-        (folder / name).mkdir()
-        memory, in_place = both(section(folder / name))
-        assert isinstance(in_place.x, StoredArray)
-        found.append((in_place.x, np.asarray(memory.x)))
-    return found
-
-
 @given(st.data())
-def test_any_rows(
-    stored_arrays: list[tuple[StoredArray, np.ndarray]], data: st.DataObject
-) -> None:
-    found, expected = data.draw(st.sampled_from(stored_arrays))
+def test_any_rows(loaded: dict[str, tuple[Dataset, Dataset]], data: st.DataObject) -> None:
+    memory, in_place = data.draw(st.sampled_from(list(loaded.values())))
+    found, expected = in_place.x, np.asarray(memory.x)
     positions = st.lists(st.integers(0, len(expected) - 1), max_size=9)
     rows = np.array(data.draw(positions), np.int64)
     np.testing.assert_array_equal(found[rows], expected[rows])
