@@ -605,7 +605,9 @@ DOCUMENTS_OF = {  # how many there are, and how some of them begin, by their pla
 }
 
 
-@pytest.mark.parametrize("name", DOCUMENTS_OF)
+@pytest.mark.parametrize(
+    "name", ["trec6", *(pytest.param(n, marks=pytest.mark.night) for n in ("trec50", "r8", "tmn"))]
+)
 def test_real_documents(name):
     if not (REAL / name.rstrip("650")).exists():
         pytest.skip(f"{name} is not in FEDSIM_DATA")
