@@ -54,22 +54,23 @@ BY_NIGHT = {
 
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
-@pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.night) for name in BY_NIGHT)]
-)
-def test_one_run_here_and_one_on_an_actor_end_with_the_same_hash(
-    tmp_path: Path, name: str
-) -> None:
-    data, model = {**CASES, **BY_NIGHT}[name]
-    partition: dict[str, Any] = {"kind": "iid", "clients": 4}
-    if name in ("mnist", "fashion_mnist", "cifar10"):
-        partition["train_fraction"] = 0.01
-        if not (REAL / name).is_dir():
-            pytest.skip(f"FEDSIM_DATA has no {name}")
-    train = {"rounds": 2, "optimizer": {"lr": 0.02}}
-    sections = {"data": data, "model": model, "partition": partition, "train": train}
-    local, actor = (
-        run(small_experiment(**sections, engine=engine), tmp_path).result_hash
-        for engine in ({"kind": "local"}, {"kind": "ray", "actors": 1})
+class TestOnRay:
+    @pytest.mark.parametrize(
+        "name", [*CASES, *(pytest.param(name, marks=pytest.mark.night) for name in BY_NIGHT)]
     )
-    assert local == actor
+    def test_one_run_here_and_one_on_an_actor_end_with_the_same_hash(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        data, model = {**CASES, **BY_NIGHT}[name]
+        partition: dict[str, Any] = {"kind": "iid", "clients": 4}
+        if name in ("mnist", "fashion_mnist", "cifar10"):
+            partition["train_fraction"] = 0.01
+            if not (REAL / name).is_dir():
+                pytest.skip(f"FEDSIM_DATA has no {name}")
+        train = {"rounds": 2, "optimizer": {"lr": 0.02}}
+        sections = {"data": data, "model": model, "partition": partition, "train": train}
+        local, actor = (
+            run(small_experiment(**sections, engine=engine), tmp_path).result_hash
+            for engine in ({"kind": "local"}, {"kind": "ray", "actors": 1})
+        )
+        assert local == actor

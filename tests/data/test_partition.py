@@ -196,18 +196,17 @@ def test_what_cannot_be_dealt(
 # each kind
 
 
-@given(
-    clients=st.integers(1, 40),
-    y=st.lists(st.integers(-9, 9) | st.floats(-1e9, 1e9), min_size=40, max_size=80),
-)
-def test_iid_and_quantile_deal_all_evenly_quantile_by_target(clients: int, y: list[float]) -> None:
-    data = regression(np.array(y, dtype=np.float64))
+@given(clients=st.integers(1, 40), count=st.integers(40, 80), seed=st.integers(0, 1000))
+def test_iid_and_quantile_deal_all_evenly_quantile_by_target(
+    clients: int, count: int, seed: int
+) -> None:
+    data = regression(targets(count, seed))
     for kind in ("iid", "quantile"):
         shares = make(kind, clients=clients).split(data, np.random.default_rng(0))
         sizes = [len(share) for share in shares]
         assert max(sizes) - min(sizes) <= 1
-        assert sorted(np.concatenate(shares)) == list(range(len(y)))
-    assert data.y[np.concatenate(shares)].tolist() == sorted(y)
+        assert sorted(np.concatenate(shares)) == list(range(count))
+    assert data.y[np.concatenate(shares)].tolist() == sorted(data.y)
 
 
 def slow_dirichlet(
@@ -362,14 +361,16 @@ def test_quantity_is_lognormal(clients: int, sigma: float, min_samples: int, see
 
 
 @given(
-    values=st.lists(st.sampled_from("abcde"), min_size=4 * CLASSES, max_size=80),
+    count=st.integers(4 * CLASSES, 80),
+    kinds=st.integers(1, 5),
     min_samples=st.integers(1, 4),
     pick=st.none() | st.integers(1, 5),
 )
 def test_natural_is_a_client_for_each_value(
-    values: list[str], min_samples: int, pick: int | None
+    count: int, kinds: int, min_samples: int, pick: int | None
 ) -> None:
-    column = np.array(values)
+    column = np.random.default_rng(count).choice(list("abcde"[:kinds]), count)
+    values = column.tolist()
     often = {v for v in values if values.count(v) >= min_samples}
     wanted = pick and min(pick, len(often))
     partition = make("natural", clients=wanted, min_samples=min_samples)
