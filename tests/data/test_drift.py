@@ -51,13 +51,13 @@ def parts(splits: ClientSplits, k: int) -> list[list[int]]:
     return [own[k].tolist() for own in (splits.train, splits.unlabelled, splits.test)]
 
 
-@settings(max_examples=15)
+@pytest.mark.parametrize("number", range(len(OF)))
+@settings(max_examples=3)
 @given(
-    st.sampled_from(range(len(OF))),
-    st.integers(1, 9),
-    st.floats(0.01, 1),
-    st.integers(1, 3),
-    st.integers(0, 2**64),
+    K=st.integers(1, 9),
+    share=st.floats(0.01, 1),
+    count=st.integers(1, 3),
+    seed=st.integers(0, 2**64),
 )
 def test_what_changes_and_what_does_not(
     number: int, K: int, share: float, count: int, seed: int
