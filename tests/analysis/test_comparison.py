@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from experiments import Say, change_manifest, grid_in_process, small_experiment
+from experiments import FEW, Say, change_manifest, grid_in_process, small_experiment
 from fedsim import Comparison, Run, compare, load, run
 from fedsim.errors import BadInput, RunFolderError
 
@@ -24,7 +25,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(out: Path) -> dict[str, Run]:
     """The same experiment twice, with more rounds, and with another method."""
-    usual: dict[str, Any] = {"train": {"rounds": 3}}
+    usual: dict[str, Any] = {"data": FEW, "train": {"rounds": 3}}
     changes: dict[str, dict[str, Any]] = {
         "once": {},
         "again": {},
@@ -75,60 +76,57 @@ def test_a_longer_run_differs_from_where_the_other_ends(runs: dict[str, Run]) ->
     assert longer.results["differs_from_round"].tolist() == [pd.NA, 4]
 
 
-def test_clients_that_differ_are_found(runs: dict[str, Run], out: Path) -> None:
-    other = run(small_experiment(train={"rounds": 3}), out / "edited")
+def test_tables_and_environments_that_differ_are_found(runs: dict[str, Run], out: Path) -> None:
+    other = load(shutil.copytree(runs["once"].path, out / "edited"))
     clients = other.clients.copy()
     clients.loc[(clients["round"] == 2) & (clients["client"] == 7), "loss"] += 1e-12
     clients.to_parquet(other.path / "clients.parquet")
-    change_manifest(other.path, "files")
-    edited = compare(runs["once"], other.path)
-    assert edited.results["differs_from_round"].tolist() == [pd.NA, 2]
-
-
-def test_versions_and_hardware_that_differ(runs: dict[str, Run], out: Path) -> None:
-    other = run(small_experiment(train={"rounds": 3}), out / "elsewhere")
     packages = {**other.manifest["packages"], "torch": "1.0"}
     hardware = {**other.manifest["hardware"], "cpus": 99}
-    change_manifest(other.path, packages=packages, hardware=hardware)
-    found = compare(runs["once"], other.path).environments
-    assert list(found.columns) == ["packages.torch", "hardware.cpus"]
-    assert found["hardware.cpus"].tolist()[1] == 99
+    change_manifest(other.path, "files", packages=packages, hardware=hardware)
+    edited = compare(runs["once"], other.path)
+    assert edited.results["differs_from_round"].tolist() == [pd.NA, 2]
+    assert list(edited.environments.columns) == ["packages.torch", "hardware.cpus"]
+    assert edited.environments["hardware.cpus"].tolist()[1] == 99
 
 
-def test_a_grid_stands_for_its_runs(runs: dict[str, Run], out: Path) -> None:
-    content = small_experiment(train={"rounds": 1}).model_dump(mode="json")
+def test_a_grid_stands_for_its_runs(runs: dict[str, Run], out: Path, say: Say) -> None:
+    content = small_experiment(data=FEW, train={"rounds": 1}).model_dump(mode="json")
     content["grid"] = {"axes": {"partition.alpha": [0.1, 1.0]}, "seeds": [0, 1]}
     grid = grid_in_process(content, out / "grid")
     compared = compare(grid)
     assert len(compared.runs) == 4
     assert list(compared.experiments.columns) == ["seed", "partition.alpha"]
     assert len(compare(grid, runs["once"]).runs) == 5
+    code, text, _ = say("compare", str(grid), str(runs["once"].path))
+    assert code == 0
+    header = [*["experiments", "seed"], "partition.alpha", "train.rounds"]
+    assert header in [line.split() for line in text.splitlines()]  # many runs are rows
 
 
-def test_a_notebook_shows_it_with_names_escaped(two: Comparison) -> None:
+def test_how_it_is_shown(two: Comparison) -> None:
     shown = two._repr_html_()
     assert shown.count("<table") == 2
     assert "<b>environments</b>: the same" in shown
     table = two.experiments.rename(columns={"method.mu": "<script>"})
     shown = Comparison(two.runs, table, two.environments, two.results)._repr_html_()
     assert "<script>" not in shown
-
-
-def test_scores_are_printed_with_the_same_decimals(two: Comparison) -> None:
     results = two.results.assign(accuracy=[0.225, 0.22222], seconds=[0.123, float("nan")])
-    shown = Comparison(two.runs, two.experiments, two.environments, results)
-    assert shown.texts["results"]["accuracy"].tolist() == ["0.2250", "0.2222"]
-    assert shown.texts["results"]["seconds"].tolist() == ["0.1", "–"]
-    assert "0.2250" in str(shown)
+    in_text = Comparison(two.runs, two.experiments, two.environments, results)
+    assert in_text.texts["results"]["accuracy"].tolist() == ["0.2250", "0.2222"]
+    assert in_text.texts["results"]["seconds"].tolist() == ["0.1", "–"]
+    assert "0.2250" in str(in_text)
 
 
-def test_what_cannot_be_compared(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_what_cannot_be_compared(runs: dict[str, Run], tmp_path: Path, say: Say) -> None:
     once = runs["once"]
     for given in ([], [once], [once, once.path]):
         with pytest.raises(BadInput, match="at least two different runs"):
             compare(*given)
     with pytest.raises(RunFolderError, match="there is no such folder"):
         compare(once, tmp_path / "nowhere")
+    code, _, complaint = say("compare", str(once.path))
+    assert (code, complaint) == (2, "error: give at least two different runs to compare\n")
 
 
 def test_the_command(runs: dict[str, Run], say: Say) -> None:
@@ -148,17 +146,3 @@ def test_the_command(runs: dict[str, Run], say: Say) -> None:
     name = next(name for name, path in found["runs"].items() if path == str(runs["prox"].path))
     assert found["experiments"][name] == {"method.name": "fedprox", "method.mu": 0.5}
     assert found["results"][name]["differs_from_round"] == 1
-
-
-def test_many_runs_are_rows(runs: dict[str, Run], out: Path, say: Say) -> None:
-    (grid,) = (out / "grid").glob("*/*")
-    code, text, _ = say("compare", str(grid), str(runs["once"].path))
-    assert code == 0
-    assert [*["experiments", "seed"], "partition.alpha", "train.rounds"] in [
-        line.split() for line in text.splitlines()
-    ]
-
-
-def test_the_command_with_one_run(runs: dict[str, Run], say: Say) -> None:
-    code, _, complaint = say("compare", str(load(runs["once"].path).path))
-    assert (code, complaint) == (2, "error: give at least two different runs to compare\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,20 +37,15 @@ class TestOfClasses:
         chosen = p.to_numpy()[np.arange(730), data.test_y]
         assert -np.log(chosen).mean() == pytest.approx(done.rounds["loss"].iloc[-1], abs=1e-6)
 
-    def test_after_an_earlier_round(self, done: Run) -> None:
-        found = predictions(done, after=1)
-        assert (found["target"] == found["prediction"]).mean() == done.rounds["accuracy"].iloc[0]
+        early = predictions(done, after=1)
+        assert (early["target"] == early["prediction"]).mean() == done.rounds["accuracy"].iloc[0]
 
     def test_of_a_client(self, done: Run) -> None:
         own = predictions(done, client=3)
         assert len(own) == 730
         assert not own.equals(predictions(done, client=4))
         assert not own.equals(predictions(done))
-
-    def test_the_example_runs(self, done: Run) -> None:
         run_example(predictions, folder=done.path)
-
-    def test_strangers_are_refused(self, done: Run, tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match="there is no client 10; there are 10"):
             predictions(done, client=10)
         with pytest.raises(RunFolderError, match="there is no round 4; it has 3"):
@@ -87,15 +80,13 @@ def test_of_several_targets(finish: Finish) -> None:
         assert done.rounds[f"accuracy/{tag}"].iloc[-1] == pytest.approx(right[k])
 
 
-class TestOfTasks:
-    TASKS: Any = ([["0", "1"], ["2", "3"]], [["4", "5"], ["6", "7"]])
-
-    def test_examples_are_those_of_the_task(self, finish: Finish) -> None:
-        done = finish(partition={"kind": "own_tasks", "tasks": [*self.TASKS]}, train={"rounds": 2})
-        found = predictions(done, client=1)
-        assert set(found["target"]) == set(found["prediction"]) == {"6", "7"}
-        others = found[[f"probability/{c}" for c in "01234589"]]
-        assert (others.to_numpy() == 0).all()
+def test_examples_are_those_of_the_task(finish: Finish) -> None:
+    tasks = ([["0", "1"], ["2", "3"]], [["4", "5"], ["6", "7"]])
+    done = finish(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 2})
+    found = predictions(done, client=1)
+    assert set(found["target"]) == set(found["prediction"]) == {"6", "7"}
+    others = found[[f"probability/{c}" for c in "01234589"]]
+    assert (others.to_numpy() == 0).all()
 
 
 def test_runs_that_are_not_finished_or_have_no_global_model(finish: Finish) -> None:

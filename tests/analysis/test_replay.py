@@ -25,6 +25,13 @@ Finish = Callable[..., Run]
 Seen = dict[tuple[int, int], ClientModel]
 
 OF_RULES = ["openfl_xai", "local_rules"]
+# With what clients keep, updates that wait, no global model, personal models, and no clients.
+BY_DAY = {"moon", "scaffold", "fedbuff", "ifca", "fedbn", "pfedme", "centralised"}
+BY_NIGHT = pytest.mark.night
+EVERY_METHOD = [
+    *OF_RULES,
+    *(pytest.param(name, marks=() if name in BY_DAY else BY_NIGHT) for name in NETWORK_METHODS),
+]
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def assert_same(a: ClientModel, b: ClientModel) -> None:
         np.testing.assert_array_equal(first[name], second[name])
 
 
-@pytest.mark.parametrize("name", [*NETWORK_METHODS, *OF_RULES])
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_clients_and_server_after_every_round(
     finish: Finish, seen: Seen, states: dict[int, State], name: str
 ) -> None:
@@ -147,32 +154,50 @@ def replay_server(done: Run, states: dict[int, State]) -> list[int]:
     return begun
 
 
-def test_each_subject_has_a_network_of_its_own(finish: Finish, seen: Seen) -> None:
-    done = finish(train={"rounds": 2})
-    subjects = ModelSnapshot.of_clients(done, [0, 1], 2)
-    for k, network in enumerate([subject.network() for subject in subjects]):
-        weights = torch.cat([w.flatten() for w in network.parameters()])
-        np.testing.assert_array_equal(weights.detach(), vectors_of(seen[k, 2])["weights"])
+def test_what_is_otherwise_here_is_noticed(
+    finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = finish(train={"rounds": 3})
+    train = Client.train
 
+    def a_bit_off(self: Client, *arguments: Any, **more: Any) -> Tensor:
+        trained = train(self, *arguments, **more)
+        return trained + 1e-4 if self.round == 2 else trained
 
-def test_a_value_that_is_missing_is_noticed(finish: Finish) -> None:
-    done = finish(train={"rounds": 2})
+    monkeypatch.setattr(Client, "train", a_bit_off)  # as on another machine
+    replay(done, 1)
+    with pytest.raises(BadInput, match=r": round 2 has a different result here: \w+ in "):
+        replay(done, 2)
+    monkeypatch.setattr(Client, "train", train)
+    replay(done, 2)
     done.rounds["further"] = 1.0
     with pytest.raises(BadInput, match=r"further in rounds\.parquet is None, and was 1\.0"):
         replay(done, 1)
 
 
-def test_a_client_that_sat_out(finish: Finish) -> None:
-    done = finish(train={"participation": 0.3, "rounds": 6})
-    took = done.clients.loc[done.clients["client"] == 4, "round"].tolist()
-    assert 0 < len(took) < 6
-    _, again = client_model(done, 4)
-    assert again.after == took[-1]
-    out = next(t for t in range(1, 7) if t not in took)
-    with pytest.raises(BadInput) as told:
-        client_model(done, 4, out)
-    those = ", ".join(map(str, took))
-    assert str(told.value) == f"client 4 was not trained in round {out}; it did in {those}"
+def test_clients_that_sat_out_and_what_there_is_not(finish: Finish) -> None:
+    done = finish(train={"participation": 0.2, "rounds": 6})
+    took: dict[int, list[int]] = done.clients.groupby("client")["round"].agg(list).to_dict()
+    k = next(k for k in took if len(took[k]) > 1)
+    _, again = client_model(done, k)
+    assert again.after == took[k][-1]
+    out = next(t for t in range(1, 7) if t not in took[k])
+    other = next(i for i in took if not {*took[i]} & {*took[k]})
+    those = ", ".join(map(str, took[k]))
+    for ask, message in [
+        (lambda: client_model(done, k, out), f"was not trained in round {out}; it did in {those}"),
+        (lambda: replay(done, 7), f"{done.path}: there is no round 7; it has 6"),
+        (lambda: replay(done).next_round(), f"{done.path}: there is no round 7; it has 6"),
+        (lambda: client_models(done, [k], 0), f"{done.path}: there is no round 0; it has 6"),
+        (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
+        (
+            lambda: client_models(done, [k, other]),
+            f"there is no round in which all of these clients were trained: {k}, {other}",
+        ),
+    ]:
+        with pytest.raises(BadInput) as told:
+            ask()
+        assert str(told.value).removeprefix(f"client {k} ") == message
 
 
 def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
@@ -183,6 +208,10 @@ def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
     assert sorted(models) == cohort
     for k in cohort:
         assert_same(models[k], before[k, 3])
+    subjects = ModelSnapshot.of_clients(done, cohort, 3)
+    for k, network in zip(cohort, [subject.network() for subject in subjects], strict=True):
+        weights = torch.cat([w.flatten() for w in network.parameters()])
+        np.testing.assert_array_equal(weights.detach(), vectors_of(before[k, 3])["weights"])
     common = [t for t in range(1, 5) if {(0, t), (1, t)} <= set(before)]
     _, again = client_models(done, [0, 1])
     assert again.after == common[-1]
@@ -210,7 +239,10 @@ ADAM = {"name": "adam", "lr": 0.01}
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
-@pytest.mark.parametrize("name", ["fedweit", "fedseit", "fedprox", "fedrnl"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedweit", "fedrnl", *(pytest.param(n, marks=BY_NIGHT) for n in ("fedseit", "fedprox"))],
+)
 def test_documents_and_tasks(finish: Finish, seen: Seen, name: str) -> None:
     choosing = {"name": "rationale", "hidden": 3}
     reading = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
@@ -243,24 +275,6 @@ def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
         assert set(mimicked.mimic.predicted.tolist()) <= classes
 
 
-def test_what_there_is_not(finish: Finish) -> None:
-    done = finish(train={"rounds": 2, "participation": 0.1})
-    first, second = done.clients["client"]
-    for ask, message in [
-        (lambda: replay(done, 3), f"{done.path}: there is no round 3; it has 2"),
-        (lambda: replay(done).next_round(), f"{done.path}: there is no round 3; it has 2"),
-        (lambda: client_models(done, [first], 0), f"{done.path}: there is no round 0; it has 2"),
-        (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
-        (
-            lambda: client_models(done, [first, second]),
-            f"there is no round in which all of these clients were trained: {first}, {second}",
-        ),
-    ]:
-        with pytest.raises(BadInput) as told:
-            ask()
-        assert str(told.value) == message
-
-
 def test_a_personal_model_is_asked_for_out_of_its_rounds(finish: Finish) -> None:
     done = finish(**with_method("local", train={"rounds": 4, "participation": 0.1}))
     k, t = 5, 2  # the only one in round 2, and in no other
@@ -272,19 +286,3 @@ def test_a_personal_model_is_asked_for_out_of_its_rounds(finish: Finish) -> None
     then, _ = client_models(done, [k], t)
     at_the_end, _ = client_models(done, [k])
     assert_same(then[k], at_the_end[k])  # kept as it was
-
-
-def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = finish(train={"rounds": 3})
-    train = Client.train
-
-    def a_bit_off(self: Client, *arguments: Any, **more: Any) -> Tensor:
-        trained = train(self, *arguments, **more)
-        return trained + 1e-4 if self.round == 2 else trained
-
-    monkeypatch.setattr(Client, "train", a_bit_off)
-    replay(done, 1)
-    with pytest.raises(BadInput, match=r": round 2 has a different result here: \w+ in "):
-        replay(done, 2)
-    monkeypatch.setattr(Client, "train", train)
-    replay(done, 2)

@@ -107,7 +107,8 @@ class Endless(IterableDataset[Any]):
         return iter(())
 
 
-PAIR = (np.zeros(2), 0)
+PAIR, NAN = (np.zeros(2), 0), np.full(2, np.nan)
+HALVES = Items([(np.zeros(2), 0.5)])
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "endless": (Endless, "Endless has no length or no items by index; return a map-style"),
     "empty": (lambda: Items([]), "Items has no item"),
@@ -121,19 +122,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "many_labels": (
         lambda: Items([(np.zeros(2), [0, 1])]),
-        "y of item 0 is a list, expected a number",
+        "y of item 0 is a list, expected a nu",
     ),
     "mixed": (lambda: Items([PAIR, (np.zeros(2), "a")]), "some labels are text and some numb"),
     "range": (lambda: Items([(np.zeros(2), 2)]), "range from 2 to 2 with 2 classes"),
     "below": (lambda: Items([(np.zeros(2), -1)]), "range from -1 to -1 with 2 classes"),
-    "nan": (
-        lambda: (Items([(np.zeros(2), 0.5)]), Items([(np.full(2, np.nan), 0.5)])),
-        "test_x has NaN or infinite values",
-    ),
-    "types": (
-        lambda: (Items([PAIR]), Items([(np.zeros(2), 0.5)])),
-        "the labels of train and test are of different types",
-    ),
+    "nan": (lambda: (HALVES, Items([(NAN, 0.5)])), "test_x has NaN or infinite values"),
+    "types": (lambda: (Items([PAIR]), HALVES), "labels of train and test are of different types"),
     "no_inputs": (lambda: Table(a=[1], label=[0]), "set data.x to the column of inputs; there"),
     "no_label": (lambda: Table(img=[[1]], labels=[0]), "no column 'label' for data.y; did you"),
     "no_train": (lambda: {"test": Table(img=[[1]], label=[0])}, "has no 'train' but test"),

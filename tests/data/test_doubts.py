@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 from experiments import small_experiment
-from fedsim import Experiment, run
+from fedsim import run
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.data.sources.from_python import keep
 from fedsim.data.sources.keel import Keel
 from fedsim.data.sources.tables import Table
-from fedsim.errors import Diverged, FedsimWarning
+from fedsim.errors import FedsimWarning
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -60,15 +60,27 @@ def test_scales_that_are_far_apart(tmp_path: Path, columns: Any, named: list[str
         assert each.startswith("data: scales are far apart or far from 1 (")
         assert each.endswith(SCALED)
         assert all(f"'{name}': " in each for name in named)
-    assert warned(Table(path=path, label="y", scale="standard")) == []
-    assert warned(Table(path=path, label="y", scale="minmax")) == []
+    for scale in ("standard", "minmax"):
+        assert warned(Table(path=path, label="y", scale=scale)) == []
 
 
-def test_a_target_s_scale(tmp_path: Path) -> None:
+def test_scales_of_a_target_and_of_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = table(tmp_path, price=INCOME * 4)
     (found,) = warned(Table(path=path, target="price"))
     assert "'price': " in found
     assert warned(Table(path=path, target="price", scale="standard")) == []
+    rows = "\n".join(f"{a},{i}" for a, i in zip(AGE, INCOME, strict=True))
+    path = tmp_path / "it.dat"
+    path.write_text(f"@relation r\n@attribute age real\n@attribute income real\n@data\n{rows}\n")
+    assert len(warned(Keel(path=path))) == 1
+    assert warned(Keel(path=path, scale="standard")) == []
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    data = Dataset.of(np.stack([AGE, INCOME, np.arange(N)], axis=1), TARGET)
+    scales, identifier = sorted(warned(datasets.parse(keep(data))))[::-1]
+    assert scales.endswith("; scale by mean and deviation")
+    assert "'x3' may be an identifier" in identifier
 
 
 IDENTIFIERS = {
@@ -84,17 +96,17 @@ IDENTIFIERS = {
 }
 
 
-@pytest.mark.parametrize("scale", ["none", "standard", "minmax"])
 @pytest.mark.parametrize("kind", IDENTIFIERS)
-def test_identifiers_as_features(tmp_path: Path, kind: str, scale: Any) -> None:
+def test_identifiers_as_features(tmp_path: Path, kind: str) -> None:
     name, values = IDENTIFIERS[kind]
     path = table(tmp_path, **{name: values})
     expected = (
         f"data: '{name}' may be an identifier, as every example may have another whole number; "
         "leave it out of the features"
     )
-    found = warned(Table(path=path, label="y", scale=scale))
-    assert [each for each in found if "scales" not in each] == [expected]
+    for scale in ("none", "standard", "minmax"):
+        found = warned(Table(path=path, label="y", scale=scale))
+        assert [each for each in found if "scales" not in each] == [expected]
     assert warned(Table(path=path, label="y", features=("age", "smokes"))) == []
 
 
@@ -110,21 +122,14 @@ def test_identifiers_as_features(tmp_path: Path, kind: str, scale: Any) -> None:
         ("large_id", 3e7 + 1000 * np.repeat(np.arange(N // 5), 5)),
     ],
 )
-@pytest.mark.parametrize("scale", ["none", "standard"])
-def test_other_numbers_are_no_identifiers(
-    tmp_path: Path, name: str, values: Any, scale: Any
-) -> None:
-    found = warned(Table(path=table(tmp_path, **{name: values}), label="y", scale=scale))
-    assert not any("identifier" in each for each in found)
-
-
-def test_a_few_different_numbers_are_no_identifier(tmp_path: Path) -> None:
-    pd.DataFrame({"age": [3, 9, 1, 7, 5, 2, 8, 4, 6, 0], "y": [0, 1] * 5}).to_csv(
-        tmp_path / "it.csv", index=False
-    )
-    assert not any(
-        "identifier" in each for each in warned(Table(path=tmp_path / "it.csv", label="y"))
-    )
+def test_other_numbers_are_no_identifiers(tmp_path: Path, name: str, values: Any) -> None:
+    path = table(tmp_path, **{name: values})
+    for scale in ("none", "standard"):
+        found = warned(Table(path=path, label="y", scale=scale))
+        assert not any("identifier" in each for each in found)
+    few = pd.DataFrame({"age": [3, 9, 1, 7, 5, 2, 8, 4, 6, 0], "y": [0, 1] * 5})  # of few rows
+    few.to_csv(path, index=False)
+    assert not any("identifier" in each for each in warned(Table(path=path, label="y")))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -144,46 +149,16 @@ def test_standard_scaling(tmp_path: Path, dtype: Any) -> None:
         np.testing.assert_allclose(data.target_scaling.undo(data.test_y), raw.test_y)
 
 
-def test_keel_is_scaled_likewise(tmp_path: Path) -> None:
-    rows = "\n".join(f"{a},{i}" for a, i in zip(AGE, INCOME, strict=True))
-    path = tmp_path / "it.dat"
-    path.write_text(f"@relation r\n@attribute age real\n@attribute income real\n@data\n{rows}\n")
-    assert len(warned(Keel(path=path))) == 1
-    assert warned(Keel(path=path, scale="standard")) == []
-
-
-def test_arrays_of_python_are_doubted_likewise(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    data = Dataset.of(np.stack([AGE, INCOME, np.arange(N)], axis=1), TARGET)
-    scales, identifier = sorted(warned(datasets.parse(keep(data))))[::-1]
-    assert scales.endswith("; scale by mean and deviation")
-    assert "'x3' may be an identifier" in identifier
-
-
 def test_a_table_trains_once_it_is_scaled(tmp_path: Path) -> None:
     path = table(tmp_path, income=INCOME)
-    experiment = small_experiment().model_dump(mode="json")
-    experiment |= {
-        "data": {"name": "table", "path": str(path), "label": "y"},
-        "partition": {"kind": "iid", "clients": 3},
-        "model": {"name": "mlp", "hidden": [8]},
-        "train": {"rounds": 10, "batch_size": 16, "optimizer": {"lr": 0.1}},
-    }
-    scores = {}
-    for scale in ("none", "standard"):
-        experiment["data"]["scale"] = scale
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found = run(Experiment(**experiment), out=tmp_path)
-            except Diverged:
-                continue
-        scores[scale] = found.rounds["accuracy"].iloc[-1]
+    made = small_experiment(
+        data={"name": "table", "path": str(path), "label": "y", "scale": "standard"},
+        partition={"kind": "iid", "clients": 3},
+        model={"name": "mlp", "hidden": [8]},
+        train={"rounds": 10},
+    )
+    found = run(made, out=tmp_path)
     majority = max(TARGET.mean(), 1 - TARGET.mean())
-    assert scores["standard"] > majority + 0.25
-    assert scores.get("none", 0) < majority + 0.1
-
-
-def test_an_unknown_scale() -> None:
+    assert found.rounds["accuracy"].iloc[-1] > majority + 0.25
     with pytest.raises(ValidationError, match="'none', 'minmax' or 'standard'"):
         datasets.parse({"name": "table", "path": "it.csv", "label": "y", "scale": "zscore"})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import small_experiment
-from fedsim import Experiment, Run, replay
+from fedsim import Experiment, Run, replay, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import ClientSplits, Dataset, datasets, partitions
 from fedsim.data.drift import Drifting
@@ -51,13 +51,13 @@ def parts(splits: ClientSplits, k: int) -> list[list[int]]:
     return [own[k].tolist() for own in (splits.train, splits.unlabelled, splits.test)]
 
 
-@settings(max_examples=15)
+@pytest.mark.parametrize("number", range(len(OF)))
+@settings(max_examples=3)
 @given(
-    st.sampled_from(range(len(OF))),
-    st.integers(1, 9),
-    st.floats(0.01, 1),
-    st.integers(1, 3),
-    st.integers(0, 2**64),
+    K=st.integers(1, 9),
+    share=st.floats(0.01, 1),
+    count=st.integers(1, 3),
+    seed=st.integers(0, 2**64),
 )
 def test_what_changes_and_what_does_not(
     number: int, K: int, share: float, count: int, seed: int
@@ -122,15 +122,10 @@ def test_named_columns_and_draws() -> None:
     data, splits = deal(source(CLUSTERS, features=["x5", "x2"]), clients=4)
     assert splits.change is not None
     assert splits.change.features == ("x2", "x5")
-    assert (data.x[120:] != data.x[splits.train[splits.change.clients[0]]]).any(
-        axis=0
-    ).tolist() == [
-        *(False, True, False),
-        *(False, True, False),
-    ]
-    drawn = {source(CLUSTERS).for_clients(*found, seed)[1].change.features for seed in range(9)
-             for found in [(loaded(0), splits)]}  # type: ignore[union-attr]  # fmt: skip
-    assert len(drawn) > 2
+    changed = data.x[120:] != data.x[splits.train[splits.change.clients[0]]]
+    assert np.flatnonzero(changed.any(axis=0)).tolist() == [1, 4]
+    drawn = [source(CLUSTERS).for_clients(loaded(0), splits, seed)[1].change for seed in range(9)]
+    assert len({change.features for change in drawn if change}) > 2
     few, more = source(CLUSTERS, clients=0.3), source(CLUSTERS, clients=0.8)
     assert set(few.drifting(10, 0)) < set(more.drifting(10, 0))
     assert few.drifting(10, 0) != few.drifting(10, 1)
@@ -158,7 +153,7 @@ def test_data_that_were_made_ready_are_dealt_out_as_before() -> None:
     assert again is data
     assert splits.change is not None
     assert as_before.change is not None
-    assert splits.change.features == as_before.change.features
+    assert splits.change.facts() == as_before.change.facts()
     for k in range(5):
         assert parts(as_before.at(3, 9), k) == parts(splits.at(3, 9), k)
 
@@ -174,7 +169,7 @@ def sections(**drift: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "centralised"])
+@pytest.mark.parametrize("method", ["scaffold", "centralised"])
 def test_nothing_is_different_before_the_round(finish: Callable[..., Run], method: str) -> None:
     about = {**sections(strength=3), "method": {"name": method}}
     drifted, plain = finish(**about), finish(**{**about, "data": CLUSTERS})
@@ -191,25 +186,27 @@ def test_nothing_is_different_before_the_round(finish: Callable[..., Run], metho
     assert weights[0].tobytes() == weights[1].tobytes()
 
 
-def test_only_clients_that_drift_train_on_something_else(finish: Callable[..., Run]) -> None:
-    run, plain = finish(**sections(round=1, strength=3)), finish(**sections())
-    assert run.manifest["change"]["round"] == 1
-    drifting = run.manifest["change"]["clients"]
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = small_experiment(**sections(), checkpoint={"every": 1, "keep": "all"})
+    return run(made, tmp_path_factory.mktemp("runs"))
+
+
+def test_only_clients_that_drift_train_on_something_else(
+    finish: Callable[..., Run], done: Run
+) -> None:
+    changed = finish(**sections(round=1, strength=3))
+    assert changed.manifest["change"]["round"] == 1
+    drifting = changed.manifest["change"]["clients"]
     assert len(drifting) == 2
-    assert len(run.manifest["change"]["features"]) == 1
-    first = [found.clients.query("round == 1").set_index("client") for found in (run, plain)]
-    for column in ("loss", "samples"):
-        a, b = (frame[column] for frame in first)
-        differ = a.index[a != b].tolist()
-        assert set(differ) <= set(drifting)
-        if column == "loss":
-            assert differ == drifting
+    assert len(changed.manifest["change"]["features"]) == 1
+    a, b = (run.clients.query("round == 1").set_index("client") for run in (changed, done))
+    assert a.index[a["loss"] != b["loss"]].tolist() == drifting
+    assert set(a.index[a["samples"] != b["samples"]]) <= set(drifting)
 
 
-def test_the_same_bits_from_any_round(finish: Callable[..., Run]) -> None:
-    about = {**sections(), "checkpoint": {"every": 1, "keep": "all"}}
-    done = finish(**about)
-    assert finish(**about).result_hash == done.result_hash
+def test_the_same_bits_from_any_round(finish: Callable[..., Run], done: Run) -> None:
+    assert finish(**sections()).result_hash == done.result_hash
     for after in (2, 3, 4):
         assert replay(done, after=after).after == after  # compared with the record
     models, at = client_models(done, [0, 3], after=3)  # which makes the data ready twice

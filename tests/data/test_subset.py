@@ -27,26 +27,20 @@ def rows_of(part: Any, whole: Any) -> list[int]:
     return [places[np.asarray(x).tobytes()] for x in np.asarray(part)]
 
 
-@pytest.mark.parametrize(("asked", "count"), [(100, 100), (0.1, 144), (1437, 1437), (1, 1)])
-def test_so_many_training_examples(asked: float, count: int) -> None:
-    whole, part = load(), load(subset=asked)
-    rows = rows_of(part.x, whole.x)
-    assert len(rows) == len(part.y) == count
+@pytest.mark.parametrize("part", ["", "test_"])
+@pytest.mark.parametrize(("asked", "share"), [(100, None), (0.1, 0.1), (360, None), (1, None)])
+def test_so_many_examples(part: str, asked: float, share: float | None) -> None:
+    whole, some = load(), load(**{f"{part}subset": asked})
+    other = "test_" if part == "" else ""
+    y, few = getattr(whole, f"{part}y"), getattr(some, f"{part}y")
+    rows = rows_of(getattr(some, f"{part}x"), getattr(whole, f"{part}x"))
+    count = round(share * len(y)) if share else asked
+    assert len(rows) == len(few) == count
     assert rows == sorted(set(rows))
-    np.testing.assert_array_equal(part.y, whole.y[rows])
-    np.testing.assert_array_equal(part.test_x, whole.test_x)
-    share = np.bincount(whole.y, minlength=10) * count / 1437
-    assert (np.abs(np.bincount(part.y, minlength=10) - share) < 1).all()
-
-
-def test_so_many_test_examples() -> None:
-    whole, part = load(), load(test_subset=0.25, subset=0.5)
-    rows = rows_of(part.test_x, whole.test_x)
-    assert len(part.test_y) == 90
-    assert len(part.y) == 718
-    np.testing.assert_array_equal(part.test_y, whole.test_y[rows])
-    share = np.bincount(whole.test_y) / 4
-    assert (np.abs(np.bincount(part.test_y) - share) < 1).all()
+    np.testing.assert_array_equal(few, y[rows])
+    np.testing.assert_array_equal(getattr(some, f"{other}x"), getattr(whole, f"{other}x"))
+    due = np.bincount(y, minlength=10) * count / len(y)
+    assert (np.abs(np.bincount(few, minlength=10) - due) < 1).all()
 
 
 def test_what_is_known_of_examples_goes_with_them(tmp_path: Path) -> None:
@@ -78,11 +72,8 @@ def test_a_number_is_drawn_from_all_alike() -> None:
     )
     assert len(set(rows_of(part.x, whole.x))) == 30
     assert len(set(rows_of(part.test_x, whole.test_x))) == 10
-
-
-def test_nested_data_sets_have_subsets_of_their_own() -> None:
-    drifting = {"name": "drift", "of": {"name": "digits", "subset": 50}, "round": 2}
-    assert len(load(**drifting).y) == 50
+    nested = {"name": "drift", "of": {"name": "digits", "subset": 50}, "round": 2}
+    assert len(load(**nested).y) == 50
 
 
 def test_the_same_examples_whatever_the_seed() -> None:

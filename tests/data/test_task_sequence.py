@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +15,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from experiments import small_experiment
-from fedsim.data import ClientSplits, Dataset, Ragged, TaskSequence, datasets, partitions
+from fedsim.data import ClientSplits, Dataset, TaskSequence, partitions
 from fedsim.data.splits import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng
-
-# Before any test changes the environment.
-REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 
 # The 15 tasks that FedSeIT's released code draws, by the number of classes.
 DRAWN = {
@@ -40,14 +34,6 @@ ALLOCATED = {
     1: [[10, 11, 8, 7, 9], [14, 3, 6, 5, 13], [2, 12, 4, 1, 0]],
     2: [[10, 11, 8, 7, 9], [2, 6, 12, 4, 3], [1, 14, 0, 5, 13]],
 }
-# Classes in order of their names, and the folder of the files.
-NAMED = {
-    "r8": (["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade"], "r8"),
-    "tmn": (["business", "entertainment", "health", "sci_tech", "sport", "us", "world"], "tmn"),
-    "trec6": (["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"], "trec"),
-}
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
 
 
 def dataset(
@@ -99,6 +85,15 @@ def slowly(y: Any, rows: Any, tasks: list[list[int]]) -> list[list[int]]:
     return [sorted(examples) for examples in found]
 
 
+def published(classes: int, seed: int) -> list[list[list[int]]]:
+    """The tasks of each client."""
+    return [[TASKS[classes][i] for i in allocated] for allocated in ALLOCATED[seed]]
+
+
+def drawn(splits: ClientSplits) -> list[list[list[int]]]:
+    return [[list(task) for task in client] for client in stream(splits).order]
+
+
 def in_order(splits: ClientSplits, seed: int) -> list[list[int]]:
     """What each of the 15 tasks was dealt, by the number of the task."""
     numbers = [i for allocated in ALLOCATED[seed] for i in allocated]
@@ -112,24 +107,13 @@ def in_order(splits: ClientSplits, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", ALLOCATED)
 @pytest.mark.parametrize("classes", TASKS)
 def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed: int) -> None:
-    of = stream(deal(dataset(shuffled(classes, 60)), seed))
-    expected = [[TASKS[classes][i] for i in allocated] for allocated in ALLOCATED[seed]]
-    assert [[list(task) for task in client] for client in of.order] == expected
+    splits = deal(dataset(shuffled(classes, 60)), seed)
+    of, expected = stream(splits), published(classes, seed)
+    assert drawn(splits) == expected
     assert [[sorted(task) for task in client] for client in expected] == [
         [list(task) for task in client] for client in of.labels
     ]
     assert (of.num_tasks, len(of.train), len(of.validation)) == (5, 15, 15)
-
-
-@given(seed=st.integers(0, 2**31))
-@settings(max_examples=15)
-def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
-    splits = deal(dataset(shuffled(8, 30)), seed)
-    assert [list(task) for task in stream(splits).order[0]] == [
-        TASKS[8][i] for i in ALLOCATED[1][0]
-    ]
-    every = sorted(task for client in stream(splits).order for task in client)
-    assert every == sorted(tuple(task) for task in TASKS[8])  # each task has one client
 
 
 @given(
@@ -140,7 +124,7 @@ def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
     clients: int, tasks: int, classes: int, data: st.DataObject
 ) -> None:
     C = data.draw(st.integers(classes, 9))
-    seed = data.draw(st.integers(0, 50))
+    seed = data.draw(st.integers(0, 2**31))
     labels = list(range(C))
     random.Random(42).shuffle(labels)
     T = clients * tasks
@@ -154,7 +138,7 @@ def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
         expected.append([tuple(drawn[int(name)]) for name in order])
     fields: dict[str, Any] = {"clients": clients, "tasks": tasks, "classes": classes}
     found = stream(deal(dataset(shuffled(C, 2 * T)), seed, **fields)).order
-    assert [list(client) for client in found] == expected
+    assert [list(client) for client in found] == expected  # client 0 has the same for all seeds
 
 
 def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
@@ -170,18 +154,15 @@ def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
 # how examples are cut
 
 
-@pytest.mark.parametrize("seed", ALLOCATED)
-def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(seed: int) -> None:
-    y = np.random.default_rng(seed).integers(0, 8, 1003)
-    splits = deal(dataset(y), seed)
-    assert in_order(splits, seed) == slowly(y, range(1003), TASKS[8])
-    # All of the classes that tasks have are dealt, and none twice.
-    everything = sorted(row for share in shares(splits) for row in share)
-    assert everything == list(range(1003))
-
-
-def test_the_last_task_of_a_class_takes_the_remainder() -> None:
-    y = [0] * 11 + [1] * 3 + [2] * 4
+@pytest.mark.parametrize("share", [1, 0.5, 0.25])
+def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(share: float) -> None:
+    y = shuffled(8, 240)
+    splits = deal(dataset(y), 1, train_fraction=share)
+    rows = sorted(row for own in shares(splits) for row in own)
+    assert np.bincount(y[rows]).tolist() == [240 * share] * 8
+    assert in_order(splits, 1) == slowly(y, rows, TASKS[8])
+    # The last task of a class takes the remainder.
+    y = np.repeat([0, 1, 2], [11, 3, 4])
     splits = own(dataset(y), [[["a"], ["b", "a"]], [["a"], ["a", "b"]]], validation_fraction=0)
     assert shares(splits) == [[0, 1], [2, 3, 11], [4, 5], [6, 7, 8, 9, 10, 12, 13]]
     assert splits.train[0].tolist() == [0, 1, 2, 3, 11]
@@ -253,12 +234,6 @@ def test_a_stream_is_the_same_for_one_seed_and_another_for_another() -> None:
     assert first.validation[0].tolist() != other.validation[0].tolist()
 
 
-def test_without_a_stream_clients_hold_the_same_all_the_time() -> None:
-    nothing = Ragged.of([np.empty(0, dtype=np.int64)])
-    splits = ClientSplits(Ragged.of([np.arange(3)]), nothing, nothing)
-    assert splits.at(3, 5) is splits
-
-
 @pytest.mark.parametrize(("T", "rounds"), [(1, 4), (2, 2), (3, 12), (5, 50)])
 def test_each_task_takes_as_many_rounds(T: int, rounds: int) -> None:
     of = stream(own(dataset([0] * 10 + [1] * 10), [[["a", "b"]] * T]))
@@ -272,12 +247,6 @@ def test_kinds_are_the_sets_of_classes_each_once() -> None:
 
 
 # validation
-
-
-def test_an_eighth_is_kept_aside_stratified() -> None:
-    data = dataset(shuffled(4, 40))
-    (aside,) = stream(own(data, [[["a", "b", "c", "d"]]])).validation
-    assert np.bincount(data.y[aside]).tolist() == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize(
@@ -312,39 +281,6 @@ def test_each_client_and_task_draws_its_own() -> None:
     assert len(places) == 4
 
 
-def test_a_single_document_is_trained_on() -> None:
-    of = stream(own(dataset([0, 1, 0, 1]), [[["a"], ["a"]]]))
-    assert of.train.lengths.tolist() == [1, 1]
-    assert of.validation.lengths.tolist() == [0, 0]
-
-
-def test_nothing_left_to_train_on_is_refused() -> None:
-    data = dataset([0, 0, 0, 1, 1, 1])
-    with pytest.raises(
-        DataError, match="client 0, task 0: 3 examples, which leaves none to train"
-    ):
-        own(data, [[["a"], ["b"]]], validation_fraction=0.9)
-
-
-# the share that takes part
-
-
-@pytest.mark.parametrize("share", [0.5, 0.25])
-def test_a_share_of_the_examples_takes_part(share: float) -> None:
-    y = shuffled(8, 240)
-    splits = deal(dataset(y), 1, train_fraction=share)
-    rows = sorted(row for own in shares(splits) for row in own)
-    assert np.bincount(y[rows]).tolist() == [240 * share] * 8
-    assert in_order(splits, 1) == slowly(y, rows, TASKS[8])
-
-
-def test_the_share_counts_when_classes_are_too_scarce() -> None:
-    data = dataset([0] * 8 + [1] * 8)
-    own(data, [[["a"]] * 8])
-    with pytest.raises(DataError, match="class 'a' has 4 training examples for its 8 tasks"):
-        own(data, [[["a"]] * 8], train_fraction=0.5)
-
-
 # classes that are too scarce
 
 
@@ -367,56 +303,50 @@ def test_what_becomes_scarce_when_tasks_are_drawn_again_is_left_out_too() -> Non
 
 
 def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
-    expected = [[TASKS[6][i] for i in allocated] for allocated in ALLOCATED[2]]
     y = np.concatenate([shuffled(6, 60), [6] * 60])
     untested = deal(dataset(y, tested=range(6)), 2)
     untrained = deal(dataset(shuffled(6, 60), size=8, tested=range(8)), 2)
-    for splits in (untested, untrained):
-        order = stream(splits).order
-        assert [[list(task) for task in client] for client in order] == expected
+    assert drawn(untested) == drawn(untrained) == published(6, 2)
 
 
 # refusals
 
-
-def test_too_few_classes_are_left() -> None:
-    with pytest.raises(
-        DataError, match="15 tasks of 4 classes; only 3 classes have at least one training example"
-    ):
-        deal(dataset([0] * 60 + [1] * 60 + [2] * 60 + [3, 4]))
-
-
-def test_too_many_classes_are_asked_for() -> None:
-    with pytest.raises(DataError, match=r"partition\.classes=7: the data set has 6 classes"):
-        deal(dataset(shuffled(6, 30)), classes=7)
+LETTERS = dataset(np.repeat(range(5), [60, 60, 60, 1, 1]))
+PAIRS, NUMBERS = dataset([0] * 8 + [1] * 8), np.arange(9.0)
+NUMBER = Dataset(NUMBERS[:, None], NUMBERS, NUMBERS[:, None], NUMBERS, ())
+WORLD = dataset(np.repeat([0, 1, 2], 3), ["sport", "us", "world"])
+NEW = replace(WORLD, classes=(*WORLD.classes, "new"))
+FEW = {"tasks": [[["a"]] * 8], "train_fraction": 0.5}
+ASIDE = {"tasks": [[["a"], ["b"]]], "validation_fraction": 0.95}
+BY_CLASS = "tasks divides examples by class, and the target here is a number"
 
 
 @pytest.mark.parametrize(
-    ("tasks", "message"),
+    ("data", "fields", "message"),
     [
-        ([[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you mean 'w"),
-        ([[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport, us, w"),
-        ([[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
-        ([[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for its 4 tasks"),
+        (LETTERS, {}, "15 tasks of 4 classes; only 3 classes have at least one training example"),
+        (LETTERS, {"classes": 7}, "partition.classes=7: the data set has 5 classes"),
+        (PAIRS, FEW, "class 'a' has 4 training examples for its 8 tasks"),
+        (PAIRS, ASIDE, "client 0, task 0: 8 examples, which leaves none to train"),
+        (WORLD, [[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you me"),
+        (WORLD, [[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport,"),
+        (NEW, [[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
+        (WORLD, [[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for its 4 tas"),
+        (NUMBER, {}, f"kind={BY_CLASS}"),
+        (NUMBER, [[["a"]]], f"kind=own_{BY_CLASS}"),
     ],
 )
-def test_what_the_data_set_has_not_is_refused(tasks: Any, message: str) -> None:
-    data = dataset([0, 0, 0, 1, 1, 1, 2, 2, 2], ["sport", "us", "world"])
-    data = replace(data, classes=("sport", "us", "world", "new"))
-    if "known" in message:
-        data = replace(data, classes=("sport", "us", "world"))
+def test_what_the_data_set_has_not_is_refused(data: Dataset, fields: Any, message: str) -> None:
+    fields = {"tasks": fields} if isinstance(fields, list) else fields
     with pytest.raises(DataError) as refusal:
-        own(data, tasks)
+        deal(data, kind="own_tasks" if "tasks" in fields else "tasks", **fields)
     assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"tasks": [[["a"]], [["a"], ["b"]]]},
-            "client 1 has 2 tasks, client 0 1; all clients need",
-        ),
+        ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all clients "),
         ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
         ({"tasks": []}, "at least 1 item"),
         ({"tasks": [[]]}, "at least 1 item"),
@@ -444,76 +374,8 @@ def test_streams_have_no_other_shares(kind: str, field: dict[str, float]) -> Non
     assert "a stream of tasks has test_fraction 0, server_fraction 0 and" in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", ["tasks", "own_tasks"])
-def test_a_number_is_not_dealt_by_class(kind: str) -> None:
-    x, y = np.zeros((9, 1)), np.linspace(0, 1, 9)
-    fields: dict[str, Any] = {"tasks": [[["a"]]]} if kind == "own_tasks" else {}
-    with pytest.raises(
-        DataError, match=f"{kind} divides examples by class, and the target here is a number"
-    ):
-        deal(Dataset(x, y, x, y, ()), kind=kind, **fields)
-
-
 def test_rounds_are_a_multiple_of_the_tasks() -> None:
     tasks = [[["0", "1"], ["2", "3"], ["4", "5"]]]
-    with pytest.raises(
-        ExperimentError, match=r"train\.rounds=7 is no multiple of the 3 t.*; 9 is"
-    ):
-        prepare(
-            small_experiment(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 7})
-        )
-
-
-# real data
-
-
-@pytest.fixture(scope="module")
-def real() -> Callable[[str], Dataset]:
-    loaded: dict[str, Dataset] = {}
-
-    def find(name: str) -> Dataset:
-        if not (REAL / NAMED.get(name, ("", "trec"))[1]).is_dir():
-            pytest.skip(f"{name} is not in FEDSIM_DATA")
-        if name not in loaded:
-            loaded[name] = datasets.parse({"name": name, "root": REAL, "dimension": 1}).load()
-        return loaded[name]
-
-    return find
-
-
-@pytest.mark.parametrize("seed", ALLOCATED)
-@pytest.mark.parametrize("name", NAMED)
-def test_published_streams_of_real_documents(
-    real: Callable[[str], Dataset], name: str, seed: int
-) -> None:
-    data = real(name)
-    names, _ = NAMED[name]
-    assert list(data.classes) == names
-    tasks = TASKS[len(names)]
-    splits = deal(data, seed)
-    order = stream(splits).order
-    expected = [[tasks[i] for i in allocated] for allocated in ALLOCATED[seed]]
-    assert [[list(task) for task in client] for client in order] == expected
-    assert in_order(splits, seed) == slowly(data.y, range(len(data.y)), tasks)
-    of = stream(splits)
-    for train, aside in zip(of.train, of.validation, strict=True):
-        assert len(aside) == np.ceil((len(train) + len(aside)) / 8)
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_fifty_kinds_of_questions_can_be_learnt_in_tasks(
-    real: Callable[[str], Dataset], seed: int
-) -> None:
-    data = real("trec50")
-    splits = deal(data, seed)
-    of = stream(splits)
-    tested = set(data.test_y)
-    for client in of.labels:
-        for task in client:
-            assert len(set(task)) == 4
-            assert set(task) <= tested
-    dealt = [row for share in shares(splits) for row in share]
-    assert len(set(dealt)) == len(dealt)
-    uses = {label for client in of.labels for task in client for label in task}
-    assert sorted(dealt) == np.flatnonzero(np.isin(data.y, sorted(uses))).tolist()
-    assert of.train.lengths.min() > 0
+    made = small_experiment(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 7})
+    with pytest.raises(ExperimentError, match=r"\.rounds=7 is no multiple of the 3 t.*; 9 is"):
+        prepare(made)

@@ -1,14 +1,14 @@
+"""Texts as token ids: words, their vectors, and files of documents."""
+
 from __future__ import annotations
 
 import gzip
 import os
 import tempfile
-import time
 import tracemalloc
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.config.registry import first_line, key_docs
 from fedsim.data import Dataset, datasets, text
 from fedsim.data.sources import files
 from fedsim.data.sources import text as text_sources
@@ -25,9 +24,7 @@ from fedsim.errors import DataError
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
-GLOVE = "glove/glove.twitter.27B.25d.top12k.txt.gz"
 
-NAMES = ("trec6", "trec50", "r8", "tmn", "subj", "text")
 TOKENS = st.text("abcdé'1", min_size=1, max_size=3)
 DOCUMENTS = st.lists(st.lists(TOKENS, max_size=12), max_size=8)
 
@@ -35,18 +32,6 @@ WORDS = ("", "<unknown>", "the", "cat", "sat", "mat")
 VECTORS = "the 1 2 3\ncat -0.5 0 1e-3\ndog 7 8 9\n"
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
-
-
-@pytest.fixture
-def real() -> Callable[[str], Path]:
-    """A file or folder of real data, or a skip that names it."""
-
-    def find(name: str) -> Path:
-        if not (REAL / name).exists():
-            pytest.skip(f"{name} is not in FEDSIM_DATA")
-        return REAL / name
-
-    return find
 
 
 def assert_sound(data: Dataset) -> None:
@@ -130,15 +115,10 @@ def test_tokens_of_ascii_are_those_of_keras(content):
 # vocabulary and rows
 
 
-def test_vocabulary_is_by_frequency_then_by_first_appearance():
-    given = [["b", "a", "c", "c"], [], ["d", "a", "b", "c"]]
-    assert text.vocabulary(given) == ("", "<unknown>", "c", "b", "a", "d")
-    assert text.vocabulary([]) == ("", "<unknown>")
-
-
 @given(DOCUMENTS)
-def test_vocabulary_has_each_word_once_by_falling_frequency(given):
+def test_vocabulary_has_each_word_once_by_falling_frequency_then_by_first_appearance(given):
     words = text.vocabulary(given)
+    assert words[:2] == ("", "<unknown>")
     tokens = [token for document in given for token in document]
     counts = Counter(tokens)
     assert set(words[2:]) == set(tokens)
@@ -156,11 +136,8 @@ def test_rows_are_the_documents_cut_and_padded(given, length):
     for row, document in zip(rows, given, strict=True):
         assert [words[i] for i in row if i] == document[:length]
         assert not row[len(document) :].any()
-
-
-def test_words_outside_are_unknown():
     rows = text.encode([["cat", "xyz"], [], ["the"]], WORDS, 9)
-    assert rows.tolist() == [[3, 1], [0, 0], [2, 0]]
+    assert rows.tolist() == [[3, 1], [0, 0], [2, 0]]  # other words are unknown
 
 
 # random vectors
@@ -175,18 +152,16 @@ def test_a_word_has_the_same_random_vector_in_two_vocabularies(ours, theirs):
     assert len(np.unique(a, axis=0)) == len(a)
 
 
-def test_random_vectors_of_many_words_are_standard_normal_and_quick():
-    words = (*text.SPECIAL, *(f"word{i}" for i in range(30_000)))
-    begin = time.process_time()
+def test_random_vectors_are_standard_normal():
+    words = (*text.SPECIAL, *(f"word{i}" for i in range(8000)))
     vectors, known = text.random_vectors(words, 50)
-    assert time.process_time() - begin < 5  # a tenth of it on an idle machine
-    assert (vectors.shape, vectors.dtype) == ((30_002, 50), np.float32)
+    assert (vectors.shape, vectors.dtype) == ((8002, 50), np.float32)
     assert not vectors[0].any()
     assert vectors[1].any()
-    assert known.tolist() == [False, False] + [True] * 30_000
+    assert known.tolist() == [False, False] + [True] * 8000
     scaled = vectors[2:] * np.sqrt(50)
-    np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=0.03)
-    np.testing.assert_allclose(scaled.std(axis=0), 1, atol=0.03)
+    np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=0.04)
+    np.testing.assert_allclose(scaled.std(axis=0), 1, atol=0.04)
     assert np.abs(np.corrcoef(scaled[:200]) - np.eye(200)).max() < 0.8
 
 
@@ -203,24 +178,18 @@ def test_vectors(tmp_path):
     vectors, known = read(tmp_path, VECTORS)
     assert (vectors.shape, vectors.dtype) == ((6, 3), np.float32)
     assert known.tolist() == [False, False, True, True, False, False]
-    assert vectors[2].tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(vectors[3], np.float32([-0.5, 0, 1e-3]))
+    np.testing.assert_array_equal(vectors[2:4], np.float32([[1, 2, 3], [-0.5, 0, 1e-3]]))
     assert not vectors[0].any()
-    rest = vectors[[1, 4, 5]]
-    assert (np.abs(rest) < 0.5 / 6).all()
-    assert len(np.unique(rest)) == 9
-    # always the same, whatever else was drawn and whichever words the file has
+    # Others are always the same, whatever else was drawn and whichever words the file has.
     np.random.default_rng(0).random(9)
     others, _ = read(tmp_path, "sat 4 5 6\n")
     np.testing.assert_array_equal(others[[1, 5]], vectors[[1, 5]])
-
-
-def test_vectors_of_words_without_one_fill_their_interval(tmp_path):
+    # They fill their interval.
+    read(tmp_path, VECTORS)
     words = (*WORDS, *(f"w{i}" for i in range(994)))
-    path = tmp_path / "v.txt"
-    path.write_text(VECTORS)
-    vectors, known = text.read_vectors(path, words)
+    vectors, known = text.read_vectors(tmp_path / "v.txt", words)
     drawn = vectors[1:][~known[1:]] * 1000
+    assert len(np.unique(drawn)) > 2900
     assert -0.5 <= drawn.min() < -0.49
     assert 0.49 < drawn.max() <= 0.5
     np.testing.assert_allclose(drawn.mean(axis=0), 0, atol=0.03)
@@ -247,75 +216,71 @@ def test_vectors_of_layouts_that_are_about(tmp_path, content):
     assert known.sum() == 2
 
 
-def zipped(path: Path, *members: str) -> Path:
+def zipped(path: Path, *members: str) -> bytes:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for member in members:
             archive.writestr(member, VECTORS)
-    return path
+    return path.read_bytes()
 
 
-def test_compressed_vectors(tmp_path):
+@pytest.mark.parametrize("name", ["v.txt.gz", "v.zip"])
+def test_compressed_vectors(tmp_path, name):
     expected, _ = read(tmp_path, VECTORS)
-    squeezed, _ = read(tmp_path, gzip.compress(VECTORS.encode()), "v.txt.gz")
-    np.testing.assert_array_equal(squeezed, expected)
-    path = zipped(tmp_path / "v.zip", "glove/v.txt", "README.md")
-    np.testing.assert_array_equal(text.read_vectors(path, WORDS)[0], expected)
+    zip_file = zipped(tmp_path / "it", "glove/v.txt", "README.md")
+    squeezed = gzip.compress(VECTORS.encode()) if name == "v.txt.gz" else zip_file
+    np.testing.assert_array_equal(read(tmp_path, squeezed, name)[0], expected)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"v\.txt: contains no word vectors"),
-        ("3 3\n", r"v\.txt: contains no word vectors"),
-        ("the\n", r"v\.txt:1: has no space; in GloVe's text format, a line is 'word v1 "),
-        (VECTORS + "sat 1 2\n", r"v\.txt:4: a word and 2 numbers, but earlier lines have 3$"),
-        (VECTORS + "of 1 2 3 4\n", r"v\.txt:4: a word and 4 numbers, but earlier lines"),
-        (VECTORS + "12 3\n", r"v\.txt:4: a word and 1 numbers"),  # a header no more
-        (VECTORS + "sat\n", r"v\.txt:4: a word and 0 numbers"),
-        (VECTORS + "sat 1 two 3\n", r"v\.txt:4: 'two' in the vector is not a number$"),
-        (VECTORS + "sat 1  3\n", r"v\.txt:4: '' in the vector is not a number$"),
-        (VECTORS.encode() + b"sat 1 2 \xff\n", r"v\.txt:4: '�' in the vector is not a number$"),
-        ("<html> <head> ...\n", r"v\.txt:1: '<head>' in the vector is not a number"),
-        (VECTORS + "sat 1 nan 3\n", r"v\.txt:4: .* values that are not finite in float32"),
-        (VECTORS + "sat 1 1e39 3\n", r"v\.txt:4: .* values that are not finite in float32"),
+        (b"", r": contains no word vectors"),
+        ("3 3\n", r": contains no word vectors"),
+        ("the\n", r":1: has no space; in GloVe's text format, a line is 'word v1 "),
+        (VECTORS + "sat 1 2\n", r":4: a word and 2 numbers, but earlier lines have 3$"),
+        (VECTORS + "of 1 2 3 4\n", r":4: a word and 4 numbers, but earlier lines"),
+        (VECTORS + "12 3\n", r":4: a word and 1 numbers"),  # a header no more
+        (VECTORS + "sat\n", r":4: a word and 0 numbers"),
+        (VECTORS + "sat 1 two 3\n", r":4: 'two' in the vector is not a number$"),
+        (VECTORS + "sat 1  3\n", r":4: '' in the vector is not a number$"),
+        (VECTORS.encode() + b"sat 1 2 \xff\n", r":4: '�' in the vector is not a number$"),
+        ("<html> <head> ...\n", r":1: '<head>' in the vector is not a number"),
+        (VECTORS + "sat 1 nan 3\n", r":4: .* values that are not finite in float32"),
+        (VECTORS + "sat 1 1e39 3\n", r":4: .* values that are not finite in float32"),
         (
             "The 1 2 3\nCat 1 2 3\n",
-            r"v\.txt: has no vector for any of the 4 words of the documents \(the most frequent "
-            r"are 'the', 'cat', 'sat'\); data\.vectors must name a file with words in lower case",
+            r": has no vector for any of the 4 words of the documents \(the most frequent are "
+            r"'the', 'cat', 'sat'\); data\.vectors must name a file with words in lower case",
         ),
     ],
 )
 def test_wrong_vectors(tmp_path, content, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"v\.txt" + message):
         read(tmp_path, content)
 
 
-def test_vectors_that_cannot_be_opened(tmp_path):
-    missing = (
-        rf"{tmp_path}/none\.txt: there is no such file; data\.vectors must name a file of word vec"
-    )
-    with pytest.raises(DataError, match=missing):
-        text.read_vectors(tmp_path / "none.txt", WORDS)
-    with pytest.raises(DataError, match=rf"{tmp_path}: cannot be read: Is a directory"):
-        text.read_vectors(tmp_path, WORDS)
-    with pytest.raises(DataError, match=r"v\.txt\.gz: cannot be read: Not a gzipped file"):
-        read(tmp_path, VECTORS, "v.txt.gz")
-    whole = gzip.compress(VECTORS.encode() * 1000)
-    with pytest.raises(DataError, match=r"v\.txt\.gz: cannot be read: Compressed file ended"):
-        read(tmp_path, whole[: len(whole) // 2], "v.txt.gz")
-    with pytest.raises(DataError, match=r"v\.zip: cannot be read: File is not a zip file"):
-        read(tmp_path, VECTORS, "v.zip")
-    path = zipped(tmp_path / "many.zip", "glove.50d.txt", "glove.100d.txt")
-    several = (
-        r"many\.zip: contains 2 \.txt files \(glove\.50d\.txt, glove\.100d\.txt\), expected 1"
-    )
-    with pytest.raises(DataError, match=several):
-        text.read_vectors(path, WORDS)
-    path = zipped(tmp_path / "no.zip", "glove.bin")
-    with pytest.raises(
-        DataError, match=r"no\.zip: contains 0 \.txt files, expected 1; unzip it and"
-    ):
-        text.read_vectors(path, WORDS)
+TRUNCATED = gzip.compress(VECTORS.encode() * 1000)[:-50]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "there is no such file; data.vectors must name a file of word vec"),
+        ("", None, "cannot be read: Is a directory"),
+        ("v.txt.gz", VECTORS, "cannot be read: Not a gzipped file"),
+        ("v.txt.gz", TRUNCATED, "cannot be read: Compressed file ended"),
+        ("v.zip", VECTORS, "cannot be read: File is not a zip file"),
+        ("v.zip", ("a.txt", "b.txt"), r"contains 2 \.txt files \(a\.txt, b\.txt\), expected 1"),
+        ("v.zip", ("glove.bin",), r"contains 0 \.txt files, expected 1; unzip it and"),
+    ],
+)
+def test_vectors_that_cannot_be_opened(tmp_path, name, content, message):
+    if isinstance(content, tuple):
+        content = zipped(tmp_path / "it", *content)
+    with pytest.raises(DataError, match=f"{tmp_path / name}: {message}"):
+        text.read_vectors(tmp_path / name, WORDS) if content is None else read(
+            tmp_path, content, name
+        )
 
 
 @given(st.binary(max_size=80) | st.text("the catsx 01.\n", max_size=80).map(str.encode))
@@ -336,9 +301,9 @@ def test_any_bytes_are_read_as_vectors_or_refused_in_words(content):
 def test_a_large_file_of_vectors_is_streamed(tmp_path):
     line = " ".join(["0.12345"] * 300)
     with (tmp_path / "v.txt").open("w") as stream:
-        stream.writelines(f"word{i} {line}\n" for i in range(3000))
+        stream.writelines(f"word{i} {line}\n" for i in range(1500))
         stream.write(f"cat {line}\nsat {line}\n")
-    assert (tmp_path / "v.txt").stat().st_size > 7_000_000
+    assert (tmp_path / "v.txt").stat().st_size > 3_500_000
     tracemalloc.start()
     _, known = text.read_vectors(tmp_path / "v.txt", WORDS)
     peak = tracemalloc.get_traced_memory()[1]
@@ -382,15 +347,7 @@ def test_wrong_labelled_lines(write, tmp_path, content, message):
         files.read_labelled(write.raw(tmp_path / "f", content))
 
 
-# what fedsim shows of the sources
-
-
-def test_names_and_first_lines():
-    known = dict(datasets.items())
-    for name in NAMES:
-        assert len(first_line(known[name])) > 20
-        for field in ("vectors", "dimension", "length"):
-            assert field in key_docs(known[name])
+# a file of one's own
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"dimension": 0}, {"test_fraction": 1}])
@@ -399,25 +356,25 @@ def test_sources_refuse(tmp_path, wrong):
         text_sources.Text(path=tmp_path, **wrong)
 
 
-# a file of one's own
-
-
-def lines(*documents: Sequence[str]) -> bytes:
+def lines(*documents: tuple[str, str]) -> bytes:
     return "".join("\t".join(document) + "\n" for document in documents).encode()
 
 
-OWN = lines(
-    ("spam", "Buy now, buy CHEAP!"),
-    ("ham", "see you now"),
-    ("spam", "..."),
-    ("ham", "it's you"),
-)
-OWN_TEST = lines(("ham", "you and me now"), ("ham", ""))
+OWN = b"spam\tBuy now, buy CHEAP!\nham\tsee you now\nspam\t...\nham\tit's you\n"
+OWN_TEST = b"ham\tyou and me now\nham\t\n"
 
 
-def test_text_with_a_test_set(write, tmp_path):
+@pytest.fixture
+def own(write, tmp_path):
+    """The files of a data set."""
     path, test_path = write.raw(tmp_path / "a", OWN), write.raw(tmp_path / "b.gz", OWN_TEST)
-    data = load("text", path=path, test_path=test_path, dimension=7)
+    return {"name": "text", "path": path, "test_path": test_path}
+
+
+def test_text_with_a_test_set(own):
+    message = r"^text: words get random vectors of 7 components, .* set data\.vectors to a file"
+    with pytest.warns(UserWarning, match=message):
+        data = load(**own, dimension=7)
     assert_sound(data)
     assert data.words == (
         *text.SPECIAL,
@@ -429,6 +386,18 @@ def test_text_with_a_test_set(write, tmp_path):
     assert (data.y.tolist(), data.test_y.tolist()) == ([1, 0, 1, 0], [0, 0])
     assert data.vectors.shape == (10, 7)
     assert data.known.tolist() == [False] * 2 + [True] * 8
+
+
+def test_text_with_vectors(own, write, tmp_path):
+    vectors = write.raw(tmp_path / "v.txt.gz", b"you 1 2\nme 3 4\nother 5 6\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load(**own, vectors=vectors, dimension=9)
+    assert_sound(data)
+    known = [word for word, known in zip(data.words, data.known, strict=True) if known]
+    assert known == ["you", "me"]
+    assert data.vectors[data.known].tolist() == [[1, 2], [3, 4]]
+    assert np.abs(data.vectors[~data.known]).max() <= 0.5 / len(data.words)
 
 
 def test_text_that_is_split(write, tmp_path):
@@ -452,28 +421,8 @@ def test_long_documents_are_cut(write, tmp_path):
         assert_sound(data)
         assert (data.x.shape, data.test_x.shape) == ((2, length), (1, length))
         assert [data.words[i] for i in data.x[0]] == tokens[:length]
-
-
-def test_text_with_vectors(write, tmp_path):
-    path, test_path = write.raw(tmp_path / "a", OWN), write.raw(tmp_path / "b", OWN_TEST)
-    vectors = write.raw(tmp_path / "v.txt.gz", b"you 1 2\nme 3 4\nother 5 6\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load("text", path=path, test_path=test_path, vectors=vectors, dimension=9)
-    assert_sound(data)
-    assert [word for word, known in zip(data.words, data.known, strict=True) if known] == [
-        "you",
-        "me",
-    ]
-    assert data.vectors[data.known].tolist() == [[1, 2], [3, 4]]
-    assert np.abs(data.vectors[~data.known]).max() <= 0.5 / len(data.words)
-
-
-def test_without_vectors_it_is_said_what_to_set(write, tmp_path):
-    path, test_path = write.raw(tmp_path / "a", OWN), write.raw(tmp_path / "b", OWN_TEST)
-    message = r"^text: words get random vectors of 50 components, .* set data\.vectors to a file"
-    with pytest.warns(UserWarning, match=message):
-        load("text", path=path, test_path=test_path)
+    path = write.raw(tmp_path / "a.csv", b"label,text\na," + b"word " * 100_000 + b"\nb,x\n")
+    assert load("text", path=path, test_path=path).x.shape == (2, 1000)
 
 
 def test_csv(write, tmp_path):
@@ -498,124 +447,119 @@ def test_csv(write, tmp_path):
     assert sorted(documents(data)) == ["x one two", "x three"]
 
 
-def test_csv_with_a_long_document(write, tmp_path):
-    path = write.raw(tmp_path / "a.csv", b"label,text\na," + b"word " * 100_000 + b"\nb,x\n")
-    assert load("text", path=path, test_path=path).x.shape == (2, 1000)
+LABELLED = b"label,text\na,b\n"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"a\.csv: cannot be read: No columns to parse"),
-        (b"label,text\n", r"a\.csv: has no rows"),
-        (
-            b"labels,text\na,b\n",
-            r"a\.csv: has no column 'label'; did you mean 'labels'\? \(data\.l",
-        ),
-        (
-            b"label,body\na,b\n",
-            r"a\.csv: has no column 'text'; known: body, label \(data\.text na",
-        ),
-        (b"label,text\na,b\n ,c\n", r"a\.csv: column 'label' has no value in row 2"),
-        (b"label,text\na,b,c\n", r"a\.csv: cannot be read: Length of header or names does not"),
-        (b"label,text\na,b\na,b,c\n", r"a\.csv: cannot be read: .*Expected 2 fields in line 3"),
-        (b'label,text\na,"b\n', r"a\.csv: cannot be read: .*EOF inside string"),
-        (b"label,text\na,b\nc,\xff\n", r"a\.csv:3: byte 0xff is not utf-8"),
+        (b"", r": cannot be read: No columns to parse"),
+        (b"label,text\n", r": has no rows"),
+        (b"labels,text\na,b\n", r": has no column 'label'; did you mean 'labels'\? \(data\.l"),
+        (b"label,body\na,b\n", r": has no column 'text'; known: body, label \(data\.text na"),
+        (LABELLED + b" ,c\n", r": column 'label' has no value in row 2"),
+        (b"label,text\na,b,c\n", r": cannot be read: Length of header or names does not"),
+        (LABELLED + b"a,b,c\n", r": cannot be read: .*Expected 2 fields in line 3"),
+        (b'label,text\na,"b\n', r": cannot be read: .*EOF inside string"),
+        (LABELLED + b"c,\xff\n", r":3: byte 0xff is not utf-8"),
     ],
 )
 def test_wrong_csv(write, tmp_path, content, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"a\.csv" + message):
         load("text", path=write.raw(tmp_path / "a.csv", content))
 
 
-def test_wrong_text(write, tmp_path):
-    with pytest.raises(DataError, match=r"none: cannot be read: No such file or directory"):
-        load("text", path=tmp_path / "none")
-    path = write.raw(tmp_path / "a", OWN)
-    test_path = write.raw(tmp_path / "b", OWN_TEST + b"hum\tx\n")
-    message = (
-        rf"^{tmp_path}/b: document 3 has the label 'hum', which does not occur in {tmp_path}/a"
-    )
-    with pytest.raises(DataError, match=message + r"; did you mean 'ham'\?"):
-        load("text", path=path, test_path=test_path)
-    with pytest.raises(DataError, match=r"a: class 'b' has 1 example; splitting off a test set"):
-        load("text", path=write.raw(path, lines(("a", "x"), ("a", "x"), ("b", "x"))))
-    write.raw(path, lines(("a", "."), ("a", ""), ("b", ""), ("b", "!")))
-    with pytest.raises(DataError, match=r"a: its documents contain no words"):
-        load("text", path=path, test_fraction=0.5)
-    with pytest.raises(DataError, match=r"v: there is no such file; data\.vectors must name"):
-        load("text", path=write.raw(path, OWN), vectors=tmp_path / "v", test_fraction=0.5)
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (None, {}, "a: cannot be read: No such file or directory"),
+        (
+            OWN.replace(b"ham", b"hum"),
+            {},
+            "b.gz: document 1 has the label 'ham', which does not occur in .*/a; did you mean 'h",
+        ),
+        (b"a\tx\na\tx\nb\tx\n", {"test_path": None}, "a: class 'b' has 1 example; splitting o"),
+        (b"ham\t.\nham\t\n", {"test_path": "a"}, "a: its documents contain no words"),
+        (OWN, {"vectors": "v"}, "v: there is no such file; data.vectors must name"),
+    ],
+)
+def test_wrong_text(own, tmp_path, monkeypatch, content, changes, message):
+    monkeypatch.chdir(tmp_path)
+    own["path"].unlink() if content is None else own["path"].write_bytes(content)
+    with pytest.raises(DataError, match=f"^({tmp_path}/)?{message}"):
+        load(**{**own, **changes})
 
 
 # official files
 
+TREC = {
+    "trec/train_5500.label": "DESC:def What is a café ?\nHUM:ind Who ?\nDESC:reason Why ?\n",
+    "trec/TREC_10.label": "HUM:ind Who ?\nDESC:def What ?\n",
+}
+QUESTIONS = ["what is a café", "who", "why", "who", "what"]
+OFFICIAL = {
+    "trec6": (TREC, QUESTIONS, ["DESC", "HUM", "DESC", "HUM", "DESC"]),
+    "trec50": (TREC, QUESTIONS, ["DESC:def", "HUM:ind", "DESC:reason", "HUM:ind", "DESC:def"]),
+    "r8": (
+        {
+            "r8/r8-train-all-terms.txt": "money-fx\tone two\nacq\tthree",
+            "r8/r8-test-all-terms.txt": "acq\tone",
+        },
+        ["one two", "three", "one"],
+        ["money-fx", "acq", "acq"],
+    ),
+    "tmn": (
+        {
+            "tmn/TMN_train.txt": "us\tone two\nsport\tthree\n",
+            "tmn/TMN_val.txt": "world\tfour\n",
+            "tmn/TMN_test.txt": "world\tone\n",
+        },
+        ["one two", "three", "four", "one"],
+        ["us", "sport", "world", "world"],
+    ),
+}
 
-def trec(write, folder: Path) -> None:
-    train = "DESC:def What is a caf\xe9 ?\nHUM:ind Who was he ?\nDESC:reason Why a cafe ?\n"
-    write.raw(folder / "train_5500.label", train.encode("latin-1"))
-    write.raw(folder / "TREC_10.label", b"HUM:ind Who ?\nDESC:def What ?\n")
 
-
-@pytest.mark.parametrize("folder", ["", "trec"])
-def test_trec(write, tmp_path, monkeypatch, folder):
-    trec(write, tmp_path / folder)
+@pytest.mark.parametrize("below", [True, False])
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_files(write, tmp_path, monkeypatch, name, below):
+    """In a folder of their own or not, and what is said if one of them is missing."""
+    content, texts, labels = OFFICIAL[name]
+    first, *others = [
+        write.raw(tmp_path / (path if below else Path(path).name), text.encode("latin-1"))
+        for path, text in content.items()
+    ]
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    data = load("trec6")
+    data = load(name)
     assert_sound(data)
-    assert data.classes == ("DESC", "HUM")
-    assert (data.y.tolist(), data.test_y.tolist()) == ([0, 1, 0], [1, 0])
-    assert documents(data)[0] == "DESC what is a café"
-    data = load("trec50", root=tmp_path)
-    assert_sound(data)
-    assert data.classes == ("DESC:def", "DESC:reason", "HUM:ind")
-    assert (data.y.tolist(), data.test_y.tolist()) == ([0, 2, 1], [2, 0])
+    assert documents(data) == [f"{c} {words}" for c, words in zip(labels, texts, strict=True)]
+    assert len(data.test_x) == len(others[-1].read_text().splitlines())
+    for path in others:
+        kept = path.read_bytes()
+        path.unlink()
+        with pytest.raises(DataError, match=rf"has {first.name} but no {path.name} .*\nget "):
+            load(name, root=tmp_path)
+        path.write_bytes(kept)
+    first.unlink()
+    folder = next(iter(content)).partition("/")[0]
+    places = f"\n  {tmp_path}/{folder}\n  {tmp_path}\nget .*, and set data.root or FEDSIM_DATA to "
+    with pytest.raises(DataError, match=rf"^{folder}: no file '{first.name}' .* any of{places}"):
+        load(name, root=tmp_path)
 
 
-def test_trec_errors(write, tmp_path):
-    with pytest.raises(DataError) as caught:
-        load("trec6", root=tmp_path)
-    assert str(caught.value) == (
-        f"trec: no file 'train_5500.label' (nor .gz, .xz) in any of\n"
-        f"  {tmp_path}/trec\n  {tmp_path}\n"
-        f"get train_5500.label and TREC_10.label from cogcomp.seas.upenn.edu/Data/QA/QC, and set "
-        f"data.root or FEDSIM_DATA to its folder"
-    )
-    trec(write, tmp_path)
-    path = write.raw(tmp_path / "TREC_10.label", b"HUM:ind Who ?\nDESC What ?\n")
-    message = r"TREC_10\.label:2: begins with 'DESC', expected a class COARSE:fine"
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"HUM:ind Who ?\nDESC What ?\n", "2: begins with 'DESC', expected a class COARSE:fine"),
+        (b"HUM:ind\n", "1: has no space between a label and a t"),
+    ],
+)
+def test_damaged_questions(write, tmp_path, content, message):
+    for path, questions in TREC.items():
+        write.raw(tmp_path / path, questions.encode("latin-1"))
+    write.raw(tmp_path / "trec/TREC_10.label", content)
+    with pytest.raises(DataError, match=rf"TREC_10\.label:{message}"):
         load("trec50", root=tmp_path)
-    write.raw(path, b"HUM:ind\n")
-    with pytest.raises(DataError, match=r"TREC_10\.label:1: has no space between a label and a t"):
-        load("trec6", root=tmp_path)
-    path.unlink()
-    with pytest.raises(
-        DataError, match=r"has train_5500\.label but no TREC_10\.label .*\nget tra"
-    ):
-        load("trec6", root=tmp_path)
-
-
-def test_r8(write, tmp_path):
-    write.raw(tmp_path / "r8/r8-train-all-terms.txt", b"money-fx\tone two\nacq\tthree")
-    write.raw(tmp_path / "r8/r8-test-all-terms.txt", b"acq\tone")
-    data = load("r8", root=tmp_path)
-    assert_sound(data)
-    assert documents(data) == ["money-fx one two", "acq three", "acq one"]
-    (tmp_path / "r8/r8-test-all-terms.txt").unlink()
-    with pytest.raises(DataError, match=r"r8: .* but no r8-test-all-terms\.txt .*\nget r8-train-"):
-        load("r8", root=tmp_path)
-
-
-def test_tmn(write, tmp_path):
-    write.raw(tmp_path / "tmn/TMN_train.txt", b"us\tone two\nsport\tthree\n")
-    write.raw(tmp_path / "tmn/TMN_test.txt", b"world\tone\n")
-    with pytest.raises(DataError, match=r"tmn: .* but no TMN_val\.txt .*\nget training\.csv, val"):
-        load("tmn", root=tmp_path)
-    write.raw(tmp_path / "tmn/TMN_val.txt", b"world\tfour\n")
-    data = load("tmn", root=tmp_path)
-    assert_sound(data)
-    assert (len(data.x), len(data.test_x)) == (3, 1)
-    assert documents(data) == ["us one two", "sport three", "world four", "world one"]
 
 
 @pytest.mark.parametrize("folder", ["", "subj", "rotten_imdb"])
@@ -637,76 +581,42 @@ def test_subj(write, tmp_path, folder):
     )
     assert len(load("subj", root=tmp_path, test_fraction=0.5).x) == 25
     (tmp_path / folder / "plot.tok.gt9.5000").unlink()
-    with pytest.raises(
-        DataError, match=r"subj: .* but no plot\.tok\.gt9\.5000 .*\nget rotten_imdb"
-    ):
+    message = r"subj: .* but no plot\.tok\.gt9\.5000 .*\nget rotten_imdb"
+    with pytest.raises(DataError, match=message):
         load("subj", root=tmp_path)
 
 
 # real files
 
+DOCUMENTS_OF = {  # how many there are, and how some of them begin, by their place
+    "trec6": (
+        (5452, 500),
+        {0: "DESC how did serfdom develop in and then leave russia", 5454: "HUM who was galileo"},
+    ),
+    "trec50": ((5452, 500), {0: "DESC:manner how did serfdom develop"}),
+    "r8": (
+        (5485, 2189),
+        {
+            0: "earn champion products ch approves stock split",
+            5487: "ship australian foreign ship ban ends",
+        },
+    ),
+    "tmn": ((24_817, 7_780), {22_817: "sport ronaldo goal sets spanish league record"}),
+}
+
 
 @pytest.mark.parametrize(
-    ("name", "folder", "train", "test", "first", "last"),
-    [
-        (
-            *("trec6", "trec"),
-            {"ABBR": 86, "DESC": 1162, "ENTY": 1250, "HUM": 1223, "LOC": 835, "NUM": 896},
-            {"ABBR": 9, "DESC": 138, "ENTY": 94, "HUM": 65, "LOC": 81, "NUM": 113},
-            "DESC how did serfdom develop in and then leave russia",
-            "HUM who was galileo",
-        ),
-        (
-            *("r8", "r8"),
-            {"acq": 1596, "crude": 253, "earn": 2840, "grain": 41, "interest": 190}
-            | {"money-fx": 206, "ship": 108, "trade": 251},
-            {"acq": 696, "crude": 121, "earn": 1083, "grain": 10, "interest": 81}
-            | {"money-fx": 87, "ship": 36, "trade": 75},
-            "earn champion products ch approves stock split",
-            "ship australian foreign ship ban ends",
-        ),
-    ],
+    "name", ["trec6", *(pytest.param(n, marks=pytest.mark.night) for n in ("trec50", "r8", "tmn"))]
 )
-def test_real_documents(real, name, folder, train, test, first, last):
-    data = load(name, root=real(folder).parent)
+def test_real_documents(name):
+    if not (REAL / name.rstrip("650")).exists():
+        pytest.skip(f"{name} is not in FEDSIM_DATA")
+    counts, beginnings = DOCUMENTS_OF[name]
+    data = load(name, root=REAL)
     assert_sound(data)
-    assert dict(zip(data.classes, np.bincount(data.y), strict=True)) == train
-    assert dict(zip(data.classes, np.bincount(data.test_y), strict=True)) == test
+    assert (len(data.y), len(data.test_y)) == counts
+    assert len(data.classes) == {"trec6": 6, "trec50": 50, "r8": 8, "tmn": 7}[name]
     shown = documents(data)
-    assert shown[0].startswith(first)
-    assert shown[len(data.x) + 2].startswith(last)
-    assert "sisterðcity" in data.words or name != "trec6"
-
-
-def test_real_trec50(real):
-    data = load("trec50", root=real("trec").parent)
-    assert_sound(data)
-    assert (len(data.x), len(data.test_x)) == (5452, 500)
-    assert len(data.classes) == len(set(data.y)) == 50
-    assert len(set(data.test_y)) == 42
-
-
-def test_real_tmn(real):
-    folder = real("tmn")
-    data = load("tmn", root=folder.parent)
-    assert_sound(data)
-    assert (len(data.x), len(data.test_x)) == (24_817, 7_780)
-    listed = (folder / "labels.txt").read_text().split()
-    assert data.classes == tuple(sorted(listed))
-    assert documents(data)[22_817].startswith("sport ronaldo goal sets spanish league record")
-
-
-def test_real_glove(real):
-    path = real(GLOVE)
-    data = load("trec6", root=real("trec").parent, vectors=path)
-    assert_sound(data)
-    assert data.vectors.shape == (len(data.words), 25)
-    with gzip.open(path, "rt") as stream:
-        listed = dict(line.rstrip().split(" ", 1) for line in stream)
-    for word, vector, known in zip(data.words[2:], data.vectors[2:], data.known[2:], strict=True):
-        assert known == (word in listed)
-        if known:
-            np.testing.assert_array_equal(vector, np.float32(listed[word].split()))
-        else:
-            assert np.abs(vector).max() <= 0.5 / len(data.words)
-    assert {"the", "what", "is"} <= {w for w, k in zip(data.words, data.known, strict=True) if k}
+    for place, beginning in beginnings.items():
+        assert shown[place].startswith(beginning)
+    assert "sisterðcity" in data.words or not name.startswith("trec")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from experiments import Say, run_example, small_experiment
+from experiments import FEW, Say, run_example, small_experiment
 from fedsim import Run, audit, replay, run
 from fedsim.analysis.attacks import membership
 from fedsim.analysis.attacks.audit import PrivacyAudit, _about, _sent
@@ -23,22 +24,38 @@ from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import Gradient, IntegratedGradients, Random
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
+TEXT_CNN = {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5}
+REVIEWS = {
+    "name": "planted_reviews",
+    "reviews": 10,
+    "test_reviews": 5,
+    "dimension": 4,
+    "length": 15,
+}
+FEDAVG: dict[str, Any] = {"name": "fedavg"}
 FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1}
 FEDFED: dict[str, Any] = {"name": "fedfed", "distillation_rounds": 1, "width": 4}
 
+Little = Callable[..., None]
+
 
 @pytest.fixture(autouse=True)
-def _little(monkeypatch: pytest.MonkeyPatch) -> None:
+def little(monkeypatch: pytest.MonkeyPatch) -> Little:
     """Few images and passes; results that need more say so."""
-    for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 60}.items():
-        monkeypatch.setattr(f"fedsim.analysis.attacks.audit.{name}", value)
+
+    def change(**constants: int) -> None:
+        for name, value in constants.items():
+            monkeypatch.setattr(f"fedsim.analysis.attacks.audit.{name}", value)
+
+    change(AUXILIARY=60, EPOCHS=1, VICTIMS=60)
+    return change
 
 
 def trained(out: Path, method: dict[str, Any], rounds: int = 3, **sections: Any) -> Run:
     """Clients of methods that share do so by round 3."""
     train = {"rounds": rounds, **sections.pop("train", {})}
-    made = small_experiment(**{"method": method, "model": MODEL, "train": train, **sections})
-    return run(made, out)
+    sections = {"data": FEW, "method": method, "model": MODEL, "train": train, **sections}
+    return run(small_experiment(**sections), out)
 
 
 def noise(out: Path, rounds: int, epochs: int) -> Run:
@@ -55,45 +72,73 @@ def noise(out: Path, rounds: int, epochs: int) -> Run:
             "optimizer": {"name": "adam", "lr": 0.01},
         },
     }
-    return trained(out, {"name": "fedavg"}, rounds, **sections)
+    return trained(out, FEDAVG, rounds, **sections)
 
 
 @pytest.fixture(scope="module")
-def learnt_by_heart(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return noise(tmp_path_factory.mktemp("noise"), rounds=4, epochs=20)
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Of one round, with one explainer in its section `explain`."""
+    section = {"explainers": [{"name": "occlusion", "size": 2}], "inputs": 2}
+    return trained(tmp_path_factory.mktemp("plain"), FEDAVG, 1, explain=section)
 
 
-def test_members_are_told_from_others_where_they_are_learnt_by_heart(
-    learnt_by_heart: Run, tmp_path: Path
-) -> None:
-    often = PrivacyAudit(learnt_by_heart).infer_membership(4, [Gradient(), Random()])[None]
-    for name, least in {
-        **{"loss": 0.85, "entropy": 0.6, "lira": 0.85},
-        "gradient/map_lira": 0.7,
-    }.items():
-        assert often[name].auc > least, name
-        assert often[name].balanced_accuracy > 0.6
-    # Three standard deviations of the AUC of chance, of 200 and 200: √(401/(12·200·200)) = 0.029.
-    for how in "variance", "norm", "norm_lira", "map_lira":
-        assert abs(often[f"random/{how}"].auc - 0.5) < 0.09
-    little = PrivacyAudit(noise(tmp_path, rounds=1, epochs=1))
-    once = little.infer_membership(0, [Gradient()])[None]
-    for found in once.values():
-        assert found.auc < 0.65
+class TestMembership:
+    @pytest.fixture(scope="class")
+    def learnt_by_heart(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        return noise(tmp_path_factory.mktemp("noise"), rounds=4, epochs=20)
 
+    @pytest.fixture(scope="class")
+    def hardly_learnt(self, tmp_path_factory: pytest.TempPathFactory) -> PrivacyAudit:
+        return PrivacyAudit(noise(tmp_path_factory.mktemp("noise"), rounds=1, epochs=1))
 
-class TestWhatHasFailedIsNotPrivacy:
-    """Attacks that are weak for another reason say so."""
+    @pytest.fixture(scope="class")
+    def attacked(self, learnt_by_heart: Run) -> PrivacyAudit:
+        return PrivacyAudit(learnt_by_heart)
 
-    def test_shadow_models_that_learnt_less(
-        self, learnt_by_heart: Run, monkeypatch: pytest.MonkeyPatch
+    @pytest.fixture(scope="class")
+    def often(self, attacked: PrivacyAudit) -> Any:
+        """Outcomes with explanations as they are, scaled, and with much noise."""
+        return attacked.infer_membership(4, [Gradient(), Random()], [None, 0, 30])
+
+    def test_members_are_told_from_others_where_they_are_learnt_by_heart(
+        self, often: Any, hardly_learnt: PrivacyAudit
     ) -> None:
-        good = audit(learnt_by_heart, shadows=4, progress=False)
-        assert good.warnings == ()
+        least = {"loss": 0.85, "entropy": 0.6, "lira": 0.85, "gradient/map_lira": 0.7}
+        for name, auc in least.items():
+            assert often[None][name].auc > auc, name
+            assert often[None][name].balanced_accuracy > 0.6
+        once = hardly_learnt.infer_membership(0, [Gradient()])[None]
+        assert all(found.auc < 0.65 for found in once.values())
+
+    def test_noise_keeps_explanations_from_telling_members(
+        self, often: Any, hardly_learnt: PrivacyAudit
+    ) -> None:
+        _, scaled, noisy = often.values()
+        assert scaled["gradient/map_lira"].auc > 0.7  # the scale of maps is not what tells
+        # Three standard deviations of the AUC of chance, of 200 each: √(401/(12·200·200)) = 0.029.
+        for how in "variance", "norm", "norm_lira", "map_lira":
+            assert abs(noisy[f"gradient/{how}"].auc - 0.5) < 0.09, how
+            assert abs(often[None][f"random/{how}"].auc - 0.5) < 0.09, how
+        for name in "loss", "entropy", "lira":
+            assert noisy[name] == scaled[name]  # noise is in explanations alone
+        several = hardly_learnt.infer_membership(2, [Gradient()], [0, 30])
+        alone = hardly_learnt.infer_membership(2, [Gradient()], [30])
+        assert alone == {30: several[30]}  # that shadow models are shared changes nothing
+
+    def test_shadow_models_that_learnt_less_are_doubted(
+        self,
+        learnt_by_heart: Run,
+        attacked: PrivacyAudit,
+        often: Any,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        about = {"explainer": "", "noise": math.nan}
+        good = [{**about, "attack": n, "auc": often[None][n].auc} for n in ("loss", "lira")]
+        assert list(doubts(good, guessing(200, 200), attacked.fits)) == []
         monkeypatch.setattr(PrivacyAudit, "passes", 1)
         found = audit(learnt_by_heart, shadows=4, progress=False)
         fits = found.fits.set_index("model")
-        assert fits["inside"]["the model"] == good.fits["inside"][0] > 0.9
+        assert fits["inside"]["the model"] == attacked.fits["the model"].inside > 0.9
         assert fits["inside"]["shadow models (mean)"] < 0.7
         assert fits["outside"].between(0.1, 0.5).all()
         auc = found.membership.set_index("attack")["auc"]
@@ -107,68 +152,53 @@ class TestWhatHasFailedIsNotPrivacy:
         assert "0.443 to 0.557" in row
         assert "warning: LiRA" in found._repr_html_()
 
-    def test_a_model_that_has_learnt_nothing(self, tmp_path: Path) -> None:
-        train = {"optimizer": {"name": "sgd", "lr": 1e-6}}
-        found = audit(trained(tmp_path, {"name": "fedavg"}, 1, train=train), progress=False)
-        assert found.warnings[0].startswith("the model has learnt too little to reveal its exam")
-        paths = found.save(tmp_path / "out")
-        content = json.loads(paths[0].read_text())
-        assert content["warnings"] == list(found.warnings)
-        assert set(content["guessing"]) == {"auc", "balanced_accuracy", "tpr"}
-        assert [row["model"] for row in content["fits"]] == list(found.fits["model"])
+    def test_scores_of_explanations_are_those_of_what_a_user_is_shown(
+        self, hardly_learnt: PrivacyAudit
+    ) -> None:
+        """The gradient of the logit decided upon, by autograd, as it is and of unit length."""
+        attacked = hardly_learnt
+        x = attacked._training_examples(np.arange(50)).x.clone().requires_grad_()
+        attacked._network(x).amax(dim=1).sum().backward()
+        assert x.grad is not None
+        maps, rng = attacked._maps(Gradient(), attacked._network, x.detach(), 0)
+        np.testing.assert_allclose(maps, x.grad, rtol=1e-5, atol=1e-7)
+        there = np.arange(16) < rng.integers(1, 17, (50, 1))  # as of documents
+        unit = _sent(maps, rng, there, 0)
+        np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1)
+        np.testing.assert_array_equal(_sent(maps, rng, there, None), np.where(there, maps, 0))
+        for sent in unit, _sent(maps, rng, there, 2):
+            assert not sent[~there].any()
 
-    def test_a_denoiser_that_has_learnt_nothing(self, tmp_path: Path) -> None:
-        found = audit(trained(tmp_path, {"name": "fedavg"}, 1), "random", progress=False)
-        mse = found.reconstruction.set_index("source")["mse"]
-        assert mse["explanations"] > mse["mean image of the class"]
-        assert "images from explanations by random: no closer than a mean image" in found.text()
-
-    def test_scores_that_can_be_turned_round(self) -> None:
-        rows: list[dict[str, Any]] = [
-            {"attack": "loss", "explainer": "", "noise": math.nan, "auc": 0.6},
-            {"attack": "norm", "explainer": "gradient", "noise": 0.5, "auc": 0.31},
-        ]
-        fits = dict.fromkeys(("the model",), Fit(0.9, 0.5))
-        fits["always the most frequent class"] = Fit(0.2, 0.2)
-        (warning,) = doubts(rows, guessing(200, 200), fits)
-        assert warning.startswith("below guessing: gradient/norm, noise 0.5; ")
+    def test_they_need_no_images(self, hardly_learnt: PrivacyAudit) -> None:
+        with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or mor"):
+            hardly_learnt.invert_explanations(Gradient())
 
 
-def test_noise_keeps_explanations_from_telling_members(learnt_by_heart: Run) -> None:
-    attacked = PrivacyAudit(learnt_by_heart)
-    scaled, noisy = attacked.infer_membership(4, [Gradient()], [0, 30]).values()
-    alone = attacked.infer_membership(4, [Gradient()], [30])
-    assert alone == {30: noisy}  # that shadow models are shared changes nothing
-    assert scaled["gradient/map_lira"].auc > 0.7  # the scale of maps is not what tells
-    for how in "variance", "norm", "norm_lira", "map_lira":
-        assert abs(noisy[f"gradient/{how}"].auc - 0.5) < 0.09, how
-    for name in "loss", "entropy", "lira":
-        assert noisy[name] == scaled[name]  # noise is in explanations alone
+def test_a_model_that_has_learnt_nothing_is_doubted(tmp_path: Path) -> None:
+    train = {"optimizer": {"name": "sgd", "lr": 1e-6}}
+    found = audit(trained(tmp_path, FEDAVG, 1, train=train), progress=False)
+    assert found.warnings[0].startswith("the model has learnt too little to reveal its exam")
+    content = json.loads(found.save(tmp_path / "out")[0].read_text())
+    assert content["warnings"] == list(found.warnings)
+    assert set(content["guessing"]) == {"auc", "balanced_accuracy", "tpr"}
+    assert [row["model"] for row in content["fits"]] == list(found.fits["model"])
 
 
-def test_scores_of_explanations_are_those_of_what_a_user_is_shown(tmp_path: Path) -> None:
-    """The gradient of the logit decided upon, by autograd, as it is and of unit length."""
-    attacked = PrivacyAudit(noise(tmp_path, rounds=1, epochs=2))
-    rows = np.arange(50)
-    x = attacked._training_examples(rows).x.clone().requires_grad_()
-    attacked._network(x).amax(dim=1).sum().backward()
-    assert x.grad is not None
-    maps, rng = attacked._maps(Gradient(), attacked._network, x.detach(), 0)
-    np.testing.assert_allclose(maps, x.grad, rtol=1e-5, atol=1e-7)
-    there = np.arange(16) < rng.integers(1, 17, (50, 1))  # as of documents
-    unit = _sent(maps, rng, there, 0)
-    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1)
-    np.testing.assert_array_equal(_sent(maps, rng, there, None), np.where(there, maps, 0))
-    for sent in unit, _sent(maps, rng, there, 2):
-        assert not sent[~there].any()
+def test_scores_that_can_be_turned_round_are_named() -> None:
+    rows: list[dict[str, Any]] = [
+        {"attack": "loss", "explainer": "", "noise": math.nan, "auc": 0.6},
+        {"attack": "norm", "explainer": "gradient", "noise": 0.5, "auc": 0.31},
+    ]
+    fits = {"the model": Fit(0.9, 0.5), "always the most frequent class": Fit(0.2, 0.2)}
+    (warning,) = doubts(rows, guessing(200, 200), fits)
+    assert warning.startswith("below guessing: gradient/norm, noise 0.5; ")
 
 
 def test_images_are_reconstructed_from_explanations_unless_there_is_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, little: Little
 ) -> None:
-    for name, value in {"AUXILIARY": 200, "EPOCHS": 6, "VICTIMS": 40}.items():
-        monkeypatch.setattr(f"fedsim.analysis.attacks.audit.{name}", value)
-    attacked = PrivacyAudit(trained(tmp_path, {"name": "fedavg"}, 2))
+    little(AUXILIARY=160, EPOCHS=6, VICTIMS=40)
+    attacked = PrivacyAudit(trained(tmp_path, FEDAVG, 2, data={"name": "digits"}))
     plain, noisy = (
         attacked.invert_explanations(IntegratedGradients(), noise) for noise in (None, 30)
     )
@@ -185,49 +215,48 @@ def test_images_are_reconstructed_from_explanations_unless_there_is_noise(
 
 
 def test_shared_images_are_reconstructed_the_worse_the_more_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, little: Little
 ) -> None:
-    for name, value in {"AUXILIARY": 200, "EPOCHS": 6, "VICTIMS": 80}.items():
-        monkeypatch.setattr(f"fedsim.analysis.attacks.audit.{name}", value)
-    close = []
-    for sigma in (0.05, 0.4, 3.0):
-        method = {**FEDXDS, "removed": 0, "sigma": sigma}
-        done = trained(tmp_path, method, data={"name": "digits", "subset": 0.6})
-        inversion = PrivacyAudit(done).invert_shared()
-        close.append(inversion.reconstructed)
-        assert inversion.reconstructed.mse < inversion.shared.mse or sigma == 0.05
-    assert close[0].ssim > close[1].ssim > close[2].ssim
-    assert close[0].psnr > close[1].psnr > close[2].psnr
+    little(AUXILIARY=150, EPOCHS=5, VICTIMS=80)
+    little_noise, much_noise = (
+        PrivacyAudit(trained(tmp_path, {**FEDXDS, "removed": 0, "sigma": sigma})).invert_shared()
+        for sigma in (0.05, 3.0)
+    )
+    assert little_noise.reconstructed.ssim > much_noise.reconstructed.ssim
+    assert little_noise.reconstructed.psnr > much_noise.reconstructed.psnr
+    assert much_noise.reconstructed.mse < much_noise.shared.mse
+
+
+def shared_by(attacked: PrivacyAudit) -> Tensor:
+    """All that clients have shared, in pixels, of a range of [0, 1]."""
+    state, method = attacked.state, attacked.experiment.method
+    if method.name == "fedfed":
+        return method.combined(torch.tensor(state.shared1), torch.tensor(state.shared2))
+    shared = torch.tensor(state.shared)
+    if method.encoding == "uint8":
+        scale, zero = method.levels(attacked.fed)
+        return (shared.float() - zero) * scale
+    return shared
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        FEDXDS,
-        {**FEDXDS, "encoding": "uint8"},
-        {**FEDXDS, "attribution": {"name": "random"}},
-        FEDFED,
+        {**FEDXDS, "encoding": "uint8", "sigma": 0.0},
+        {**FEDXDS, "attribution": {"name": "random"}, "sigma": 0.0},
+        {**FEDFED, "sigma1": 0.0, "sigma2": 0.0},
     ],
 )
 def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any]) -> None:
     """But for the noise: what it makes of a client's images is what that client shared."""
-    quiet = {"sigma1": 0.0, "sigma2": 0.0} if method["name"] == "fedfed" else {"sigma": 0.0}
-    attacked = PrivacyAudit(trained(tmp_path, {**method, **quiet}))
-    state, fed = attacked.state, attacked.fed
+    attacked = PrivacyAudit(trained(tmp_path, method))
     rows = np.concatenate([attacked._splits.train[k] for k in range(10)])
     assert attacked._sharing is not None
     made = attacked._shared(attacked._sharing, attacked._training_examples(rows), "try")
-    if method["name"] == "fedfed":
-        pool = torch.tensor(state.shared1)
-    elif method.get("encoding") == "uint8":
-        levels = attacked.experiment.method.levels(fed)
-        pool = (torch.tensor(state.shared).float() - levels[1]) * levels[0]
-    else:
-        pool = torch.tensor(state.shared)
-    if method.get("attribution"):  # other random maps
-        assert (made != 0).float().mean() == pytest.approx(
-            float((pool != 0).float().mean()), abs=0.02
-        )
+    pool = torch.tensor(attacked.state.shared1) if "sigma1" in method else shared_by(attacked)
+    if "attribution" in method:  # other random maps
+        share = float((pool != 0).float().mean())
+        assert (made != 0).float().mean() == pytest.approx(share, abs=0.02)
     else:
         torch.testing.assert_close(made, pool, atol=1e-5, rtol=0)
 
@@ -244,25 +273,15 @@ def test_victims_are_images_that_were_shared_as_they_were(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
     attacked = PrivacyAudit(trained(tmp_path, method))
-    inversion = attacked.invert_shared()
-    state = attacked.state
-    if method["name"] == "fedfed":
-        pool = attacked.experiment.method.combined(
-            torch.tensor(state.shared1), torch.tensor(state.shared2)
-        )
-    elif method.get("encoding") == "uint8":
-        levels = attacked.experiment.method.levels(attacked.fed)
-        pool = (torch.tensor(state.shared).float() - levels[1]) * levels[0]
-    else:
-        pool = torch.tensor(state.shared)
+    inversion, pool = attacked.invert_shared(), shared_by(attacked)
     assert len(inversion.items) == 60
+    dataset = torch.tensor(attacked._dataset.x)
     for image, item, label in zip(
         inversion.originals[:20], inversion.items, inversion.labels, strict=False
     ):
         same = (pool - item).flatten(1).abs().amax(dim=1) < 1e-5
-        assert str(int(state.labels[int(same.int().argmax())])) == label
+        assert str(int(attacked.state.labels[int(same.int().argmax())])) == label
         assert same.any()
-        dataset = torch.tensor(attacked._dataset.x)
         assert ((dataset - image).flatten(1).abs().amax(dim=1) < 1e-5).any()
 
 
@@ -271,7 +290,7 @@ def test_victims_that_drift_are_seen_as_they_were_when_they_shared(
     tmp_path: Path, changes: int
 ) -> None:
     """FedFed's clients share in round 2. Members are what is held in the end."""
-    drift = {"name": "drift", "of": {"name": "digits"}, "round": changes, "clients": 1}
+    drift = {"name": "drift", "of": FEW, "round": changes, "clients": 1}
     done = trained(tmp_path, FEDFED, data=drift, partition={"kind": "iid", "clients": 10})
     attacked, splits = PrivacyAudit(done), replay(done).splits
     assert attacked._sharing is not None
@@ -282,9 +301,9 @@ def test_victims_that_drift_are_seen_as_they_were_when_they_shared(
     assert splits.at(3, 3).train[4].tolist() != splits.at(1, 3).train[4].tolist()
 
 
-def test_guesses_without_what_was_shared(tmp_path: Path) -> None:
+def test_guesses_without_what_was_shared(plain: Run) -> None:
     """The mean of the attacker's images, and that of its images of the victim's class."""
-    attacked = PrivacyAudit(trained(tmp_path, {"name": "fedavg"}, 1))
+    attacked = PrivacyAudit(plain)
     dataset = attacked._dataset
     own = attacked._test_examples(np.flatnonzero(dataset.test_y < 3)[:60])
     victims = np.array([np.flatnonzero(dataset.y == c)[0] for c in (0, 2, 7)])
@@ -322,10 +341,8 @@ def test_in_words_numbers_and_a_picture(say: Say) -> None:
         "loss and entropy, by 2 shadow models, each trained for 1 pass\n  images from what "
         "clients shared, by a denoiser"
     )
-    steps = re.findall(r"^\[.*", rest, re.M)
-    assert steps == [
-        *("[1/3] shadow model 1", "[2/3] shadow model 2", "[3/3] images from what was shared")
-    ]
+    steps = ["[1/3] shadow model 1", "[2/3] shadow model 2", "[3/3] images from what was shared"]
+    assert re.findall(r"^\[.*", rest, re.M) == steps
 
 
 @pytest.mark.parametrize(
@@ -337,25 +354,18 @@ def test_how_long_attacks_take_in_words(seconds: float, words: str) -> None:
 
 
 class TestExplanations:
-    """Of a run of one round, whose section `explain` has one explainer."""
+    """And that nothing else is attacked of a method that shares nothing."""
 
     @pytest.fixture(autouse=True)
-    def _less(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 10, "MEMBERS": 50}.items():
-            monkeypatch.setattr(f"fedsim.analysis.attacks.audit.{name}", value)
+    def _less(self, little: Little) -> None:
+        little(AUXILIARY=60, EPOCHS=1, VICTIMS=10, MEMBERS=50)
 
-    @pytest.fixture(scope="class")
-    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
-        section = {"explainers": [{"name": "occlusion", "size": 2}], "inputs": 2}
-        method = {"name": "fedavg"}
-        return trained(tmp_path_factory.mktemp("runs"), method, 1, explain=section)
-
-    def test_the_section_s_by_default(self, done: Run, say: Say) -> None:
-        """With its settings, also where they are named."""
-        code, text, error = say("attack", str(done.path))
+    def test_the_section_s_by_default(self, plain: Run, say: Say) -> None:
+        code, text, error = say("attack", str(plain.path))
         assert code == 0, error
         assert "\n  images from explanations of occlusion, by a denoiser\n" in text
-        found = json.loads((done.path / "attacks.json").read_text())
+        assert "shared images" not in text
+        found = json.loads((plain.path / "attacks.json").read_text())
         assert [(row["explainer"], row["attack"]) for row in found["membership"]] == [
             *(("", "loss"), ("", "entropy"), ("occlusion", "variance"), ("occlusion", "norm"))
         ]
@@ -365,14 +375,13 @@ class TestExplanations:
         for name, close in zip(names, found["reconstruction"], strict=True):
             (row,) = [line for line in text.splitlines() if line.startswith(name)]
             assert row.split()[-1] == f"{close['ssim']:.3f}"
-        picture = done.path / "explanations" / "reconstructed-occlusion.png"
+        picture = plain.path / "explanations" / "reconstructed-occlusion.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
-        code, again, error = say("attack", str(done.path), "--explainer", "occlusion")
-        tables = [said.partition("\nmembership by")[2] for said in (text, again)]
-        assert (code, tables[1]) == (0, tables[0]), error
+        with pytest.raises(BadInput, match="shares no images to invert"):
+            PrivacyAudit(plain).invert_shared()
 
     def test_levels_of_noise_share_their_shadow_models(
-        self, done: Run, say: Say, monkeypatch: pytest.MonkeyPatch
+        self, plain: Run, say: Say, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         trainings: list[int] = []
         original = membership.shadow_models
@@ -383,11 +392,11 @@ class TestExplanations:
 
         monkeypatch.setattr("fedsim.analysis.attacks.audit.shadow_models", shadow_models)
         ways = ("--explainer", "random", "--noise", "0.5", "--noise", "2", "--shadows", "2")
-        code, text, error = say("attack", str(done.path), *ways)
+        code, text, error = say("attack", str(plain.path), *ways)
         assert code == 0, error
         assert trainings.count(100) == 1  # the others are to see how long it takes
         assert "by explanations of random with noise 0.5 and 2\n" in text
-        found = json.loads((done.path / "attacks.json").read_text())
+        found = json.loads((plain.path / "attacks.json").read_text())
         of_noise = [(row["attack"], row["noise"]) for row in found["membership"]]
         attacks = ("variance", "norm", "norm_lira", "map_lira")
         assert of_noise == [
@@ -397,14 +406,18 @@ class TestExplanations:
         assert "random/map_lira, noise 0.5 " in text
         for noise in ("0.5", "2"):
             name = f"reconstructed-random-noise-{noise}.png"
-            assert (done.path / "explanations" / name).exists()
+            assert (plain.path / "explanations" / name).exists()
 
-    def test_in_python(self, done: Run, tmp_path: Path) -> None:
+    def test_in_python(self, plain: Run, tmp_path: Path) -> None:
         said: list[str] = []
-        found = audit(done, [Random()], noise=1, progress=said.append)
+        found = audit(plain, [Random()], noise=1, progress=said.append)
         assert said[0].startswith("attacks on:")
         assert said[1:] == ["[1/1] images from random noise 1"]
         assert set(found.membership["explainer"]) == {"", "random"}
+        mse = found.reconstruction.set_index("source")["mse"]
+        assert mse["explanations"] > mse["mean image of the class"]
+        failed = "images from explanations by random, noise 1: no closer than a mean image"
+        assert failed in found.text()
         paths = found.save(tmp_path / "new" / "folder")
         assert [path.name for path in paths] == [
             *("attacks.json", "reconstructed-random-noise-1.png")
@@ -412,68 +425,49 @@ class TestExplanations:
         shown = found._repr_html_()
         assert "<td>random</td>" in shown
         assert 'src="data:image/png;base64,' in shown
-        none = audit(done, [], progress=False)
+        none = audit(plain, [], progress=False)
         assert list(none.membership["attack"]) == ["loss", "entropy"]
         assert none.reconstruction.empty
         assert none.inversions == {}
         with pytest.raises(BadInput, match=r"^noise: the list is empty; name a level, such as 0"):
-            audit(done, [Random()], noise=[], progress=False)
+            audit(plain, [Random()], noise=[], progress=False)
 
-    def test_the_example_runs(self, done: Run) -> None:
-        run_example(audit, folder=done.path)
+    def test_the_example_runs(self, plain: Run) -> None:
+        run_example(audit, folder=plain.path)
 
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--explainer gradeint", "there is no explainer 'gradeint'; did you mean 'gradient'?"),
+            ("--explainer tasks", "explainer: explainer 'tasks' does not assign a number to each"),
+            (
+                "--explainer random --noise=-0.5",
+                "noise=-0.5: must be 0 or more, as a share of an explanation's length",
+            ),
+            ("--explainer random --noise=1e39", "noise=1e+39: must be 0 or more, as a share"),
+            ("--shadows 1", "shadows=1: LiRA needs at least 2 shadow models"),
+        ],
+    )
+    def test_what_will_not_do(self, plain: Run, say: Say, words: str, message: str) -> None:
+        (plain.path / "attacks.json").unlink(missing_ok=True)
+        code, text, error = say("attack", str(plain.path), *words.split())
+        assert (code, text) == (2, "")
+        assert error.startswith(f"error: {message}")
+        assert not (plain.path / "attacks.json").exists()
 
-def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
-    images = trained(Path("runs"), {"name": "fedavg"}, 1)
-    for words, message in {
-        ("--explainer", "gradeint"): (
-            "there is no explainer 'gradeint'; did you mean 'gradient'?"
-        ),
-        (
-            "--explainer",
-            "tasks",
-        ): "explainer: explainer 'tasks' does not assign a number to each part of",
-        ("--explainer", "random", "--noise=-0.5"): (
-            "noise=-0.5: must be 0 or more, as a share of an explanation's length"
-        ),
-        ("--explainer", "random", "--noise=1e39"): "noise=1e+39: must be 0 or more, as a share",
-        ("--noise", "1"): "noise is added to explanations; name an explainer",
-        ("--shadows", "1"): "shadows=1: LiRA needs at least 2 shadow models",
-    }.items():
-        code, text, error = say("attack", str(images.path), *words)
-        assert (code, text) == (2, ""), words
-        assert error.startswith(f"error: {message}"), error
-        assert not (images.path / "attacks.json").exists()
-    with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or more"):
-        PrivacyAudit(noise(tmp_path, rounds=1, epochs=1)).invert_explanations(Gradient())
-
-
-def test_a_method_that_shares_nothing(say: Say) -> None:
-    done = trained(Path("runs"), {"name": "fedavg"}, 1)
-    code, text, _ = say("attack", str(done.path))
-    assert code == 0
-    assert "membership by" in text
-    assert "shared images" not in text
-    with pytest.raises(BadInput, match="shares no images to invert"):
-        PrivacyAudit(done).invert_shared()
+    def test_noise_needs_an_explainer(self, plain: Run) -> None:
+        with pytest.raises(BadInput, match=r"^noise is added to explanations; name an explainer"):
+            audit(plain, [], noise=1, progress=False)
 
 
 @pytest.mark.parametrize(
     "model",
-    [
-        {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
-        {"name": "rationale", "hidden": 3},
-    ],
+    [TEXT_CNN, {"name": "rationale", "hidden": 3}],
     ids=lambda model: str(model["name"]),
 )
 def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None:
-    few = {"reviews": 20, "test_reviews": 5, "dimension": 4}
-    sections = {
-        "data": {"name": "planted_reviews", **few},
-        "partition": {"kind": "aspects", "clients": 4},
-        "model": model,
-    }
-    done = trained(Path("runs"), {"name": "fedavg"}, 1, **sections)
+    sections = {"data": REVIEWS, "partition": {"kind": "aspects", "clients": 4}, "model": model}
+    done = trained(Path("runs"), FEDAVG, 1, **sections)
     ways = ("--shadows", "2", "--explainer", "occlusion", "--noise", "1")
     code, text, error = say("attack", str(done.path), *ways)
     assert code == 0, error
@@ -486,28 +480,19 @@ def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None
         PrivacyAudit(done).infer_membership(0, [Gradient()])
 
 
-@pytest.mark.filterwarnings("ignore:.*words get random vectors")
-def test_methods_without_a_global_model_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
-    lines = [f"{c}\tone two {c} {k % 7}" for c in "abcd" for k in range(30)]
-    (tmp_path / "documents.txt").write_text("\n".join(lines))
-    sections = {
-        "data": {"name": "text", "path": str(tmp_path / "documents.txt"), "dimension": 7},
-        "partition": {"kind": "own_tasks", "tasks": [[["a", "b"], ["c", "d"]]]},
-        "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
-        "train": {"optimizer": {"name": "adam", "lr": 0.01}},
-    }
-    done = trained(Path("runs"), {"name": "fedweit"}, 2, **sections)
+OF_TASKS: dict[str, Any] = {
+    "data": REVIEWS,
+    "partition": {"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]]},
+    "model": TEXT_CNN,
+    "train": {"optimizer": {"name": "adam", "lr": 0.01}},
+}
+
+
+@pytest.mark.parametrize(("method", "sections"), [("local", {}), ("fedweit", OF_TASKS)])
+def test_methods_without_a_global_model_cannot_be_attacked(
+    say: Say, method: str, sections: dict[str, Any]
+) -> None:
+    done = trained(Path("runs"), {"name": method}, 2, **sections)
     code, _, error = say("attack", str(done.path))
     assert code == 2
     assert error.endswith(": leaves no global classifier to attack\n")
-
-
-def test_what_cannot_be_attacked(say: Say) -> None:
-    alone = trained(Path("runs"), {"name": "local"}, 1)
-    code, _, error = say("attack", str(alone.path))
-    assert code == 2
-    assert error.endswith(": leaves no global classifier to attack\n")
-    done = trained(Path("runs"), {"name": "fedavg"}, 1)
-    code, _, error = say("attack", str(done.path), "--shadows", "1")
-    assert code == 2
-    assert error.startswith("error: shadows=1: LiRA needs at least 2 shadow models")

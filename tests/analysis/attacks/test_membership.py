@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm
@@ -64,43 +65,30 @@ def by_loop(members: list[int], others: list[int]) -> Outcome:
     return Outcome(float(sum(pairs) / len(pairs)), float(best), float(at_low_fpr))
 
 
-def check(found: Outcome, auc: float, balanced_accuracy: float, tpr: float) -> None:
-    assert found.auc == pytest.approx(auc, rel=1e-12)
-    assert found.balanced_accuracy == pytest.approx(balanced_accuracy, rel=1e-12)
-    assert found.tpr == pytest.approx(tpr, rel=1e-12)
-
-
-def test_outcome_by_hand() -> None:
-    # Of 12 pairs 8 are in order, and one (5, 5) is a tie. Best: score ≥ 4, TPR 3/4, FPR 1/3.
-    found = outcome(np.array([9.0, 5, 4, 1]), np.array([5.0, 2, 0]))
-    check(found, auc=8.5 / 12, balanced_accuracy=(3 / 4 + 2 / 3) / 2, tpr=1 / 4)
-
-
 few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are ties
 many = st.lists(st.integers(-3, 30), min_size=95, max_size=220)  # so that 1 % is some of them
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(few, few | many)
+@example([9, 5, 4, 1], [5, 2, 0])
+@example([2, 3], [0, 1])
+@example([0, 1], [2, 3])
+@example([0] * 3, [0] * 5)
+@example([*range(200)], [*range(200)])  # all thresholds along a straight piece of the curve
+@example([207, 205, 203, 197, 196, 195], [2 * k for k in range(100)])  # one false positive in 100
+@example([207, 205, 203, 197, 196, 195], [2 * k for k in range(1, 100)])  # is more than 1 % of 99
+@example([207, 205, 203, 197, 196, 195], [*range(0, 200, 2), 198])  # nor are two of 101 few enough
 def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: list[int]) -> None:
-    expected = by_loop(members, others)
     found = outcome(np.array(members, dtype=np.float64), np.array(others, dtype=np.float64))
-    check(found, expected.auc, expected.balanced_accuracy, expected.tpr)
+    assert astuple(found) == pytest.approx(astuple(by_loop(members, others)), rel=1e-12)
 
 
-def test_outcome_of_chance() -> None:
-    rng = np.random.default_rng(0)
-    found = outcome(rng.standard_normal(4000), rng.standard_normal(4000))
-    assert abs(found.auc - 0.5) < 0.02
-    assert 0.5 <= found.balanced_accuracy < 0.53
-    assert 0.003 < found.tpr < 0.02
-
-
-@pytest.mark.parametrize(("members", "others"), [(40, 40), (200, 200), (150, 400)])
+@pytest.mark.parametrize(("members", "others"), [(40, 40), (150, 400)])
 def test_guessing_has_its_interval(members: int, others: int) -> None:
     rng = np.random.default_rng(0)
     found = [
-        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(1500)
+        outcome(rng.standard_normal(members), rng.standard_normal(others)) for _ in range(600)
     ]
     for name, (low, high) in guessing(members, others).items():
         drawn = np.array([getattr(one, name) for one in found])
@@ -112,32 +100,6 @@ def test_fit_is_the_accuracy_inside_and_outside() -> None:
     logits = np.array([[1.0, 0], [0, 1], [1, 0], [1, 0]])
     found = fit(logits, np.array([0, 1, 1, 0]), np.array([True, True, True, False]))
     assert (found.inside, found.outside) == (2 / 3, 1.0)
-
-
-def test_outcome_of_perfect_separation_and_of_its_opposite() -> None:
-    high, low = np.arange(5, 9) / 2, np.arange(5) / 2
-    assert outcome(high, low) == Outcome(1.0, 1.0, 1.0)
-    assert outcome(low, high) == Outcome(0.0, 0.5, 0.0)
-
-
-def test_outcome_of_equal_scores() -> None:
-    assert outcome(np.zeros(3), np.zeros(5)) == Outcome(0.5, 0.5, 0.0)
-
-
-def test_tpr_allows_one_false_positive_in_a_hundred() -> None:
-    # Three members above all others, two below the highest of these, one below the second.
-    members = np.array([103.5, 102.5, 101.5, 98.5, 98.25, 97.5, -1, -2])
-    others = np.arange(100.0)  # the highest are 99, 98, 97
-    assert outcome(members, others).tpr == 5 / 8
-    assert outcome(members, others[1:]).tpr == 3 / 8  # one of 99 is more than 1 %
-    assert outcome(members, np.repeat(others, 2)).tpr == 5 / 8
-    assert outcome(members, np.append(others, 99.0)).tpr == 3 / 8  # nor are two of 101 few enough
-
-
-def test_tpr_counts_thresholds_along_a_straight_piece_of_the_curve() -> None:
-    # A tie of one member and one other at each of 200 scores: the curve is the diagonal.
-    scores = np.arange(200.0)
-    assert outcome(scores, scores).tpr == 0.01
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -166,9 +128,7 @@ def test_scores_of_huge_logits() -> None:
     np.testing.assert_allclose(confidence(logits, labels), [1000, -2000, 0], atol=1e-12)
     np.testing.assert_allclose(loss_scores(logits, labels), [0, -2000, -math.log(2)], atol=1e-12)
     np.testing.assert_allclose(entropy_scores(logits), [0, 0, -math.log(2)], atol=1e-12)
-
-
-def test_loss_tells_apart_probabilities_that_round_to_one() -> None:
+    # And of probabilities that all round to one.
     scores = loss_scores(np.array([[40.0, 0], [50, 0], [60, 0]]), np.zeros(3, dtype=np.int64))
     np.testing.assert_allclose(scores, [-math.exp(-40), -math.exp(-50), -math.exp(-60)], rtol=1e-9)
 
@@ -193,20 +153,16 @@ def test_lira_is_the_ratio_written_out(shadows: int) -> None:
     np.testing.assert_allclose(lira_scores(target, confidences, inside), expected, rtol=1e-10)
 
 
+INSIDE = np.array([[True, False], [False, True]])
+SHADOWS = np.array([[5.0, 0.0], [4.0, 7.0]])  # in: 5 and 7, σ = 1; out: 4 and 0, σ = 2
+
+
 def test_lira_by_hand() -> None:
-    inside = np.array([[True, False], [False, True]])
-    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])  # in: 5 and 7, σ = 1; out: 4 and 0, σ = 2
-    target = np.array([5.0, 0.0])
     expected = [math.log(2) + (1 / 2) ** 2 / 2, math.log(2) - 7**2 / 2]
-    np.testing.assert_allclose(lira_scores(target, shadows, inside), expected, rtol=1e-12)
-
-
-def test_lira_bears_what_is_far_out() -> None:
-    """Where both densities are 0 as numbers, their logarithms still differ."""
-    inside = np.array([[True, False], [False, True]])
-    shadows = np.array([[5.0, 0.0], [4.0, 7.0]])
-    scores = lira_scores(np.array([500.0, -500.0]), shadows, inside)
-    assert np.isfinite(scores).all()
+    found = lira_scores(np.array([5.0, 0.0]), SHADOWS, INSIDE)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    # Where both densities are 0 as numbers, their logarithms still differ.
+    assert np.isfinite(lira_scores(np.array([500.0, -500.0]), SHADOWS, INSIDE)).all()
 
 
 @settings(max_examples=50)
@@ -220,8 +176,9 @@ def test_halves_have_each_example_in_half_of_the_sets(n: int, shadows: int, seed
 
 
 def test_halves_are_random() -> None:
-    inside = halves(6000, 4, np.random.default_rng(0))
-    kinds, counts = np.unique(inside, axis=1, return_counts=True)
+    kinds, counts = np.unique(
+        halves(6000, 4, np.random.default_rng(0)), axis=1, return_counts=True
+    )
     assert kinds.shape == (4, 6)  # all ways to choose two of four
     assert (abs(counts - 1000) < 150).all()
 
@@ -277,33 +234,6 @@ def shadow_confidences(
     """(S, n) of shadow models, each asked before the next is trained."""
     models = shadow_models(build, x, y, inside, section, epochs, seed, CPU)
     return np.stack([confidence(logits(model, x), y.numpy()) for model in models])
-
-
-def test_end_to_end() -> None:
-    """60 of 120 points are learnt by heart, and found out; a new network gives nothing away."""
-    x, y = points(120)
-    members = np.arange(120) < 60
-    # The target: trained as a shadow model is, on the members alone, with other streams.
-    (target,) = shadow_confidences(mlp, x, y, members[np.newaxis], SOON, 40, seed=1)
-    inside = halves(120, 8, np.random.default_rng(2))
-    shadows = shadow_confidences(mlp, x, y, inside, SOON, 40, seed=3)
-    by_loss = -np.logaddexp(0, -target)
-    assert outcome(by_loss[members], by_loss[~members]).auc > 0.8
-    by_lira = lira_scores(target, shadows, inside)
-    assert outcome(by_lira[members], by_lira[~members]).auc > 0.7
-
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(4)
-        untaught = mlp()(x).numpy()
-    labels = y.numpy()
-    untrained = {
-        "loss": loss_scores(untaught, labels),
-        "entropy": entropy_scores(untaught),
-        "lira": lira_scores(confidence(untaught, labels), shadows, inside),
-    }
-    for name, scores in untrained.items():
-        # Three standard deviations of the AUC of chance, of 60 and 60: √(121/(12·60·60)) = 0.053.
-        assert abs(outcome(scores[members], scores[~members]).auc - 0.5) < 0.16, name
 
 
 def test_shadow_models_are_the_same_whatever_was_drawn_before() -> None:
@@ -394,9 +324,7 @@ def test_shadow_models_take_the_steps_of_the_clients() -> None:
     np.testing.assert_allclose(found, z[range(10), labels] - z[range(10), 1 - labels], rtol=1e-4)
 
 
-INSIDE = np.array([[True, False], [False, True]])
-SHADOWS = np.array([[5.0, 0.0], [4.0, 7.0]])
-ONES = np.ones(2)
+ONES, RNG = np.ones(2), np.random.default_rng(0)
 DIVERGED = "values are not finite; has the model diverged?"
 TWO = (
     "LiRA needs at least 2 shadow models, so that each example can be in the training set of one "
@@ -404,8 +332,11 @@ TWO = (
 )
 
 
-def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return shadow_confidences(mlp, *points(2), inside, SOON, 1, 0)
+def train_on(inside: list[list[int]]) -> NDArray[np.float64]:
+    return shadow_confidences(mlp, *points(2), np.array(inside, np.bool_), SOON, 1, 0)
+
+
+IN_BOTH = "; LiRA needs both for each"
 
 
 @pytest.mark.parametrize(
@@ -418,30 +349,27 @@ def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
         (lambda: lira_scores(ONES * math.nan, SHADOWS, INSIDE), f"target: 2 of 2 {DIVERGED}"),
         (lambda: lira_scores(ONES, SHADOWS / [1, 0.0], INSIDE), f"shadows: 2 of 4 {DIVERGED}"),
         (lambda: lira_scores(ONES, SHADOWS[:1], INSIDE[:1]), f"shadows=1: {TWO}"),
-        (lambda: halves(5, 1, np.random.default_rng(0)), f"shadows=1: {TWO}"),
-        (lambda: halves(5, 0, np.random.default_rng(0)), f"shadows=0: {TWO}"),
+        (lambda: halves(5, 1, RNG), f"shadows=1: {TWO}"),
+        (lambda: halves(5, 0, RNG), f"shadows=0: {TWO}"),
         (
-            lambda: halves(5, 10**10, np.random.default_rng(0)),
-            "shadows=10000000000: 10,000 are the most, a training each",
+            lambda: halves(5, 10**10, RNG),
+            f"shadows={10**10}: 10,000 are the most, a training each",
         ),
         (
             lambda: lira_scores(ONES, SHADOWS, INSIDE & [True, False]),
-            "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set; "
-            "LiRA needs both for each",
+            "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set"
+            + IN_BOTH,
         ),
         (
             lambda: lira_scores(ONES, SHADOWS, INSIDE | True),
-            "inside: 2 of 2 examples (the first is 0) are always in a shadow model's training "
-            "set; LiRA needs both for each",
+            "inside: 2 of 2 examples (the first is 0) are always in a shadow model's training set"
+            + IN_BOTH,
         ),
         (
             lambda: lira_scores(ONES, np.where(INSIDE, 0.1, SHADOWS), INSIDE),
             "shadows: values are all the same, and have no variance",
         ),
-        (
-            lambda: train_on(np.array([[True, True], [False, False]])),
-            "inside: shadow model 1 has no training example",
-        ),
+        (lambda: train_on([[1, 1], [0, 0]]), "inside: shadow model 1 has no training example"),
     ],
 )
 def test_refuses_bad_input(call: Callable[[], Any], message: str) -> None:

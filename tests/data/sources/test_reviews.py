@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from experiments import small_experiment
 from fedsim.data import Dataset, datasets, partitions
-from fedsim.data.sources.reviews import ADVERBS, DOMAINS, SPURIOUS, PlantedReviews
+from fedsim.data.sources.reviews import ADVERBS, DOMAINS, SPURIOUS
 from fedsim.errors import BadInput, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
+@cache
 def planted(**fields: Any) -> Dataset:
     small = {"name": "planted_reviews", "reviews": 60, "test_reviews": 40, "dimension": 4}
     return datasets.parse({**small, **fields}).load()
@@ -68,15 +70,11 @@ def agreement(data: Dataset, part: str) -> float:
     return float(np.mean(alike))
 
 
-def test_other_aspects_agree_in_training_alone() -> None:
-    data = planted(agreement=0.9, reviews=150, test_reviews=150)
+@pytest.mark.parametrize(("in_tests", "expected"), [({}, 0.5), ({"test_agreement": 0.85}, 0.85)])
+def test_other_aspects_agree_in_training(in_tests: dict[str, float], expected: float) -> None:
+    data = planted(agreement=0.9, reviews=120, test_reviews=120, **in_tests)
     assert agreement(data, "train") == pytest.approx(0.9, abs=0.04)
-    assert agreement(data, "test") == pytest.approx(0.5, abs=0.05)
-
-
-def test_how_often_they_agree_in_the_test_set() -> None:
-    data = planted(test_agreement=0.85, reviews=20, test_reviews=150)
-    assert agreement(data, "test") == pytest.approx(0.85, abs=0.04)
+    assert agreement(data, "test") == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3])
@@ -99,15 +97,12 @@ def test_as_many_other_aspects_as_asked_for(others: int) -> None:
 
 def test_by_default_a_review_mentions_all() -> None:
     np.testing.assert_array_equal(planted().x, planted(others=3).x)
-
-
-def test_there_are_not_more_aspects() -> None:
     with pytest.raises(BadInput, match=r"data.*others=3: reviews of hotel have 2 other aspects"):
         small_experiment(data={"name": "planted_reviews", "domain": "hotel", "others": 3})
 
 
 def test_the_word_that_says_nothing_goes_with_a_class_in_training_alone() -> None:
-    data = planted(spurious=0.95, reviews=150, test_reviews=150)
+    data = planted(spurious=0.95, reviews=120, test_reviews=120)
 
     def share(rows: NDArray[np.generic]) -> float:
         return float(np.mean([SPURIOUS in words for words in texts(data, rows)]))
@@ -116,12 +111,6 @@ def test_the_word_that_says_nothing_goes_with_a_class_in_training_alone() -> Non
     assert share(data.x[data.y == 0]) == pytest.approx(0.5, abs=0.08)
     assert share(data.test_x[data.test_y == 1]) == pytest.approx(0.5, abs=0.08)
     assert SPURIOUS not in planted().words
-
-
-def test_its_seed_decides() -> None:
-    one, again, other = planted(), planted(), planted(seed=1)
-    assert np.array_equal(one.x, again.x)
-    assert one.x.shape != other.x.shape or not np.array_equal(one.x, other.x)
 
 
 def test_marks_end_where_documents_are_cut() -> None:
@@ -134,15 +123,13 @@ def test_marks_end_where_documents_are_cut() -> None:
 
 def test_the_test_set_is_the_same_however_one_trains() -> None:
     one, other = planted(), planted(reviews=20, agreement=0.9)
+    np.testing.assert_array_equal(planted.__wrapped__().x, one.x)  # made anew
+    assert not np.array_equal(planted(seed=1).x, one.x)
     assert texts(one, one.test_x) == texts(other, other.test_x)
     np.testing.assert_array_equal(one.test_y, other.test_y)
     np.testing.assert_array_equal(one.test_columns["aspect"], other.test_columns["aspect"])
     for a, b in zip(one.truth["signal"], other.truth["signal"], strict=True):
         np.testing.assert_array_equal(np.flatnonzero(a), np.flatnonzero(b))
-
-
-def test_is_a_data_set_of_the_registry() -> None:
-    assert isinstance(datasets.parse({"name": "planted_reviews"}), PlantedReviews)
 
 
 # who holds which aspect
@@ -165,14 +152,19 @@ def test_each_client_holds_a_tenth_of_an_aspect(clients: int) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(shares, other, strict=True))
 
 
-@pytest.mark.parametrize("clients", [3, 44])
-def test_other_numbers_of_clients_are_refused(clients: int) -> None:
-    message = rf"clients={clients}: must be a multiple of the 4 values of 'aspect', and 40 at most"
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(
+            (
+                {"clients": clients},
+                rf"clients={clients}: must be a multiple of the 4 values of 'aspect', and 40 at m",
+            )
+            for clients in (3, 44)
+        ),
+        ({"clients": 4, "column": "aspects"}, "no such column; did you mean 'aspect'"),
+    ],
+)
+def test_what_cannot_be_dealt_out(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        partitions.parse({"kind": "aspects", "clients": clients}).deal(planted(), 0)
-
-
-def test_a_column_that_is_not_there_is_refused() -> None:
-    made = partitions.parse({"kind": "aspects", "clients": 4, "column": "aspects"})
-    with pytest.raises(DataError, match="no such column; did you mean 'aspect'"):
-        made.deal(planted(), 0)
+        partitions.parse({"kind": "aspects", **fields}).deal(planted(), 0)

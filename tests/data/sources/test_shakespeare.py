@@ -84,7 +84,7 @@ def test_parts_that_are_missing_or_empty(write: Any, tmp_path: Path) -> None:
 
 
 def test_a_round_with_a_client_for_each_user(write: Any, tmp_path: Path) -> None:
-    users = {name: says(SPEECH[i:], 12) for i, name in enumerate("ABC")}
+    users = {name: says(SPEECH[i:], 4) for i, name in enumerate("ABC")}
     for part in ("train", "test"):
         write.leaf(tmp_path / f"{part}/all_data.json", users)
     made = small_experiment(
