@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -183,3 +183,18 @@ def arrays_of(own: ClientModel) -> dict[str, Any]:
     if isinstance(own, nn.Module):
         return {name: tensor.cpu().numpy() for name, tensor in own.state_dict().items()}
     return dict(own)
+
+
+def assert_same(one: ClientModel, other: ClientModel) -> None:
+    a, b = arrays_of(one), arrays_of(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def assert_same_state(one: State, other: State) -> None:
+    for f in fields(one):
+        a, b = getattr(one, f.name), getattr(other, f.name)
+        assert str(a) == str(b)
+        if isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b)

@@ -3,82 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from trained import Trained, arrays_of, assert_same, assert_same_state, watch
 
-from experiments import FEW, NETWORK_METHODS, with_method
-from fedsim import Run, replay, simulate
+from experiments import FEW, with_method
+from fedsim import Run, replay
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
 from fedsim.explain.explainers.mimic import Mimicked, TreeExplainer
 from fedsim.federation import Client
-from fedsim.federation.worker import Worker
-from fedsim.methods import State
-from fedsim.simulate import evaluate_round
 
 Finish = Callable[..., Run]
-Seen = dict[tuple[int, int], ClientModel]
-
-OF_RULES = ["openfl_xai", "local_rules"]
-# With what clients keep, updates that wait, no global model, personal models, and no clients.
-BY_DAY = {"moon", "scaffold", "fedbuff", "ifca", "fedbn", "pfedme", "centralised"}
-BY_NIGHT = pytest.mark.night
-EVERY_METHOD = [
-    *OF_RULES,
-    *(pytest.param(name, marks=() if name in BY_DAY else BY_NIGHT) for name in NETWORK_METHODS),
-]
+Seen = dict[tuple[int, int], dict[str, Any]]
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """What each client trained in each round, noted down as runs go on, by client and round."""
-    noted: Seen = {}
-    run_client = Worker._run_client
-
-    def run_and_note(self: Worker, id: int, call: Any, *rest: Any) -> None:
-        made: list[Client] = []
-        make = Client.__init__
-
-        def note(client: Client, *arguments: Any) -> None:
-            make(client, *arguments)
-            made.append(client)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Client, "__init__", note)
-            run_client(self, id, call, *rest)
-        own = made[-1].trained
-        if own is not None:
-            vectors = vectors_of(own)
-            noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}
-
-    def untested(*arguments: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Worker, "_run_client", run_client)
-            evaluate_round(*arguments)
-
-    monkeypatch.setattr(Worker, "_run_client", run_and_note)
-    monkeypatch.setattr(simulate, "evaluate_round", untested)
-    return noted
+def noted(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """What runs do from now on."""
+    found = Trained()
+    watch(monkeypatch, found)
+    return found
 
 
 @pytest.fixture
-def states(monkeypatch: pytest.MonkeyPatch) -> dict[int, State]:
-    """The server's state after each round, noted down as a run goes on."""
-    noted: dict[int, State] = {}
-    one_round = simulate.one_round
-
-    def note(*arguments: Any) -> State:
-        *_, t = arguments
-        noted[t] = one_round(*arguments)
-        return noted[t]
-
-    monkeypatch.setattr(simulate, "one_round", note)
-    return noted
+def seen(noted: Trained) -> Seen:
+    """What each client trained in each round, by client and round."""
+    return noted.seen
 
 
 def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientModel, Replay]:
@@ -86,72 +41,28 @@ def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientMode
     return models[k], again
 
 
-def vectors_of(own: ClientModel) -> dict[str, Any]:
-    """Its arrays by name."""
-    if isinstance(own, Tensor):
-        return {"weights": own.cpu().numpy()}
-    if isinstance(own, nn.Module):
-        return {name: tensor.cpu().numpy() for name, tensor in own.state_dict().items()}
-    return dict(own)
+@pytest.mark.parametrize("name", ["openfl_xai", "local_rules"])
+def test_clients_with_rules(finish: Finish, seen: Seen, name: str) -> None:
+    """Of methods that learn networks see tests/methods/test_every_method.py."""
+    finish_of = {"partition": {"kind": "iid", "clients": 4}, "train": {"rounds": 1}}
+    done = finish(
+        data={"name": "friedman"}, model={"name": "tsk"}, method={"name": name}, **finish_of
+    )
+    before = dict(seen)
+    assert len(before) == 4
+    models, again = client_models(done, range(4), 1, of="cohort")
+    assert again.after == 1
+    for k in range(4):
+        assert_same(models[k], before[k, 1])
 
 
-def assert_same(a: ClientModel, b: ClientModel) -> None:
-    first, second = vectors_of(a), vectors_of(b)
-    assert first.keys() == second.keys()
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name])
-
-
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_clients_and_server_after_every_round(
-    finish: Finish, seen: Seen, states: dict[int, State], name: str
-) -> None:
-    if name in OF_RULES:
-        sections: dict[str, Any] = {
-            **{"data": {"name": "friedman"}, "model": {"name": "tsk"}, "method": {"name": name}},
-            **{"partition": {"kind": "iid", "clients": 4}, "train": {"rounds": 1}},
-        }
-    else:
-        half = {"participation": 0.5, "rounds": 5}
-        sections = with_method(name, data=FEW, train=half, engine={"clients_per_step": 2})
-    done = finish(**sections, checkpoint={"every": 2})
-    before, passed = dict(seen), dict(states)
-    if name == "centralised":
-        with pytest.raises(BadInput, match=r"client 0 was not trained in any round"):
-            client_model(done, 0)
-    else:
-        assert len(before) >= 4
-        for t in {t for _, t in (min(before), max(before, key=lambda seen: seen[1]))}:
-            cohort = [k for k, r in before if r == t]
-            models, again = client_models(done, cohort, t, of="cohort")
-            assert again.after == t
-            for k in cohort:
-                assert_same(models[k], before[k, t])
-        k = max(before)[0]
-        own, again = client_model(done, k)
-        assert_same(own, before[k, max(t for i, t in before if i == k)])
-    if name not in OF_RULES:
-        assert replay_server(done, passed) == [1, 2, 3]
-
-
-def test_the_server_from_a_checkpoint(finish: Finish, states: dict[int, State]) -> None:
+def test_the_server_from_a_checkpoint(finish: Finish, noted: Trained) -> None:
     sections = with_method("scaffold", data=FEW, train={"participation": 0.5, "rounds": 5})
     done = finish(**sections, checkpoint={"every": 2, "keep": "all"})
-    assert replay_server(done, dict(states)) == [3]
-
-
-def replay_server(done: Run, states: dict[int, State]) -> list[int]:
-    """The rounds that were carried out again to reach the server's states of rounds 3 and 5."""
-    begun: list[int] = []
+    states, begun = dict(noted.states), list[int]()
     for t in (3, 5):
-        again = replay(done, t, begun.append)
-        assert (again.after, again.fed.round) == (t, t)  # of round 5 there is a checkpoint
-        for f in fields(again.state):
-            a, b = getattr(again.state, f.name), getattr(states[t], f.name)
-            assert str(a) == str(b)
-            if isinstance(a, np.ndarray):
-                np.testing.assert_array_equal(a, b)
-    return begun
+        assert_same_state(replay(done, t, begun.append).state, states[t])
+    assert begun == [3]  # of rounds 2 and 5 there are checkpoints
 
 
 def test_what_is_otherwise_here_is_noticed(
@@ -211,7 +122,7 @@ def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
     subjects = ModelSnapshot.of_clients(done, cohort, 3)
     for k, network in zip(cohort, [subject.network() for subject in subjects], strict=True):
         weights = torch.cat([w.flatten() for w in network.parameters()])
-        np.testing.assert_array_equal(weights.detach(), vectors_of(before[k, 3])["weights"])
+        np.testing.assert_array_equal(weights.detach(), arrays_of(before[k, 3])["weights"])
     common = [t for t in range(1, 5) if {(0, t), (1, t)} <= set(before)]
     _, again = client_models(done, [0, 1])
     assert again.after == common[-1]
@@ -241,7 +152,7 @@ ADAM = {"name": "adam", "lr": 0.01}
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
 @pytest.mark.parametrize(
     "name",
-    ["fedweit", "fedrnl", *(pytest.param(n, marks=BY_NIGHT) for n in ("fedseit", "fedprox"))],
+    ["fedweit", "fedrnl", *(pytest.param(n, marks=pytest.mark.night) for n in ("fedseit", "fedprox"))],
 )
 def test_documents_and_tasks(finish: Finish, seen: Seen, name: str) -> None:
     choosing = {"name": "rationale", "hidden": 3}

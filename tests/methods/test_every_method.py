@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trained import PERSONAL, ROUNDS, TRAINED, Trained, arrays_of, settings, trained
+from trained import (
+    PERSONAL,
+    ROUNDS,
+    TRAINED,
+    Trained,
+    assert_same,
+    assert_same_state,
+    settings,
+    trained,
+)
 
 from experiments import (
     FEW,
@@ -205,21 +213,6 @@ class TestTrained:
         plain = {"Client.id", "Client.round", "Federation.round"}  # facts
         covered = set[str]().union(*(trained(each).mechanisms for each in MECHANISMS))
         assert found.mechanisms - plain <= covered
-
-
-def assert_same_state(one: Any, other: Any) -> None:
-    for f in fields(one):
-        a, b = getattr(one, f.name), getattr(other, f.name)
-        assert str(a) == str(b)
-        if isinstance(a, np.ndarray):
-            np.testing.assert_array_equal(a, b)
-
-
-def assert_same(own: ClientModel, expected: dict[str, Any]) -> None:
-    found = arrays_of(own)
-    assert found.keys() == expected.keys()
-    for name in found:
-        np.testing.assert_array_equal(found[name], expected[name])
 
 
 def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
