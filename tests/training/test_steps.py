@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, dropout, linear
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.objectives.classification import _cross_entropy
-from fedsim.training import FlatModel, Hooks, Stack, Train, Trained, TrainingJob, train
+from fedsim.training import Context, FlatModel, Hooks, Stack, Train, Trained, TrainingJob, train
 from fedsim.training.layerwise import LayerwiseSgd
 
 CPU = torch.device("cpu")
@@ -200,35 +200,35 @@ RANDOM = {"dropout", "channel dropout"}
 # losses
 
 
-def losses(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def losses(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     return cross_entropy(network(x), y, reduction="none")
 
 
-def two_views(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def two_views(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """The network is run twice."""
     return losses(network, x, y, context) + losses(network, x.flip(-1), y, context)
 
 
-def pseudo(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def pseudo(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """The network is run without autograd as well."""
     with torch.no_grad():
         wanted = network(x.flip(-1)).argmax(dim=1)
     return losses(network, x, y, context) + losses(network, x, wanted, context)
 
 
-def penalised(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def penalised(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a penalty on all weights, which does not pass through any layer."""
     penalty = sum((p.square().sum() for p in network.parameters()), torch.zeros(()))
     return losses(network, x, y, context) + 0.01 * penalty
 
 
-def at_times(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def at_times(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a penalty in some batches alone, and noise that comes first."""
     x = x + 0.1 * torch.randn(x.shape)
     return (penalised if float(x.detach().sum()) > 0 else losses)(network, x, y, context)
 
 
-def smooth(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def smooth(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a penalty on the gradient at the inputs: its own gradient needs the weights again."""
     x = x.clone().requires_grad_()
     found = losses(network, x, y, context)
@@ -236,7 +236,7 @@ def smooth(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tenso
     return found + slope.square().flatten(1).sum(dim=1)
 
 
-def confident(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def confident(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a gradient at the outputs within."""
     logits = network(x)
     found = cross_entropy(logits, y, reduction="none")
@@ -244,16 +244,14 @@ def confident(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Te
     return found + slope.square().sum(dim=1)
 
 
-def other_weights(
-    network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-) -> Tensor:
+def other_weights(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """The network is run with changed weights as well."""
     own = {name: 0.5 * p for name, p in network.named_parameters()}
     found = functional_call(network, own, (x,), tie_weights=False).square().mean(dim=1)
     return found + losses(network, x, y, context)
 
 
-def inner(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def inner(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a penalty on what a layer within returns."""
     found: list[Tensor] = []
     first = next(m for m in network.modules() if isinstance(m, nn.Linear))
@@ -264,27 +262,27 @@ def inner(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor
         handle.remove()
 
 
-def remembered(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def remembered(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """With a penalty on what a layer within has kept."""
     found = losses(network, x, y, context)
     kept = [m.latest for m in network.modules() if isinstance(m, Remembering)]
-    return found + sum(0.3 * z.square().sum(dim=1) for z in kept)
+    return found + sum((0.3 * z.square().sum(dim=1) for z in kept), torch.zeros(()))
 
 
-def masked(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def masked(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """The outputs are changed in place."""
     logits = network(x)
     logits[:, 0] -= 1
     return cross_entropy(logits.mul_(2), y, reduction="none")
 
 
-def by_two(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def by_two(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """Two losses an example, (B, 2), whose mean is minimised."""
     logits = network(x)
     return torch.stack([cross_entropy(logits, y, reduction="none"), logits.square().mean(1)], 1)
 
 
-def weighted(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def weighted(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """By a vector of the client's own."""
     return losses(network, x, y, context) * (1 + 0.1 * context["anchor"][0] ** 2)
 
@@ -297,9 +295,7 @@ class Halved(Classification):
 
 
 class Squared(Classification):
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         return super().loss(network, x, y, context).square()
 
 
@@ -322,15 +318,18 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         loss.__name__: loss
         for loss in (losses, two_views, pseudo, penalised, at_times, smooth, confident)
     },
-    **{loss.__name__: loss for loss in (other_weights, inner, masked, by_two, weighted)},
+    **{
+        loss.__name__: loss
+        for loss in (other_weights, inner, remembered, masked, by_two, weighted)
+    },
 }
 LOSSES_BY_LAYERS = {
     *("classification", "halved", "squared", "class weights"),
-    *("losses", "confident", "masked", "by_two", "weighted"),
+    *("losses", "confident", "remembered", "masked", "by_two", "weighted"),
 }
 
 
-def ascend(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+def ascend(g: Tensor, w: Tensor, context: Context) -> Tensor:
     return 0.3 * g / g.norm(dim=-1, keepdim=True).clamp(min=1e-12)
 
 
@@ -629,7 +628,7 @@ def test_in_bfloat16_steps_are_nearly_the_same(way: Any) -> None:
 def test_a_loss_is_called_once_a_step(network: str, way: Any) -> None:
     case, calls = Case(network), list[int]()
 
-    def counted(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    def counted(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         calls.append(len(y))
         return losses(network, x, y, context)
 
