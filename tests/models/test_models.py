@@ -165,7 +165,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "                         nn.Linear(width, classes, bias=bias))\n"
         "def anything(shape, classes, **keywords):\n"
         "    return nn.Linear(shape[0], classes, **keywords)\n"
-        "number = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return name
@@ -179,24 +178,12 @@ def test_functions_take_keywords(module: str) -> None:
     assert parameters("net", width=2, bias=False) == 4 * 2 + 2 * 5
     assert parameters("anything", bias=False) == 4 * 5
     assert make(f"{module}:net", width=2).model_dump() == {"name": f"{module}:net", "width": 2}
-
-
-@pytest.mark.parametrize(
-    ("function", "keywords", "message"),
-    [
-        ("net", {"widht": 2}, "net takes no 'widht'; did you mean 'width'?"),
-        ("net", {"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
-        ("net", {"shape": 2}, "net takes no 'shape'"),
-        ("missing", {}, "has no 'missing'; known: "),
-        ("number", {}, "is neither a function nor"),
-    ],
-)
-def test_functions_that_cannot_be_called(
-    module: str, function: str, keywords: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError) as refused:
-        make(f"{module}:{function}", **keywords)
-    assert message in str(refused.value)
+    for keywords, message in (
+        ({"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
+        ({"shape": 2}, "net takes no 'shape'"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            make(f"{module}:net", **keywords)
 
 
 # weights as one vector
