@@ -215,6 +215,16 @@ def test_the_vector_holds_buffers_and_no_counter() -> None:
     assert flat.module[1].num_batches_tracked == 0  # type: ignore[index]
 
 
+def test_parts_have_names_and_lie_side_by_side() -> None:
+    layers = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    flat = FlatModel(nn.ModuleDict({"a": layers, "b": nn.Linear(2, 2)}), CPU)
+    assert flat.part("a") == slice(0, 75)
+    assert flat.part("b") == slice(75, 81)
+    assert flat.part("a.2.bias") == slice(72, 75)
+    with pytest.raises(ValueError, match="the network has no 'c' with contiguous"):
+        flat.part("c")
+
+
 def test_frozen_parameters_stay_and_are_not_sent() -> None:
     plain = with_batch_norm()
     plain[0].requires_grad_(False)
