@@ -11,10 +11,7 @@ import pytest
 import torch
 from misbehaving_methods import IN_STACKS
 
-from experiments import (
-    interrupted,
-    small_experiment,
-)
+from experiments import interrupted, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.errors import ClientError
@@ -41,7 +38,8 @@ def test_what_clients_do_is_the_same_in_a_stack(
     common: dict[str, Any] = {
         "data": FEW,
         "method": {"name": f"misbehaving_methods:{habit}"},
-        "train": {"rounds": 8, "on_client_error": "skip"},
+        "train": {"rounds": 4, "on_client_error": "skip"},
+        "checkpoint": {"every": 2},
     }
     loop, stack = finish(**common), finish(**stacked(4, **common))
     for name, weights in loop.weights().items():
@@ -51,7 +49,7 @@ def test_what_clients_do_is_the_same_in_a_stack(
     assert stack.clients[columns].equals(loop.clients[columns])
     assert list(stack.rounds["failed"]) == list(loop.rounds["failed"])
 
-    folder = interrupted(small_experiment(**stacked(4, **common)), tmp_path / "interrupted", 6)
+    folder = interrupted(small_experiment(**stacked(4, **common)), tmp_path / "interrupted", 3)
     assert resume(folder).result_hash == stack.result_hash
 
 
@@ -60,17 +58,17 @@ def log_of(done: Run) -> str:
 
 
 def test_a_number_is_put_on_record(finish: Finish) -> None:
-    done = finish(**stacked(3, train={"rounds": 1}))
+    done = finish(**stacked(3, data=FEW, train={"rounds": 1}))
     assert done.manifest["clients_per_step"] == 3
     assert "3 clients are trained at once, as requested" in log_of(done)
 
 
 def test_auto_measures_and_puts_its_choice_on_record(finish: Finish) -> None:
-    done = finish(**stacked("auto", train={"rounds": 1}))
+    done = finish(**stacked("auto", data=FEW, train={"rounds": 1}))
     chosen = done.manifest["clients_per_step"]
     assert chosen in (1, 2, 4, 8)
     assert f"clients trained at once: {chosen}, as measured (a client in 1: " in log_of(done)
-    again = finish(**stacked(chosen, train={"rounds": 1}))
+    again = finish(**stacked(chosen, data=FEW, train={"rounds": 1}))
     assert again.result_hash == done.result_hash
 
 
@@ -106,43 +104,39 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
 ) -> None:
     common: dict[str, Any] = {
         "data": FEW,
-        "model": {"name": "resnet8", "width": 2},
-        "train": {"rounds": 1, "optimizer": {"lr": 0.01}},
+        "model": {"name": "networks:normalised"},
+        "train": {"rounds": 1},
     }
     done = finish(**stacked(V, **common))
     assert done.manifest["clients_per_step"] == 1
-    why = "layer 'features.1' (BatchNorm2d) mixes examples or keeps running statistics"
+    why = "layer 'features.2' (BatchNorm1d) mixes examples or keeps running statistics"
     assert f"clients are trained one by one: {why}" in log_of(done)
     assert done.result_hash == finish(**common).result_hash
 
 
-def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish) -> None:
-    done = finish(
-        **stacked(4, method={"name": "misbehaving_methods:OwnLoss"}, train={"rounds": 3})
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("OwnLoss", "clients have different functions"),
+        ("BranchingLoss", "vmap"),
+        ("NoisyGradient", "perturb draws random numbers"),
+    ],
+)
+def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish, name: str, why: str) -> None:
+    common: dict[str, Any] = {
+        "data": FEW,
+        "method": {"name": f"misbehaving_methods:{name}"},
+        "train": {"rounds": 2},
+    }
+    done, alone = finish(**stacked(4, **common)), finish(**common)
+    for layer, weights in alone.weights().items():
+        np.testing.assert_allclose(done.weights()[layer], weights, atol=1e-5)
+    (line,) = (
+        line
+        for line in log_of(done).splitlines()
+        if "clients are not stacked, but trained one by one: " in line
     )
-    told = "clients are not stacked, but trained one by one: clients have different functions"
-    assert log_of(done).count(told) == 1
-    plain = finish(train={"rounds": 3})
-    for name, weights in plain.weights().items():
-        np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
-
-
-def test_what_fails_under_vmap_is_trained_alone(finish: Finish) -> None:
-    done = finish(
-        **stacked(4, method={"name": "misbehaving_methods:BranchingLoss"}, train={"rounds": 1})
-    )
-    assert "clients are not stacked, but trained one by one: " in log_of(done)
-    assert "vmap" in log_of(done)
-
-
-def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
-    done = finish(
-        **stacked(4, method={"name": "misbehaving_methods:NoisyGradient"}, train={"rounds": 2})
-    )
-    alone = finish(method={"name": "misbehaving_methods:NoisyGradient"}, train={"rounds": 2})
-    for name, weights in alone.weights().items():
-        np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
-    assert "perturb draws random numbers" in log_of(done)
+    assert why in line
 
 
 def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
@@ -151,10 +145,8 @@ def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
 
 
 def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> None:
-    partition = {"kind": "iid", "clients": 140}
-    many, alone = (
-        finish(**stacked(V, partition=partition, train={"rounds": 1})) for V in (140, 1)
-    )
+    common = {"data": FEW, "partition": {"kind": "iid", "clients": 140}, "train": {"rounds": 1}}
+    many, alone = (finish(**stacked(V, **common)) for V in (140, 1))
     for name, weights in alone.weights().items():
         np.testing.assert_allclose(many.weights()[name], weights, atol=1e-5)
 
@@ -174,7 +166,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_stacks_without_memory_are_halved_until_they_fit(finish: Finish, room: list[int]) -> None:
-    common: dict[str, Any] = {"method": {"name": "scaffold"}, "train": {"rounds": 2}}
+    common = {"data": FEW, "method": {"name": "scaffold"}, "train": {"rounds": 2}}
     undisturbed = finish(**stacked(2, **common))
     room[0] = 2
     done = finish(**stacked(8, **common))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from snippets import ROOT
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, max_unpool2d
+from torch.nn.functional import max_unpool2d
 
 from fedsim.errors import ExperimentError
 from fedsim.federation.engine import limit_threads
@@ -92,71 +92,60 @@ def count(network: nn.Module) -> int:
 
 
 def ref_linear(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
-    return torch.stack([(weight[i] * v).sum() + bias[i] for i in range(len(bias))])
+    return v @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
 def ref_norm(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    mean = v.sum() / len(v)
-    variance = ((v - mean) ** 2).sum() / len(v)
+    mean = v.mean(dim=-1, keepdim=True)
+    variance = ((v - mean) ** 2).mean(dim=-1, keepdim=True)
     return (v - mean) / (variance + 1e-6).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
-def ref_block(w: dict[str, Tensor], name: str, heads: int, tokens: list[Tensor]) -> list[Tensor]:
-    D = len(tokens[0])
-    d = D // heads
-    qkv = [ref_linear(w, f"{name}.qkv", ref_norm(w, f"{name}.norm1", v)) for v in tokens]
-    out = []
-    for i, token in enumerate(tokens):
-        attended = []
-        for head in range(heads):
-            own = slice(head * d, (head + 1) * d)
-            q = qkv[i][:D][own]
-            scores = [(q * other[D : 2 * D][own]).sum() / math.sqrt(d) for other in qkv]
-            weights = [score.exp() for score in scores]
-            values = [a * other[2 * D :][own] for a, other in zip(weights, qkv, strict=True)]
-            attended.append(sum(values) / sum(weights))
-        token = token + ref_linear(w, f"{name}.projection", torch.cat(attended))
-        hidden = ref_linear(w, f"{name}.mlp.0", ref_norm(w, f"{name}.norm2", token))
-        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-        out.append(token + ref_linear(w, f"{name}.mlp.2", hidden))
-    return out
+def ref_block(w: dict[str, Tensor], name: str, heads: int, tokens: Tensor) -> Tensor:
+    """Of (T, D) tokens of one image."""
+    D = tokens.shape[1]
+    qkv = ref_linear(w, f"{name}.qkv", ref_norm(w, f"{name}.norm1", tokens))
+    attended = []
+    for start in range(0, D, D // heads):
+        q, k, v = (qkv[:, at + start : at + start + D // heads] for at in (0, D, 2 * D))
+        weights = (q @ k.T / math.sqrt(D // heads)).exp()
+        attended.append(weights @ v / weights.sum(dim=1, keepdim=True))
+    tokens = tokens + ref_linear(w, f"{name}.projection", torch.cat(attended, dim=1))
+    hidden = ref_linear(w, f"{name}.mlp.0", ref_norm(w, f"{name}.norm2", tokens))
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    return tokens + ref_linear(w, f"{name}.mlp.2", hidden)
 
 
-def ref_patch(image: Tensor, n: int) -> Tensor:
-    """(16,) patch n of an 8×8 image, row by row."""
-    top, left = 4 * (n // 2), 4 * (n % 2)
-    return torch.stack([image[0, top + i, left + j] for i in range(4) for j in range(4)])
+def ref_patches(image: Tensor) -> Tensor:
+    """(4, 16) the patches of an 8×8 image, row by row."""
+    corners = [(0, 0), (0, 4), (4, 0), (4, 4)]
+    return torch.stack([image[0, i : i + 4, j : j + 4].reshape(16) for i, j in corners])
 
 
 def ref_pass(
     w: dict[str, Tensor], network: MaskedAutoencoder, image: Tensor, visible: list[int]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The encoder's tokens, the class token first, and the pixels of all four patches."""
-    tokens = [w["class_token"]]
-    for n in visible:
-        tokens.append(
-            ref_linear(w, "embedding", ref_patch(image, n)) + network.positions[n].double()
-        )
-    tokens = [ref_norm(w, "norm", v) for v in ref_block(w, "encoder.0", 2, tokens)]
-    inputs = [ref_linear(w, "to_decoder", tokens[0])]
-    for n in range(4):
-        shown = n in visible
-        h = ref_linear(w, "to_decoder", tokens[1 + visible.index(n)]) if shown else w["mask_token"]
-        inputs.append(h + network.decoder_positions[n].double())
-    out = ref_block(w, "decoder.0", 2, inputs)[1:]
-    return tokens, [ref_linear(w, "pixels", ref_norm(w, "decoder_norm", v)) for v in out]
+) -> tuple[Tensor, Tensor]:
+    """The encoder's tokens, the class token first, and the pixels (4, 16) of all patches."""
+    embedded = ref_linear(w, "embedding", ref_patches(image)[visible])
+    seen = torch.cat([w["class_token"][None], embedded + network.positions[visible].double()])
+    tokens = ref_norm(w, "norm", ref_block(w, "encoder.0", 2, seen))
+    first, *shown = ref_linear(w, "to_decoder", tokens)
+    places = [shown[visible.index(n)] if n in visible else w["mask_token"] for n in range(4)]
+    rest = torch.stack(places) + network.decoder_positions.double()
+    out = ref_block(w, "decoder.0", 2, torch.cat([first[None], rest]))[1:]
+    return tokens, ref_linear(w, "pixels", ref_norm(w, "decoder_norm", out))
 
 
 def check_gradients(network: nn.Module, w: dict[str, Tensor], loss: Tensor, ref: Tensor) -> None:
-    """Of the network's loss and the reference's, by each parameter."""
-    torch.autograd.backward(loss)
-    torch.autograd.backward(ref)
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        assert w[name].grad is not None, name
-        assert float(parameter.grad.abs().max()) > 1e-6, name  # so that there is a gradient
-        torch.testing.assert_close(parameter.grad, w[name].grad, rtol=0, atol=1e-9, msg=name)
+    """Of the network's loss and the reference's, by each parameter that these use."""
+    torch.testing.assert_close(loss, ref, rtol=0, atol=1e-9)
+    torch.autograd.backward(loss.sum())
+    torch.autograd.backward(ref.sum())
+    for name, leaf in w.items():
+        found = network.get_parameter(name).grad
+        assert found is not None, name
+        assert float(found.abs().max()) > 1e-6, name  # so that there is a gradient
+        torch.testing.assert_close(found, leaf.grad, rtol=0, atol=1e-9, msg=name)
 
 
 def leaves(network: nn.Module) -> dict[str, Tensor]:
@@ -165,7 +154,7 @@ def leaves(network: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75])
 def test_the_masked_loss_and_its_gradient_are_those_written_out(ratio: float) -> None:
-    network, x = toy(), noise(3, 1, 8, 8).double()
+    network, x = toy(), noise(2, 1, 8, 8).double()
     torch.manual_seed(7)
     loss = network.loss(x, ratio)
     torch.manual_seed(7)
@@ -174,56 +163,41 @@ def test_the_masked_loss_and_its_gradient_are_those_written_out(ratio: float) ->
     for image, hidden, places in zip(x, mask.tolist(), restore.tolist(), strict=True):
         visible = [places.index(k) for k in range(4 - sum(hidden))]
         _, pixels = ref_pass(w, network, image, visible)
-        errors = [(pixels[n] - ref_patch(image, n)) ** 2 for n in range(4) if hidden[n]]
-        expected.append(sum(e.sum() for e in errors) / (16 * len(errors)))
-    ref = torch.stack(expected)
-    assert loss.shape == (3,)
-    torch.testing.assert_close(loss, ref, rtol=0, atol=1e-9)
-    check_gradients(network, w, loss.sum(), ref.sum())
+        expected.append((pixels - ref_patches(image)).square()[hidden].mean())
+    check_gradients(network, w, loss, torch.stack(expected))
 
 
 def test_the_unmasked_pass_and_its_gradient_are_those_written_out() -> None:
     network, x = toy(), noise(2, 1, 8, 8).double()
     w = leaves(network)
-    images, features, losses = torch.zeros(2, 1, 8, 8).double(), [], []
-    for b, image in enumerate(x):
+    features, patches, losses = [], [], []
+    for image in x:
         tokens, pixels = ref_pass(w, network, image, [0, 1, 2, 3])
-        features.append(sum(tokens[1:]) / 4)
-        losses.append(sum(((pixels[n] - ref_patch(image, n)) ** 2).sum() for n in range(4)) / 64)
-        for n in range(4):
-            top, left = 4 * (n // 2), 4 * (n % 2)
-            for i in range(4):
-                for j in range(4):
-                    images[b, 0, top + i, left + j] = pixels[n][4 * i + j].detach()
+        features.append(tokens[1:].mean(dim=0))
+        patches.append(pixels)
+        losses.append((pixels - ref_patches(image)).square().mean())
     found = network.reconstruct(x)
-    torch.testing.assert_close(found, images, rtol=0, atol=1e-9)
+    for image, pixels in zip(found, patches, strict=True):
+        torch.testing.assert_close(ref_patches(image), pixels, rtol=0, atol=1e-9)
     torch.testing.assert_close(network(x), found, rtol=0, atol=0)
     torch.testing.assert_close(network.features(x), torch.stack(features), rtol=0, atol=1e-9)
-    loss, ref = network.loss(x, 0), torch.stack(losses)
-    torch.testing.assert_close(loss, ref, rtol=0, atol=1e-9)
-    network.mask_token.requires_grad_(False)  # of which an unmasked pass makes no use
-    del w["mask_token"]
-    network.zero_grad()
-    torch.autograd.backward(loss.sum())
-    torch.autograd.backward(ref.sum())
-    for name, leaf in w.items():
-        torch.testing.assert_close(
-            network.get_parameter(name).grad, leaf.grad, rtol=0, atol=1e-9, msg=name
-        )
+    del w["mask_token"]  # of which an unmasked pass makes no use
+    check_gradients(network, w, network.loss(x, 0), torch.stack(losses))
 
 
 def test_positions_are_sines_and_cosines_of_rows_and_columns() -> None:
-    network = build((1, 12, 20), width=24)
-    assert network.positions.shape == (15, 24)
-    for n, code in enumerate(network.positions.tolist()):
-        row, column = divmod(n, 5)
-        expected = [
-            turn(place / 10_000 ** (k / 6))
-            for place in (row, column)
-            for turn in (math.sin, math.cos)
-            for k in range(6)
-        ]
-        assert code == pytest.approx(expected, abs=1e-6)
+    network = build((1, 12, 20), width=24, decoder_width=8)
+    for codes, width in ((network.positions, 24), (network.decoder_positions, 8)):
+        assert codes.shape == (15, width)
+        assert not codes.requires_grad
+        for n, code in enumerate(codes.tolist()):
+            expected = [
+                turn(place / 10_000 ** (k / (width // 4)))
+                for place in divmod(n, 5)
+                for turn in (math.sin, math.cos)
+                for k in range(width // 4)
+            ]
+            assert code == pytest.approx(expected, abs=1e-6)
 
 
 # -- sizes -------------------------------------------------------------------------------------
@@ -260,19 +234,8 @@ def test_parameters_of_the_convolutional_autoencoder(
     channels: int, side: int, parameters: int
 ) -> None:
     network = ConvolutionalAutoencoder((channels, side, side), 0, 1)
-    assert count(network) == parameters
+    assert count(network) == FlatModel(network, torch.device("cpu")).size == parameters
     assert f"{parameters:,}" in str(ConvolutionalAutoencoder.__doc__)
-    assert FlatModel(network, torch.device("cpu")).size == parameters
-
-
-def test_positions_are_distinct_and_no_parameters() -> None:
-    network = MaskedAutoencoder((3, 32, 32))
-    for name in ("positions", "decoder_positions"):
-        codes = network.get_buffer(name)
-        assert len(codes) == 64
-        assert float(torch.pdist(codes).min()) > 0.1
-        assert not codes.requires_grad
-        assert name not in network.state_dict()
 
 
 # -- patches -----------------------------------------------------------------------------------
@@ -336,38 +299,6 @@ def test_each_patch_is_masked_as_often_and_independently() -> None:
     assert float((both - 0.55).abs().max()) < 5 * 0.0079
 
 
-def test_masked_patches_do_not_reach_the_encoder() -> None:
-    network, x = build((1, 16, 16)), noise(3, 1, 16, 16)
-
-    def encode(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        torch.manual_seed(3)
-        return network.encode(images, 0.75)
-
-    tokens, mask, _ = encode(x)
-    changed = patchify(x, 4)
-    changed[mask] += 10
-    again, same, _ = encode(unpatchify(changed, 4, (1, 16, 16)))
-    assert torch.equal(same, mask)
-    assert torch.equal(again, tokens)
-
-    x.requires_grad_()
-    weights = noise(*tokens.shape, seed=1)  # the plain sum of a layer norm's outputs is constant
-    (gradient,) = torch.autograd.grad((encode(x)[0] * weights).sum(), x)
-    by_patch = patchify(gradient, 4).abs().amax(dim=2)
-    assert torch.equal(by_patch == 0, mask)
-
-
-def test_the_loss_counts_masked_patches_alone() -> None:
-    network, x = build(), noise(3, 1, 8, 8)
-    torch.manual_seed(3)
-    tokens, mask, restore = network.encode(x, 0.5)
-    error = (network.decode(tokens, restore) - patchify(x, 4)).square()
-    torch.manual_seed(3)
-    loss = network.loss(x, 0.5)
-    torch.testing.assert_close(loss, torch.stack([error[b, mask[b]].mean() for b in range(3)]))
-    assert not torch.allclose(loss, error.mean(dim=(1, 2)), rtol=0.01)
-
-
 # -- what is drawn -----------------------------------------------------------------------------
 
 
@@ -376,7 +307,7 @@ def test_the_same_generator_gives_the_same_bits() -> None:
 
     def trained() -> tuple[list[Tensor], Tensor]:
         network = build(patch=2, seed=5)
-        losses = train(network, x, 3, 0.75)
+        losses = train(network, x, 1, 0.75)
         return [p.detach() for p in network.parameters()], losses
 
     (first, losses), (second, again) = trained(), trained()
@@ -430,37 +361,16 @@ def train(network: nn.Module, x: Tensor, epochs: int, *ratio: float) -> Tensor:
 @torch.no_grad()
 def share_of_variance(network: nn.Module, x: Tensor) -> float:
     """The mean squared error of reconstructions, as a share of that of the mean image."""
-    return float((network.reconstruct(x) - x).square().mean() / variance(x))
-
-
-def variance(x: Tensor) -> float:
-    """The mean squared error of the mean image."""
-    return float((x - x.mean(dim=0)).square().mean())
-
-
-def test_it_learns_to_fill_in_digits() -> None:
-    x = digits()
-    losses = train(build(**SMALL), x, 24, 0.5)
-    assert float(losses[-1]) < 0.4 * float(losses[0])
-    assert float(losses[-1]) < 0.9 * variance(x)  # so that it looks at what is visible
+    error = (network.reconstruct(x) - x).square().mean()
+    return float(error / (x - x.mean(dim=0)).square().mean())
 
 
 def test_it_learns_to_reconstruct_digits() -> None:
     x = digits()
     network = build(patch=2, **SMALL)
-    before = share_of_variance(network, x)
+    assert share_of_variance(network, x) > 1
     train(network, x, 5, 0)
     assert share_of_variance(network, x) < 0.3
-    assert before > 1
-
-
-def test_the_convolutional_one_learns_to_reconstruct_digits() -> None:
-    x = interpolate(digits(), scale_factor=2)
-    torch.manual_seed(0)
-    network = ConvolutionalAutoencoder((1, 16, 16), float(x.min()), float(x.max()))
-    losses = train(network, x, 10)
-    assert float(losses[-1]) < 0.5 * float(losses[0])
-    assert share_of_variance(network, x) < 0.75
 
 
 # -- the convolutional autoencoder -------------------------------------------------------------
@@ -485,14 +395,6 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
     torch.testing.assert_close(found, expected)
     assert torch.equal(network(x), found)
     torch.testing.assert_close(network.loss(x), (found - x).abs().flatten(1).mean(dim=1))
-
-
-def test_it_reaches_both_ends_of_the_pixels_range() -> None:
-    network = ConvolutionalAutoencoder(GREY_28, -0.4, 2.8)
-    x = noise(2, *GREY_28)
-    for sign, end in ((1, 2.8), (-1, -0.4)):
-        nn.init.constant_(network.back1.bias, 100.0 * sign)
-        torch.testing.assert_close(network(x), torch.full_like(x, end))
 
 
 @pytest.mark.usefixtures("_deterministic")

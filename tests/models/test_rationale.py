@@ -156,9 +156,13 @@ def test_gradients_go_straight_through_the_choice() -> None:
 def test_evaluation_draws_nothing_unless_asked_to() -> None:
     network = build().eval()
     assert torch.equal(network(DOCUMENTS), network(DOCUMENTS))
-    sampled = build(evaluate="sampled").eval()
     torch.manual_seed(0)
-    assert not all(torch.equal(sampled(DOCUMENTS), sampled(DOCUMENTS)) for _ in range(5))
+    sampled, training = (
+        build(evaluate="sampled").eval(),
+        build(evaluate="budget", dropout=0.0).train(),
+    )
+    for drawing in (sampled, training):
+        assert not all(torch.equal(drawing(DOCUMENTS), drawing(DOCUMENTS)) for _ in range(5))
 
 
 @pytest.mark.parametrize(
@@ -187,13 +191,6 @@ def test_a_whole_share_of_words_is_not_rounded_up() -> None:
         assert chosen.sum(dim=1).tolist() == [count] * 4
 
 
-def test_in_training_words_are_drawn_whatever_the_budget() -> None:
-    network = build(evaluate="budget", share=0.5).train()
-    torch.manual_seed(0)
-    counts = {int(network.features.select(DOCUMENTS)[0].sum()) for _ in range(20)}
-    assert len(counts) > 1
-
-
 def test_documents_without_words_and_of_one() -> None:
     network = build()
     x = torch.tensor([[0, 0], [2, 0], [1, 1]]).int()  # the last of unknown words
@@ -211,12 +208,9 @@ def test_distances_of_encoders() -> None:
     cosine = 3 / (26**0.5 * 3)
     expected = {"frobenius": 5 + 2, "l2": 25 + 4, "l1": 7 + 2, "cos": 1 - cosine}
     assert found == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["frobenius", "l2", "l1", "cos"])
-def test_equal_encoders_are_at_no_distance_and_the_gradient_is_finite(kind: str) -> None:
     w = torch.tensor([1.0, -2.0], requires_grad=True)
-    distance = encoder_distance([w], [w.detach().clone()], kind)
-    assert float(distance.detach()) == pytest.approx(0, abs=2e-6)
-    (gradient,) = torch.autograd.grad(distance, w)
-    assert gradient.isfinite().all()
+    for kind in expected:  # of equal encoders
+        distance = encoder_distance([w], [w.detach().clone()], kind)
+        assert float(distance.detach()) == pytest.approx(0, abs=2e-6)
+        (gradient,) = torch.autograd.grad(distance, w)
+        assert gradient.isfinite().all()

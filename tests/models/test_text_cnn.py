@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from experiments import federation, small_experiment
-from fedsim import Run
+from fedsim import Run, run
 from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update
@@ -95,57 +94,13 @@ def read(x: Tensor) -> Tensor:
 # what is made of a document
 
 
-@given(st.lists(document, min_size=1, max_size=5))
+@given(st.lists(document, min_size=1, max_size=5), st.integers(0, 9))
 @settings(max_examples=60)
-def test_features_are_those_of_a_slow_loop(documents: list[list[int]]) -> None:
-    found = read(rows(*documents))
+def test_features_are_those_of_a_slow_loop(documents: list[list[int]], padding: int) -> None:
+    """Of documents that are empty or shorter than a window too, whatever lies beside them."""
+    found = read(rows(*documents, length=max(map(len, documents)) + padding))
     expected = np.array([slowly(NETWORK.features, words) for words in documents])
     assert found.numpy() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("words", [[], [3], [3, 4], [2, 2, 2], [1, 5, 1, 5]])
-def test_documents_that_are_empty_or_shorter_than_a_window(words: list[int]) -> None:
-    found = read(rows(words, length=9))
-    assert found.numpy()[0] == pytest.approx(slowly(NETWORK.features, words), abs=1e-5)
-
-
-@given(st.lists(document, min_size=1, max_size=5), st.integers(0, 20))
-@settings(max_examples=40)
-def test_a_document_is_read_alike_whatever_lies_beside_it(
-    documents: list[list[int]], padding: int
-) -> None:
-    together = read(rows(*documents, length=max(map(len, documents)) + padding))
-    for i, words in enumerate(documents):
-        alone = read(rows(words))
-        assert torch.allclose(together[i], alone[0], atol=1e-6)
-
-
-def test_the_order_of_words_counts_within_a_window_and_not_their_place() -> None:
-    one, other = read(rows([2, 3, 4, 6], [3, 2, 4, 6]))
-    assert not torch.allclose(one, other)
-    torch.manual_seed(0)
-    single = build(kernels=[1])
-    with torch.no_grad():
-        one, other = single.features(rows([2, 3, 4, 6], [6, 3, 2, 4]))
-    assert torch.allclose(one, other)
-
-
-def test_windows_that_are_only_padding_do_not_count() -> None:
-    """Zeros after the end would win where all real windows are below the bias."""
-    network = build(kernels=[1], filters=1, hidden=1)
-    features = network.features
-    assert isinstance(features, TextFeatures)
-    with torch.no_grad():
-        convolution = features.convolutions[0]
-        assert isinstance(convolution, nn.Conv1d)
-        assert convolution.bias is not None
-        convolution.weight[:] = -features.reader.vectors[2][None, :, None]
-        convolution.bias.fill_(0.5)
-        features.dense.weight.fill_(1)
-        features.dense.bias.fill_(0)
-        size = float(features.reader.vectors[2].square().sum())
-        found = features(rows([2], [], length=30))
-    assert found[:, 0].tolist() == pytest.approx([max(0.0, 0.5 - size), 0.5])
 
 
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 3))
@@ -162,14 +117,6 @@ def test_document_vectors_are_means_of_known_words(
         assert row.numpy() == pytest.approx(expected.numpy(), abs=1e-6)
 
 
-def test_document_vectors_by_hand() -> None:
-    table, known = vectors()
-    found = Reader(table, known).document_vectors(rows([2, 3, 2], [1, 5], [], [5, 4]))
-    assert torch.allclose(found[0], (2 * table[2] + table[3]) / 3)
-    assert not found[1:3].any()
-    assert torch.allclose(found[3], table[4])
-
-
 # the network as the rest of the package takes it
 
 
@@ -179,27 +126,18 @@ def test_vectors_are_no_part_of_the_weights() -> None:
     windows = sum(5 * D * width + 5 for width in (1, 2, 4))
     assert model.size == model.num_parameters == windows + 15 * 6 + 6 + 6 * CLASSES + CLASSES
     assert not any("vectors" in name or "known" in name for name in model.shapes)
-    before = network.features.reader.vectors.clone()  # type: ignore[union-attr, operator]
-    x, y = rows([2, 3], [4]), torch.tensor([0, 1])
-    gradient = model.gradient(nn.functional.cross_entropy(network(x), y))
-    model.load(model.vector - gradient)
-    assert torch.equal(network.features.reader.vectors, before)  # type: ignore[union-attr, arg-type]
-    assert network(x).shape == (2, CLASSES)
+    model.load(torch.zeros(model.size))
+    assert torch.equal(network.features.reader.vectors, vectors()[0])  # type: ignore[union-attr, arg-type]
 
 
-def test_the_representation_is_that_of_other_weights() -> None:
-    model = FlatModel(build(), CPU)
-    x = rows([2, 3, 4], [])
-    assert torch.allclose(representation(model.module, model.vector, x), read(x))
-
-
-def test_dropout_is_off_in_evaluation() -> None:
-    network = build(dropout=0.9)
-    x = rows([2, 3, 4])
-    assert torch.equal(network(x), network(x))
-    assert torch.allclose(network.features(x), read(x))
-    network.train()
-    assert not torch.equal(network.features(x.repeat(1, 1)), read(x))
+def test_the_representation_is_that_of_other_weights_without_dropout() -> None:
+    model = FlatModel(build(dropout=0.9), CPU)
+    x, weights = rows([2, 3, 4], []), model.vector.clone()
+    model.load(torch.zeros(model.size))
+    model.train()
+    assert torch.allclose(representation(model.module, weights, x), read(x))
+    model.load(weights)
+    assert not torch.allclose(model.module.features(x), read(x))  # type: ignore[operator]
 
 
 def test_the_networks_of_the_paper() -> None:
@@ -239,9 +177,9 @@ QUESTIONS = {
 THINGS = ["Rome", "the moon", "a very old book", "tea", "IBM", "the long river of the north"]
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> dict[str, Any]:
-    """The data section of 324 questions by the kind of their answer."""
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Sections of 324 questions, which are to be told apart by the kind of their answer."""
     lines = [
         f"{label}\t{pattern.strip().format(thing, other)} ?"
         for thing in THINGS
@@ -249,19 +187,19 @@ def texts(tmp_path: Path) -> dict[str, Any]:
         for label, patterns in QUESTIONS.items()
         for pattern in patterns.split("|")
     ]
-    path = tmp_path / "questions.txt"
+    path = tmp_path_factory.mktemp("texts") / "questions.txt"
     path.write_text("\n".join(lines) + "\n")
-    return {"name": "text", "path": str(path), "dimension": 8}
-
-
-def of_texts(texts: dict[str, Any], **sections: Any) -> dict[str, Any]:
     return {
-        "data": texts,
+        "data": {"name": "text", "path": str(path), "dimension": 8},
         "model": {**TINY, "kernels": [2, 3], "filters": 8, "hidden": 16},
         "partition": {"kind": "iid", "clients": 3},
-        "train": {"rounds": 4, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.2}},
-        **sections,
+        "train": {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.5}},
     }
+
+
+@pytest.fixture(scope="module")
+def done(texts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(**texts), tmp_path_factory.mktemp("runs"), progress=False)
 
 
 class Reads(FedAvg):
@@ -286,12 +224,10 @@ class Reads(FedAvg):
         return {"x": client.data.x, "central": client.central_test.x}
 
 
-def test_documents_are_learnt(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
-    rounds = {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.5}}
-    done = finish(**of_texts(texts, train=rounds))
+def test_documents_are_learnt(done: Run, texts: dict[str, Any]) -> None:
     assert done.rounds["accuracy"].iloc[-1] > 0.9
     assert done.rounds["train_loss"].iloc[-1] < done.rounds["train_loss"].iloc[0] / 2
-    data, _, spec = prepare(small_experiment(**of_texts(texts)))
+    data, _, spec = prepare(small_experiment(**texts))
     network = spec.build_model()
     network.load_state_dict(done.weights())  # which hold no vectors
     size = sum(tensor.numel() for tensor in done.weights().values())
@@ -307,8 +243,8 @@ def test_documents_are_learnt(finish: Callable[..., Run], texts: dict[str, Any])
 def test_words_reach_the_network_as_integers(
     finish: Callable[..., Run], texts: dict[str, Any]
 ) -> None:
-    name = f"{__name__}:Reads"
-    sections = of_texts(texts, method={"name": name}, train={"rounds": 1, "batch_size": 8})
+    train = {"rounds": 1, "batch_size": 8}
+    sections = {**texts, "method": {"name": f"{__name__}:Reads"}, "train": train}
     finish(**sections)
     experiment = small_experiment(**sections)
     data, splits, _ = prepare(experiment)
@@ -323,7 +259,7 @@ def test_stacks_of_documents_come_to_the_same(
     finish: Callable[..., Run], texts: dict[str, Any]
 ) -> None:
     """Or to one by one, which is no worse."""
-    sections = of_texts(texts)
+    sections = {**texts, "train": {**texts["train"], "rounds": 1}}
     alone = finish(**sections)
     stacked = finish(**sections, engine={"kind": "local", "clients_per_step": 3})
     for name, tensor in alone.weights().items():
@@ -333,9 +269,9 @@ def test_stacks_of_documents_come_to_the_same(
 def test_the_hash_of_data_is_that_of_the_vectors_too(texts: dict[str, Any]) -> None:
     found = []
     for dimension in (8, 9):
-        experiment = small_experiment(**of_texts({**texts, "dimension": dimension}))
-        data, splits, _ = prepare(experiment)
-        found.append(hashes(data, splits, experiment)["data_hash"])
+        data = {**texts["data"], "dimension": dimension}
+        experiment = small_experiment(**{**texts, "data": data})
+        found.append(hashes(*prepare(experiment)[:2], experiment)["data_hash"])
     assert found[0] != found[1]
 
 
@@ -349,23 +285,17 @@ def fitting(texts: bool) -> str:
     return ", ".join(names)
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet8"])
-def test_documents_need_a_model_of_documents(texts: dict[str, Any], name: str) -> None:
-    with pytest.raises(ExperimentError) as refusal:
-        prepare(small_experiment(**of_texts(texts, model={"name": name})))
-    assert str(refusal.value).startswith(f"model.name={name} takes numbers, and the data are docu")
-    assert str(refusal.value).endswith(f"models for them: {fitting(texts=True)}")
-    assert "text_cnn" in fitting(texts=True)
-
-
 def own_network(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), outputs))
 
 
-def test_a_function_of_ones_own_takes_numbers(texts: dict[str, Any]) -> None:
-    name = f"{__name__}:own_network"
-    with pytest.raises(ExperimentError, match="takes numbers, and the data are documents"):
-        prepare(small_experiment(**of_texts(texts, model={"name": name})))
+@pytest.mark.parametrize("name", ["mlp", "resnet8", f"{__name__}:own_network"])
+def test_documents_need_a_model_of_documents(texts: dict[str, Any], name: str) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        prepare(small_experiment(**{**texts, "model": {"name": name}}))
+    assert str(refusal.value).startswith(f"model.name={name} takes numbers, and the data are docu")
+    assert str(refusal.value).endswith(f"models for them: {fitting(texts=True)}")
+    assert "text_cnn" in fitting(texts=True)
 
 
 @pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "synthetic"}])
@@ -385,7 +315,8 @@ def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
 
 def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
     tasks = [[["place", "person"], ["number"]], [["number", "person"], ["place", "number"]]]
-    done = finish(**of_texts(texts, partition={"kind": "own_tasks", "tasks": tasks}))
+    train = {**texts["train"], "rounds": 4, "optimizer": {"lr": 0.2}}
+    done = finish(**{**texts, "partition": {"kind": "own_tasks", "tasks": tasks}, "train": train})
     assert len(done.tasks) == 16
     assert (
         done.tasks[(done.tasks["task"] == 1) & (done.tasks["client"] == 0)]["accuracy"].eq(1).all()
@@ -393,14 +324,12 @@ def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[
 
 
 def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> None:
-    data, _, spec = prepare(small_experiment(**of_texts(texts)))
+    data, _, spec = prepare(small_experiment(**texts))
     assert isinstance(data, Dataset)
-    assert spec.data.embeddings is not None
-    network = spec.build_model()
+    network, again = spec.build_model(), spec.build_model()
     features = network.get_submodule("features")
     assert isinstance(features, TextFeatures)
     assert torch.equal(features.reader.vectors, torch.tensor(data.vectors))
     assert torch.equal(features.reader.known, torch.tensor(data.known))
-    again = spec.build_model()
     for one, other in zip(network.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

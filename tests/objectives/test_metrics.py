@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import own_metrics
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as theirs
 
-from experiments import Say, small_experiment
+from experiments import FEW, Say, small_experiment
 from fedsim import Run, predictions, run
 from fedsim.cli import runs
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, MethodError
+from fedsim.explain.groups import explained_variance
 from fedsim.objectives import Batch, Classification, Rationales, Regression, merged, scores_of
 from fedsim.objectives import metrics as ours
 from fedsim.objectives.objective import totals_of
@@ -45,51 +49,60 @@ def data_of(classes: int) -> Dataset:
     return Dataset(x, y, x, y, tuple(f"c{c}" for c in range(classes)))
 
 
+# Few different values, so that ties, constants and repeated rows are common.
+VALUES = st.sampled_from([0.1, 0.3, -0.7, 1 / 3, 1e-9, 1e6, 3e7 + 0.1])
+PAIRS = st.integers(2, 9).flatmap(
+    lambda n: st.tuples(arrays(float, n, elements=VALUES), arrays(float, n, elements=VALUES))
+)
+CLASSES = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(
+        arrays(np.float32, (n, 3), elements=st.floats(-99, 99, width=32)),
+        arrays(np.int64, n, elements=st.integers(0, 2)),
+    )
+)
+
+
+@pytest.mark.filterwarnings("ignore")  # of classes that are predicted and do not occur
+@given(CLASSES)
+def test_scores_of_decisions_are_those_of_scikit_learn(pair: Any) -> None:
+    outputs, y = pair
+    predicted, labels = outputs.argmax(axis=1), range(3)
+    assert ours.macro_f1(outputs, y) == pytest.approx(
+        theirs.f1_score(y, predicted, average="macro"), abs=1e-12
+    )
+    assert ours.balanced_accuracy(outputs, y) == pytest.approx(
+        theirs.balanced_accuracy_score(y, predicted), abs=1e-12
+    )
+    recalls = theirs.recall_score(y, predicted, labels=labels, average=None, zero_division=0)
+    recalls[np.bincount(y, minlength=3) == 0] = np.nan
+    np.testing.assert_allclose(ours.class_accuracy(outputs, y), recalls, atol=1e-12)
+    matrix = theirs.confusion_matrix(y, predicted, labels=labels)
+    np.testing.assert_array_equal(ours.confusion(outputs, y), matrix)
+    assert 0 <= ours.ece(outputs, y) <= 1
+    assert 0 <= ours.auroc(outputs, y) <= 1 or len(np.unique(y)) == 1
+
+
 @pytest.mark.parametrize("present", [C, 4, 2])
-@pytest.mark.parametrize("seed", range(3))
-class TestOfClasses:
-    def test_scores_are_those_of_scikit_learn(self, seed: int, present: int) -> None:
-        outputs, y = examples(seed, present=present)
-        predicted = outputs.argmax(axis=1)
-        assert ours.macro_f1(outputs, y) == pytest.approx(
-            theirs.f1_score(y, predicted, average="macro"), abs=1e-12
-        )
-        with warnings.catch_warnings():  # of classes that are predicted and do not occur
-            warnings.simplefilter("ignore")
-            balanced = theirs.balanced_accuracy_score(y, predicted)
-        assert ours.balanced_accuracy(outputs, y) == pytest.approx(balanced, abs=1e-12)
-        recalls = theirs.recall_score(y, predicted, labels=range(C), average=None, zero_division=0)
-        found = ours.class_accuracy(outputs, y)
-        assert np.isnan(found[present:]).all()
-        np.testing.assert_allclose(found[:present], recalls[:present], atol=1e-12)
-        np.testing.assert_array_equal(
-            ours.confusion(outputs, y), theirs.confusion_matrix(y, predicted, labels=range(C))
-        )
-        for k in (1, 3):
-            expected = theirs.top_k_accuracy_score(y, outputs, k=k, labels=range(C))
-            assert ours.top_k_accuracy(k, outputs, y) == pytest.approx(expected, abs=1e-12)
-
-    def test_auroc_is_that_of_scikit_learn(self, seed: int, present: int) -> None:
-        outputs, y = examples(seed, present=present)
-        p = torch.tensor(outputs).double().softmax(dim=1).numpy()
-        if present == C:
-            expected = theirs.roc_auc_score(y, p, multi_class="ovr", average="macro")
-        else:
-            one_against_all = np.eye(C)[y][:, :present]
-            expected = theirs.roc_auc_score(one_against_all, p[:, :present], average="macro")
-        assert ours.auroc(outputs, y) == pytest.approx(expected, abs=1e-12)
-
-    def test_ece_is_the_sum_over_bins(self, seed: int, present: int) -> None:
-        outputs, y = examples(seed, present=present)
-        p = torch.tensor(outputs).double().softmax(dim=1).numpy()
-        found = 0.0
-        for b in range(15):
-            inside = [i for i in range(len(y)) if b / 15 < p[i].max() <= (b + 1) / 15]
-            if inside:
-                accuracy = np.mean([p[i].argmax() == y[i] for i in inside])
-                confidence = np.mean([p[i].max() for i in inside])
-                found += len(inside) / len(y) * abs(accuracy - confidence)
-        assert ours.ece(outputs, y) == pytest.approx(found, abs=1e-12)
+def test_scores_of_probabilities(present: int) -> None:
+    outputs, y = examples(present, present=present)
+    p = torch.tensor(outputs).double().softmax(dim=1).numpy()
+    for k in (1, 3):
+        expected = theirs.top_k_accuracy_score(y, outputs, k=k, labels=range(C))
+        assert ours.top_k_accuracy(k, outputs, y) == pytest.approx(expected, abs=1e-12)
+    if present == C:
+        expected = theirs.roc_auc_score(y, p, multi_class="ovr", average="macro")
+    else:
+        one_against_all = np.eye(C)[y][:, :present]
+        expected = theirs.roc_auc_score(one_against_all, p[:, :present], average="macro")
+    assert ours.auroc(outputs, y) == pytest.approx(expected, abs=1e-12)
+    gaps = 0.0
+    for b in range(15):
+        inside = [i for i in range(len(y)) if b / 15 < p[i].max() <= (b + 1) / 15]
+        if inside:
+            accuracy = np.mean([p[i].argmax() == y[i] for i in inside])
+            confidence = np.mean([p[i].max() for i in inside])
+            gaps += len(inside) / len(y) * abs(accuracy - confidence)
+    assert ours.ece(outputs, y) == pytest.approx(gaps, abs=1e-12)
 
 
 def test_ties_and_a_single_class() -> None:
@@ -100,15 +113,27 @@ def test_ties_and_a_single_class() -> None:
     assert ours.ece(certain, np.array([0, 0])) == 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_correlations_are_those_of_scipy(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_correlations_are_those_of_scipy() -> None:
+    rng = np.random.default_rng(0)
     y = np.round(rng.standard_normal(50), 1)  # with ties
     outputs = (y[:, None] + rng.standard_normal((50, 1))).astype(np.float32)
     x = outputs[:, 0].astype(np.float64)
     assert ours.pearson(outputs, y) == pytest.approx(stats.pearsonr(x, y)[0], abs=1e-12)
     assert ours.spearman(outputs, y) == pytest.approx(stats.spearmanr(x, y)[0], abs=1e-12)
-    assert np.isnan(ours.pearson(np.ones((50, 1), np.float32), y))
+
+
+@given(PAIRS)
+def test_scores_of_numbers_stay_in_their_ranges(pair: Any) -> None:
+    x, y = pair
+    for score in (ours.pearson, ours.spearman):
+        constant = np.ptp(x) == 0 or np.ptp(y) == 0
+        assert math.isnan(score(x, y)) if constant else -1 <= score(x, y) <= 1
+        assert -1 <= score(x, x + 0) <= 1 or np.ptp(x) == 0
+    found = Regression().scores_of(x, y)
+    explained = explained_variance((x > y)[:, None], y[:, None], np.ones((1, 1)))
+    for share in (found["r2"], explained[0]):
+        assert math.isnan(share) if np.ptp(y) == 0 else share <= 1
+    assert min(found["rmse"], found["mae"]) >= 0
 
 
 def test_any_cut_gives_the_same_bits() -> None:
@@ -138,6 +163,10 @@ def test_of_some_classes_the_others_have_no_part() -> None:
 
 class TestRuns:
     NAMES = ("macro_f1", "class_accuracy", "top5_accuracy", "auroc", "ece", "confusion")
+    COMMON: ClassVar[dict[str, Any]] = {
+        "train": {"rounds": 3},
+        "partition": {"kind": "iid", "clients": 4, "test_fraction": 0.2},
+    }
 
     @pytest.fixture(scope="class")
     def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
@@ -146,10 +175,7 @@ class TestRuns:
     def experiment(self, **sections: Any) -> Any:
         own = ["own_metrics:f2", "own_metrics:extremes", "own_metrics:error_rate"]
         evaluate = {"metrics": [*self.NAMES, *own], "clients": True}
-        partition = {"kind": "iid", "clients": 4, "test_fraction": 0.2}
-        return small_experiment(
-            **{"train": {"rounds": 3}, "evaluate": evaluate, "partition": partition, **sections}
-        )
+        return small_experiment(**{**self.COMMON, "evaluate": evaluate, **sections})
 
     def test_rounds_have_what_the_predictions_say(self, done: Run) -> None:
         found, last = predictions(done), done.rounds.iloc[-1]
@@ -206,11 +232,7 @@ class TestRuns:
         assert "class_accuracy" not in text
 
     def test_nothing_else_changes(self, done: Run, finish: Finish) -> None:
-        plain = finish(
-            train={"rounds": 3},
-            partition={"kind": "iid", "clients": 4, "test_fraction": 0.2},
-            evaluate={"clients": True},
-        )
+        plain = finish(**self.COMMON, evaluate={"clients": True})
         assert plain.confusion.empty
         kept = [column for column in plain.rounds if column != "seconds"]
         assert done.rounds[kept].equals(plain.rounds[kept])
@@ -294,10 +316,7 @@ def test_metrics_need_outputs_of_their_kind(name: str) -> None:
         ),
         ({"metrics": ["own_metrics:strange"]}, "best must be 'max' or 'min', not 'least'"),
         (
-            {
-                "metrics": ["confusion"],
-                "partition": {"kind": "own_tasks", "tasks": [[["0", "1"]]]},
-            },
+            {"metrics": ["confusion"], "partition": TASKS},
             "confusion is not for clients that learn tasks one after another",
         ),
     ],
@@ -305,10 +324,11 @@ def test_metrics_need_outputs_of_their_kind(name: str) -> None:
 def test_metrics_that_do_not_fit_are_refused(
     finish: Finish, sections: dict[str, Any], told: str
 ) -> None:
-    metrics = sections.pop("metrics") if "metrics" in sections else []
     plain = {"partition": {"kind": "iid", "clients": 2}}
+    others = {key: section for key, section in sections.items() if key != "metrics"}
+    metrics = sections["metrics"]
     with pytest.raises(ExperimentError) as refusal:
-        finish(**{**plain, **sections}, evaluate={"metrics": metrics})
+        finish(**{**plain, **others}, evaluate={"metrics": metrics})
     assert f"evaluate.metrics: {metrics[0]}" in str(refusal.value)
     assert told in str(refusal.value)
 
@@ -319,22 +339,16 @@ def test_a_function_that_fails_is_named(finish: Finish) -> None:
     metrics |= {"word": f"{must} 'good'", "vector": rf"{must} an array of shape \(\d+,\)"}
     for name, message in metrics.items():
         with pytest.raises(MethodError, match=rf"^metric own_metrics:{name}:? {message}$"):
-            finish(evaluate={"metrics": [f"own_metrics:{name}"]})
+            finish(data=FEW, evaluate={"metrics": [f"own_metrics:{name}"]})
 
 
 def test_a_score_that_is_nan_is_told_once(tmp_path: Path) -> None:
     lines: list[Progress] = []
-    experiment = small_experiment(evaluate={"metrics": ["own_metrics:undefined"]})
+    evaluate = {"metrics": ["own_metrics:undefined"]}
+    experiment = small_experiment(data=FEW, train={"rounds": 2}, evaluate=evaluate)
     run(experiment, tmp_path, progress=lines.append)
     told = [line for line in lines if isinstance(line, str) and "NaN" in line]
     assert told == ["warning: undefined is NaN"]
-
-
-def test_metrics_are_listed(say: Say) -> None:
-    code, text, _ = say("list", "metrics")
-    assert code == 0
-    for name in ours.KNOWN_METRICS:
-        assert name in text
 
 
 def test_regressions_know_nothing_of_them_unless_asked() -> None:

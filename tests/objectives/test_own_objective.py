@@ -14,6 +14,7 @@ from own_components import TAGS, MultiLabel, Tagged
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.errors import ExperimentError
+from fedsim.launch.prepare import prepare
 
 Finish = Callable[..., Run]
 
@@ -27,22 +28,19 @@ MULTI_LABEL: dict[str, Any] = {
 }
 
 
-def test_metrics_are_columns_of_rounds_and_clients(finish: Finish) -> None:
-    done = finish(**MULTI_LABEL)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(**MULTI_LABEL), tmp_path_factory.mktemp("runs"), progress=False)
+
+
+def test_metrics_are_columns_of_rounds_and_clients(done: Run) -> None:
     data, rounds = Tagged().load(), done.rounds
     assert rounds["macro_f1"].iloc[-1] > rounds["macro_f1"].iloc[0]
     assert rounds["auroc"].iloc[-1] > 0.85
     # As worked out at once on the whole test set.
-    network = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)
-    )
-    weights = done.weights()
-    shapes = {name: tuple(w.shape) for name, w in weights.items()}
-    assert sorted(shapes.values()) == [(3,), (3, 16), (16,), (16, 8)]
-    by_shape = {tuple(w.shape): w for w in weights.values()}
+    network = prepare(done.experiment)[2].build_model().eval()
+    network.load_state_dict(done.weights())
     with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(by_shape[tuple(parameter.shape)])
         found = (network(torch.from_numpy(data.test_x)) > 0).numpy() == (data.test_y > 0.5)
     for k, tag in enumerate(TAGS):
         assert rounds[f"accuracy/{tag}"].iloc[-1] == pytest.approx(found[:, k].mean())
@@ -67,26 +65,22 @@ def test_methods_that_need_classes_are_refused(method: str) -> None:
     assert "fedavg" in told.partition("methods that can: ")[2]
 
 
-def test_stacks_train_it_as_well(finish: Finish) -> None:
-    alone = finish(**MULTI_LABEL)
+def test_stacks_train_it_as_well(finish: Finish, done: Run) -> None:
     stacked = finish(**MULTI_LABEL, engine={"clients_per_step": 3})
-    for name, weights in alone.weights().items():
+    for name, weights in done.weights().items():
         torch.testing.assert_close(stacked.weights()[name], weights, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
-def test_shards_on_two_actors_score_the_same(finish: Finish) -> None:
-    local = finish(**MULTI_LABEL)
+def test_shards_on_two_actors_score_the_same(finish: Finish, done: Run) -> None:
     ray = finish(**MULTI_LABEL, engine={"kind": "ray", "actors": 2})
-    assert ray.result_hash == local.result_hash
+    assert ray.result_hash == done.result_hash
 
 
-def test_report_and_summary_show_its_metrics(tmp_path: Path, say: Say) -> None:
-    done = run(small_experiment(**MULTI_LABEL), tmp_path)
-    page = tmp_path / "page.html"
-    code, _, err = say("report", str(done.path), "--out", str(page))
+def test_report_and_summary_show_its_metrics(done: Run, say: Say) -> None:
+    code, _, err = say("report", str(done.path), "--out", "page.html")
     assert code == 0, err
-    text = page.read_text()
+    text = Path("page.html").read_text()
     assert "macro F1" in text
     assert "AUROC" in text
     assert "calibration error" in text

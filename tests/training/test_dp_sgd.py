@@ -12,13 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import (
-    federation,
-    interrupted,
-    small_experiment,
-    with_method,
-)
-from fedsim import Run, resume, run
+from experiments import FEW, federation, interrupted, small_experiment, with_method
+from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
 from fedsim.errors import BadInput, ClientError
 from fedsim.launch.prepare import prepare
@@ -31,7 +26,6 @@ from fedsim.training.dropout import replace_dropout
 from fedsim.training.job import DrawnBatch
 
 Finish = Callable[..., Run]
-FEW = {"name": "digits", "test_fraction": 0.75}
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
 TEXTS: dict[str, Any] = {
@@ -84,15 +78,31 @@ def test_steps_are_those_of_the_paper(clip: float, z: float) -> None:
     assert limited.steps == 3
 
 
-def test_epsilon_of_each_client_is_on_record(finish: Finish) -> None:
-    train = {"rounds": 3, "participation": 0.5, "batch_size": 16, "optimizer": {"lr": 0.1}}
-    done = finish(privacy=PRIVACY, train=train)
-    privacy, spent = Privacy(**PRIVACY), dict.fromkeys(range(10), 0)
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    train = {"rounds": 4, "participation": 0.5, "local_epochs": 2, "optimizer": {"lr": 2.0}}
+    return small_experiment(
+        data=FEW,
+        partition={"kind": "iid", "clients": 4},
+        privacy={**PRIVACY, "noise_multiplier": 0.5},
+        train=train,
+        checkpoint={"every": 1},
+    )
+
+
+@pytest.fixture(scope="module")
+def done(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(experiment, tmp_path_factory.mktemp("runs"), progress=False)
+
+
+def test_epsilon_of_each_client_is_on_record(done: Run) -> None:
+    privacy, spent = done.experiment.privacy, dict.fromkeys(range(4), 0)
+    assert isinstance(privacy, Privacy)
     largest = 0.0
     for t, rows in done.clients.groupby("round"):
         for row in rows.to_dict("records"):
             n = row["samples"]
-            spent[row["client"]] += math.ceil(n / 16)
+            spent[row["client"]] += 2 * math.ceil(n / 16)
             q = min(1.0, 16 / n)
             expected = privacy.epsilon({(q, 1): spent[row["client"]]})
             assert row["epsilon"] == pytest.approx(expected)
@@ -100,29 +110,15 @@ def test_epsilon_of_each_client_is_on_record(finish: Finish) -> None:
         assert done.rounds["epsilon"][int(t) - 1] == pytest.approx(largest)
 
 
-def test_resumed_it_knows_what_it_has_spent(tmp_path: Path) -> None:
-    sections: dict[str, Any] = {
-        "data": FEW,
-        "privacy": PRIVACY,
-        "train": {"rounds": 4, "participation": 0.5},
-        "checkpoint": {"every": 1},
-    }
-    whole = run(small_experiment(**sections), tmp_path / "whole", progress=False)
-
-    folder = interrupted(small_experiment(**sections), tmp_path / "cut", 2)
-    assert resume(folder, progress=False).result_hash == whole.result_hash
+def test_resumed_it_knows_what_it_has_spent(
+    done: Run, experiment: Experiment, tmp_path: Path
+) -> None:
+    folder = interrupted(experiment, tmp_path, 2)
+    assert resume(folder, progress=False).result_hash == done.result_hash
 
 
-def test_it_learns(finish: Finish) -> None:
-    train = {"rounds": 6, "local_epochs": 2, "optimizer": {"lr": 1.0}}
-    done = finish(privacy={**PRIVACY, "noise_multiplier": 0.5}, train=train)
+def test_it_learns(done: Run) -> None:
     assert done.rounds["accuracy"].iloc[-1] > 0.6
-
-
-@pytest.mark.parametrize("name", ["scaffold", "fedprox", "moon"])
-def test_other_methods(finish: Finish, name: str) -> None:
-    done = finish(**with_method(name, data=FEW, privacy=PRIVACY, train={"rounds": 2}))
-    assert done.clients["epsilon"].gt(0).all()
 
 
 class Branches(nn.Linear):
@@ -156,15 +152,17 @@ def test_networks_beyond_vmap_take_one_example_after_another(z: float) -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"model": {"name": "networks:regularised"}},
+        {"method": {"name": "scaffold"}},
+        {"method": {"name": "fedprox"}},
         {"model": {"name": "networks:regularised"}, "method": {"name": "moon"}},
         {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
         {**TEXTS, "model": {"name": "rationale", "hidden": 4}},
         {**TEXTS, "model": {"name": "rationale", "hidden": 4}, "method": {"name": "fedrnl"}},
     ],
 )
-def test_networks_that_draw_random_numbers(finish: Finish, sections: dict[str, Any]) -> None:
-    done = finish(**sections, privacy=PRIVACY, train={"rounds": 1})
+def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str, Any]) -> None:
+    data = {"name": "digits", "subset": 0.1}
+    done = finish(**{"data": data, **sections}, privacy=PRIVACY, train={"rounds": 2})
     assert done.clients["epsilon"].gt(0).all()
 
 
