@@ -112,24 +112,6 @@ class TestSlowLoops:
         assert "drift_rank" not in row_of(made, KEYS[3])  # not explained the time before
         assert "agreement_rank" not in row_of(made, GLOBAL)
 
-    def test_equal_models_agree_and_do_not_drift(self) -> None:
-        for lengths in ((P,) * m, SHORT):
-            found = {key: explained(3, lengths) for key in KEYS}
-            made = compared(found, before=compared(found).last)
-            for how in SIMILARITIES:
-                for name, whose, value in [
-                    ("agreement", KEYS[1:], 1),
-                    ("global_agreement", KEYS[1:], 1),
-                    ("drift", KEYS, 0),
-                ]:
-                    for key in whose:
-                        assert row_of(made, key)[f"{name}_{how}"] == pytest.approx(
-                            value, abs=1e-12
-                        )
-                    column = made.columns[f"random/client_{name}_{how}"]
-                    assert column == pytest.approx(value, abs=1e-12)
-                assert made.columns[f"random/drift_{how}"] == pytest.approx(0, abs=1e-12)
-
     def test_nothing_is_said_of_a_client_alone(self) -> None:
         made = compared(models(KEYS[:2]))
         assert not any("client_agreement" in column for column in made.columns)
@@ -242,20 +224,6 @@ class TestMeans:
 
 
 class TestNames:
-    def test_of_columns(self) -> None:
-        keys: list[Key] = [*KEYS[:3], ("personal", 1), ("personal", 2)]
-        found = {key: explained(i, scores={"deletion": np.ones(m)}) for i, key in enumerate(keys)}
-        about = section("deletion", *SHARED)
-        made = compared(found, about, compared(found, about).last)
-        expected = {f"random/{prefix}deletion" for prefix in ("", "client_", "personal_")}
-        for name, prefixes in [
-            ("drift", ("", "client_", "personal_")),
-            ("agreement", ("client_", "personal_")),
-            ("global_agreement", ("client_", "personal_")),
-        ]:
-            expected |= {f"random/{p}{name}_{how}" for p in prefixes for how in SIMILARITIES}
-        assert set(made.columns) == expected
-
     def test_of_rows(self) -> None:
         made = compared(models())
         assert [(row["explainer"], row["model"], row["client"]) for row in made.rows] == [

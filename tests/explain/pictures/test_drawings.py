@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments import Say, small_experiment
+from experiments import Say, ran, small_experiment
 from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
@@ -60,9 +59,8 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    made = small_experiment(train={"rounds": 1}, model={"name": "mlp", "hidden": [4]})
-    return run(made, tmp_path_factory.mktemp("digits"))
+def digits() -> Run:
+    return ran(train={"rounds": 1}, model={"name": "mlp", "hidden": [4]})
 
 
 @pytest.fixture
@@ -144,14 +142,11 @@ def test_bars_of_several_hospitals_have_one_order_and_one_scale(
         assert overlapping(figure) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [("Ulm", [2]), (["St. Mary's", 0], [1, 0]), ("2", [2]), (1, [1])],
-)
-def test_clients_by_name(clinics: Run, asked: Any, expected: list[int]) -> None:
-    frame = explanations(clinics, "gradient", client=asked, row=0).frame
-    assert frame["client"].tolist() == expected
-    assert frame["client_name"].tolist() == [SITES[k] for k in expected]
+def test_clients_by_name(clinics: Run) -> None:
+    for asked, expected in [("Ulm", [2]), (["St. Mary's", 0], [1, 0]), ("2", [2]), (1, [1])]:
+        frame = explanations(clinics, "gradient", client=asked, row=0).frame  # type: ignore[arg-type]
+        assert frame["client"].tolist() == expected
+        assert frame["client_name"].tolist() == [SITES[k] for k in expected]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +214,7 @@ def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "begins"),
     [
-        *[(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+        *[(".png", b"\x89PNG"), (".SVG", b"<?xml"), (".pdf", b"%PDF")],
         *[(".jpg", b"\xff\xd8"), (".eps", b"%!PS")],
     ],
 )
@@ -246,10 +241,7 @@ def test_other_formats_are_refused(digits: Run, tmp_path: Path) -> None:
     assert Image.open(path).format == "PNG"
 
 
-@pytest.mark.parametrize("name", ["maps.xyz", "maps.bmp"])
-def test_other_formats_are_refused_before_anything_is_read(
-    name: str, say: Say, tmp_path: Path
-) -> None:
-    code, text, told = say("explain", "no-run", "--out", name)
+def test_other_formats_are_refused_before_anything_is_read(say: Say) -> None:
+    code, text, told = say("explain", "no-run", "--out", "maps.xyz")
     assert (code, text) == (2, "")
-    assert told.startswith(f"error: {name}: the name of a picture must end in .png, ")
+    assert told.startswith("error: maps.xyz: the name of a picture must end in .png, ")

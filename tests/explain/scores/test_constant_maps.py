@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from experiments import Say, small_experiment
 from fedsim import Run, explanations, run
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Attribution, Gradient, Lrp, attributions
+from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions
+from fedsim.explain.explainers.mimic import TreeExplainer
 from fedsim.explain.section import SCORES
 from fedsim.models import models
 from fedsim.results.maps import agreement_matrix
@@ -150,7 +152,7 @@ def test_text_pictures_and_rows_say_so(
 def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
     wanted = [n for n, s in SCORES.items() if s.about != "truth"]
     made = small_experiment(
-        model=MLP,
+        **KINDS["table"],
         train={"rounds": 2},
         explain={
             **{"explainers": [LEVEL, "gradient"], "every": 1, "inputs": 3, "clients": 3},
@@ -182,28 +184,8 @@ def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
     assert "say nothing" in Path("page.html").read_text(encoding="utf-8")
 
 
-def test_other_inputs_keep_their_scores(tmp_path: Path) -> None:
-    settings = {"name": LEVEL, "only_first": True}
-    made = small_experiment(
-        model=MLP,
-        train={"rounds": 1},
-        explain={"explainers": [settings], "inputs": 3, "of": ["global"], "maps": True},
-    )
-    done = run(made, tmp_path)
-    (row,) = done.explanations.to_dict("records")
-    assert row["uninformative"] == 1
-    assert row["sparseness"] > 0.2  # of a ramp, not halved by the flat one
-    assert np.isnan(done.maps["deletion"].iloc[0]).all()
-    assert np.isfinite(done.maps["deletion"].iloc[1]).all()
-
-
 def test_a_tree_of_one_leaf_says_so(finish: Finish) -> None:
     done = finish(model=MLP, train={"rounds": 1, "optimizer": {"lr": 1e-6}})
-    network = explanations(done, Gradient(), row=0)  # keeps the run's model loaded
-    assert len(network) == 1
-    from fedsim.analysis.replay import ModelSnapshot
-    from fedsim.explain.explainers.mimic import TreeExplainer
-
     snapshot = ModelSnapshot.of(done)
     snapshot.own[:] = 0
     text = snapshot.explain(TreeExplainer(iterations=300)).text()
