@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import LITTLE_TEACHER, interrupted, ran, small_experiment
+from experiments import interrupted, ran, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.conditions import explaining
@@ -24,7 +24,6 @@ from fedsim.explain.scores.relevance import (
     relevance_mass,
     relevance_rank,
 )
-from fedsim.explain.section import SIMILARITIES
 from fedsim.launch.prepare import prepare
 from fedsim.models import RuleModel
 from fedsim.results.records import chained
@@ -323,38 +322,6 @@ class TestPersonalModels:
                 one, other = (maps(done, t, model, k) for model in ("cohort", "personal"))
                 np.testing.assert_array_equal(stacked(one), stacked(other))
         assert len(kept) > 2
-
-    @pytest.mark.parametrize("psi", [0.0, 1.0])
-    def test_of_xpfl_are_fused(self, finish: Finish, psi: float) -> None:
-        done = finish(
-            partition={"kind": "iid", "clients": 3, "labelled_fraction": 0.2},
-            model={"name": "mlp", "hidden": [4]},
-            method={"name": "xpfl", "psi": psi, "lam": 0, "teacher": LITTLE_TEACHER},
-            train={"rounds": 1},
-            explain={
-                **EXPLAIN,
-                "explainers": ["gradient", "tree"],
-                "of": ["global", "cohort", "personal"],
-                "scores": ["agreement", "global_agreement"],
-                "maps": True,
-            },
-        )
-        found = done.maps.query("explainer == 'gradient'")
-        by_model = {
-            key: stacked(frame) for key, frame in found.groupby(["model", "client"], dropna=False)
-        }
-        (common,) = (relevance for (model, _), relevance in by_model.items() if model == "global")
-        for k in range(3):
-            fused, trained = by_model["personal", k], by_model["cohort", k]
-            np.testing.assert_array_equal(fused, trained if psi else common)
-            assert not np.array_equal(trained, common)
-        if not psi:
-            row = done.rounds.iloc[-1]
-            for how in SIMILARITIES:
-                for name in ("agreement", "global_agreement"):
-                    found_at = row[f"gradient/personal_{name}_{how}"]
-                    assert found_at == pytest.approx(1, abs=1e-9)
-                assert row[f"gradient/client_global_agreement_{how}"] < 1
 
 
 # kinds of models

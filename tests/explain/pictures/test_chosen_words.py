@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
-from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Occlusion
 from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import documents as highlight
@@ -159,38 +157,6 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
         "rationales client 0 round 2",
         "rationales client 3 round 2",
     }
-
-
-def test_words_that_are_drawn(tmp_path: Path) -> None:
-    made = small_experiment(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-        partition={"kind": "aspects", "clients": 4},
-        model={"name": "rationale", "hidden": 3, "share": 0.5, "evaluate": "sampled"},
-        train={"rounds": 2},
-    )
-    drawn = run(made, tmp_path)
-    subject = ModelSnapshot.of(drawn)
-    scores, last = explained(subject).scores, drawn.rounds.iloc[-1]
-    assert {name: last[name] for name in scores} == scores
-    inputs = Inputs.of_rows(subject.dataset, [0, 1])
-    assert documents(subject, inputs) == documents(subject, inputs)
-    with pytest.raises(BadInput, match=r"model\.evaluate=sampled samples the words"):
-        subject.explain(Occlusion(), inputs)
-
-
-def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path, say: Say) -> None:
-    made = small_experiment(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-        partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
-        model={"name": "rationale", "hidden": 3},
-        train={"rounds": 2},
-    )
-    done = run(made, tmp_path)
-    assert len(done.tasks) == 2 * 2 * 2
-    code, said, _ = say("explain", str(done.path), "--text", "lovely head")
-    assert code == 0
-    assert "accuracy: " in said
-    assert "lovely" in said
 
 
 def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:

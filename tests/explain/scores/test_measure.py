@@ -422,13 +422,14 @@ class TestTrees:
         asked, classes = rng.integers(-1, 7, (30, 4)).astype(float), rng.integers(0, 3, 30)
         found = tree.contributions(asked, classes)
         assert tree.depth > 2
-        for row, c, own in zip(asked, classes, found, strict=True):
+        for row, c, own, told in zip(asked, classes, found, tree.predict(asked), strict=True):
             expected, node = [0.0] * 4, 0
             while tree.feature[node] != LEAF:
                 f, before = tree.feature[node], tree.counts[node][c] / sum(tree.counts[node])
                 node = (tree.left if row[f] <= tree.threshold[node] else tree.right)[node]
                 expected[f] += tree.counts[node][c] / sum(tree.counts[node]) - before
             np.testing.assert_allclose(own, expected, atol=1e-12)
+            assert told == tree.counts[node].argmax()
             shares = (tree.counts[k][c] / sum(tree.counts[k]) for k in (node, 0))
             assert own.sum() == pytest.approx(next(shares) - next(shares), abs=1e-12)
 
