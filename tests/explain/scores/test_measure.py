@@ -237,18 +237,20 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
 
 
 class TestScores:
-    @pytest.mark.parametrize("explainer", ["occlusion", "random", "own"])
+    @pytest.mark.parametrize("explainer", ["occlusion", "occlusion, of labels", "random", "own"])
     @pytest.mark.parametrize("kind", [*NETWORKS, *RULES])
     def test_are_those_of_their_functions(self, kind: str, explainer: str) -> None:
+        """A number has no label; its explanation is of the prediction."""
         about, given = pieces(kind), {"name": explainer}
-        if explainer == "occlusion":
-            given["size"] = 2  # type: ignore[assignment]
+        if explainer.startswith("occlusion"):
+            given = {"name": "occlusion", "size": 2}  # type: ignore[dict-item]
         if explainer == "own":  # what is of this kind of models alone
             given["name"] = "rules" if kind in RULES else "gradient"
             if kind == "documents":
                 given = {"name": "occlusion"}
-        made = scored(about, given)
-        expected = by_hand(about, given)
+        target = "label" if "labels" in explainer else "decision"
+        made = scored(about, given, target=target)
+        expected = by_hand(about, given, target)
         np.testing.assert_array_equal(made.relevance, np.float32(expected["relevance"]))
         assert made.scores.keys() == expected["scores"].keys()
         for name, values in expected["scores"].items():
@@ -267,33 +269,6 @@ class TestScores:
         assert [*made.scores] == ["sufficiency", "pointing_game_signal", "pointing_game_noise"]
         assert not made.curves
         assert [*scored(pieces("table"), "random", ["insertion"]).curves] == ["insertion"]
-
-    @pytest.mark.parametrize("kind", ["table", "colours", "documents"])
-    def test_of_labels_and_of_decisions(self, kind: str) -> None:
-        about = pieces(kind)
-        decided = network(kind)(about[2].x).argmax(dim=1)
-        alike = decided == about[2].y
-        assert 0 < alike.sum() < len(alike)
-        of_labels, of_decisions = (
-            scored(about, "occlusion", target=target) for target in ("label", "decision")
-        )
-        for made, target in ((of_labels, "label"), (of_decisions, "decision")):
-            for name, values in by_hand(about, "occlusion", target)["scores"].items():
-                np.testing.assert_allclose(made.scores[name], values, rtol=1e-9, atol=1e-12)
-        same = (of_labels.relevance == of_decisions.relevance).all(axis=1)
-        present = of_labels.present.any(axis=1)  # of an empty document nothing is relevant
-        np.testing.assert_array_equal(same[present], alike.numpy()[present])
-
-    @pytest.mark.parametrize("kind", ["regression", "winner"])
-    def test_a_number_has_no_label(self, kind: str) -> None:
-        about = pieces(kind)
-        one, other = (
-            scored(about, "occlusion", target=target) for target in ("label", "decision")
-        )
-        np.testing.assert_array_equal(one.relevance, other.relevance)
-        # As near to itself as rounding allows, which differs with how many are asked about.
-        np.testing.assert_allclose(one.curves["deletion"][:, 0], 0, atol=1e-6)
-        assert (one.curves["insertion"] <= 0).all()
 
     def test_what_lowers_a_number_is_as_relevant_as_what_raises_it(self) -> None:
         model, data, inputs = pieces("regression", n=1)
