@@ -172,12 +172,13 @@ MEASURED = pd.DataFrame(
 
 def rows_of_source(of: str, folder: Path) -> tuple[Dataset, Dataset]:
     """The data of a source, and of one that does nothing to them."""
-    path, (kind, _, about) = folder / "all", of.partition(" ")
+    path, (kind, _, about) = folder / "all.csv", of.partition(" ")
     if kind == "table":
         predicts, _, scale = about.partition(" ")
         MEASURED.to_csv(path, index=False)
-        fields = {"label": "ward"} if predicts == "label" else {"target": "size"}
-        return Table(path=path, scale=scale, **fields).load(), Table(path=path, **fields).load()
+        fields = {predicts: "ward" if predicts == "label" else "size"}
+        raw = Table(path=path, **fields)
+        return raw.model_copy(update={"scale": scale}).load(), raw.load()
     if kind == "npz":
         x, y = (255 * RNG.random((20, 3))).astype(about), np.arange(20) % 2
         np.savez(path.with_suffix(".npz"), x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
@@ -214,7 +215,6 @@ def test_rows_as_their_file_has_them(tmp_path: Path, of: str, ending: str) -> No
         labels = Inputs.of_rows(data, range(len(raw.test_y))).labels
         assert labels == tuple(f"{y:.6g}" for y in raw.test_y)
     if of.startswith("table") and ending == ".csv":  # the very file, with the other columns
-        (tmp_path / "all").rename(tmp_path / "all.csv")
         known = {tuple(row) for row in np.concatenate([data.x, data.test_x]).tolist()}
         everything = Inputs.of_file(data, tmp_path / "all.csv").x
         assert known == {tuple(row) for row in everything.tolist()}
