@@ -692,33 +692,26 @@ class TestTarget:
         return network("mlp", (7,), hidden=(8, 8)), *examples((7,), 5)
 
     @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
-    def test_a_gradient_is_that_of_the_target(
-        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
-    ) -> None:
-        net, x, y = case
-        inputs = x.clone().requires_grad_()
-        f = net(inputs)
-        own = f.gather(1, y[:, None])[:, 0]
-        targets = {"class": own, "centred": own - f.mean(1), "outputs": (f**2).sum(1) / 2}
-        (expected,) = torch.autograd.grad(targets[target].sum(), inputs)
-        torch.testing.assert_close(explain("gradient", net, x, y, target=target), expected)
-
-    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
-    def test_the_targets_of_other_gradients(
-        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
-    ) -> None:
+    def test_of_gradients(self, target: str, case: tuple[nn.Module, Tensor, Tensor]) -> None:
         net, x, y = case
 
         def gradient(at: Tensor) -> Tensor:
-            return explain("gradient", net, at, y, target=target)
+            inputs = at.clone().requires_grad_()
+            f = net(inputs)
+            own = f.gather(1, y[:, None])[:, 0]
+            targets = {"class": own, "centred": own - f.mean(1), "outputs": (f**2).sum(1) / 2}
+            (found,) = torch.autograd.grad(targets[target].sum(), inputs)
+            return found
 
-        found = explain("gradient_x_input", net, x, y, target=target)
-        torch.testing.assert_close(found, x * gradient(x))
-        found = explain("integrated_gradients", net, x, y, target=target, steps=3)
         path = (gradient(x / 3) + gradient(2 * x / 3) + gradient(x)) / 3
-        torch.testing.assert_close(found, x * path)
-        found = explain("smoothgrad", net, x, y, target=target, samples=4, noise=0.0)
-        torch.testing.assert_close(found, gradient(x))
+        for name, expected, fields in (
+            ("gradient", gradient(x), {}),
+            ("gradient_x_input", x * gradient(x), {}),
+            ("integrated_gradients", x * path, {"steps": 3}),
+            ("smoothgrad", gradient(x), {"samples": 4, "noise": 0.0}),
+        ):
+            found = explain(name, net, x, y, target=target, **fields)
+            torch.testing.assert_close(found, expected)
 
     def test_lrp_starts_at_the_target(self) -> None:
         """Of a linear network: R_j = Σ_c a_j w_jc / f_c · R_c."""
