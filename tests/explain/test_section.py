@@ -316,23 +316,24 @@ class TestDefaults:
     @pytest.mark.parametrize(
         ("sections", "data", "explain", "of", "lacking"),
         [
-            (TABLE, loaded("table"), {}, "both", LOCATED),
-            (REGRESSION, loaded("regression"), {}, "both", LOCATED),
-            (TABLE, images(), {}, "both", LOCATED),
-            (TABLE, images("signal", "shortcut"), {}, "both", set()),
-            (REVIEWS, loaded("documents"), {}, "both", set()),
-            (TABLE, images("signal"), {"of": ["global"]}, "global", AGREEING),
-            (TABLE, images("signal"), {"of": ["cohort"]}, "cohort", {"global_agreement"}),
-            (TABLE, images("signal"), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
-            (TABLE, images("signal"), {"clients": 1}, "both", {"agreement"}),
-            (LOCAL, images("signal"), {}, "cohort", {"global_agreement"}),
-            (LOCAL, images("signal"), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
+            (TABLE, "table", {}, "both", LOCATED),
+            (REGRESSION, "regression", {}, "both", LOCATED),
+            (TABLE, (), {}, "both", LOCATED),
+            (TABLE, ("signal", "shortcut"), {}, "both", set()),
+            (REVIEWS, "documents", {}, "both", set()),
+            (TABLE, ("signal",), {"of": ["global"]}, "global", AGREEING),
+            (TABLE, ("signal",), {"of": ["cohort"]}, "cohort", {"global_agreement"}),
+            (TABLE, ("signal",), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
+            (TABLE, ("signal",), {"clients": 1}, "both", {"agreement"}),
+            (LOCAL, ("signal",), {}, "cohort", {"global_agreement"}),
+            (LOCAL, ("signal",), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
         ],
     )
     def test_whose_and_which_scores(
-        self, sections: Sections, data: Dataset, explain: Sections, of: str, lacking: set[str]
+        self, sections: Sections, data: Any, explain: Sections, of: str, lacking: set[str]
     ) -> None:
-        found = resolved(sections, data, **explain)
+        dataset = loaded(data) if isinstance(data, str) else images(*data)
+        found = resolved(sections, dataset, **explain)
         assert found.of == (("global", "cohort") if of == "both" else (of,))
         possible = (USUAL | LOCATED) - lacking
         assert found.scores == tuple(name for name in SCORES if name in possible)

@@ -82,7 +82,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution of all": (lambda: begun(nn.Conv2d(1, 16, 8), 1, 8, 8), (1, 8, 8)),
     "in strides": (lambda: begun(nn.Conv2d(3, 16, 8, stride=8), 3, 8, 8), (3, 8, 8)),
     "padded": (lambda: begun(nn.Conv2d(1, 4, 17, padding=8), 1, 8, 8), (1, 8, 8)),
-    "of a series": (lambda: begun(nn.Conv1d(1, 4, 8), 1, 8), (1, 8)),
+    "of a series": (lambda: begun(nn.Conv1d(1, 16, 8), 1, 8), (1, 8)),
     "of columns": (lambda: begun(nn.Conv2d(1, 16, (8, 1)), 1, 8, 8), (1, 8, 8)),
     "convolution": (lambda: models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
 }
