@@ -156,7 +156,6 @@ def test_number_of_panels(features: int, panels: int, tmp_path: Path) -> None:
     figure = draw_partitions(rules, examples(features=features), names)
     assert len(figure.axes) == panels
     assert ("Left out: 7 features" in words(figure)) == (features == 47)
-    save(figure, tmp_path / "partitions.png")
     save(draw_rules(rules, SOURCES[:2], names), tmp_path / "rules.png")
 
 
