@@ -87,3 +87,8 @@ def test_equal_features_are_not_told_apart() -> None:
     found = embed(np.ones((50, 8), dtype=np.float32), perplexity=5, iterations=300, seed=0)
     assert math.isnan(found.divergence)
     assert not found.places.any()
+
+
+def test_a_single_feature_is_embedded() -> None:
+    x = np.linspace(0, 1, 60, dtype=np.float32)[:, None]
+    assert embed(x, perplexity=5, iterations=300, seed=0).divergence < 2
