@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import doctest
 import json
 import logging
@@ -12,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 import ray
 from hypothesis import settings
 
-from fedsim import Experiment, grid, run
+from fedsim import Experiment, Run, grid, run
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import CONFIG, environment
 from fedsim.cluster.ray_compat import lean_start
@@ -127,6 +129,23 @@ NEEDS: dict[str, dict[str, Any]] = {
         "partition": {"labelled_fraction": 0.5},
     },
 }
+
+
+@cache
+def _folder_of_runs() -> Path:
+    folder = tempfile.mkdtemp(prefix="fedsim-runs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def _ran(sections: str) -> Run:
+    return run(small_experiment(**json.loads(sections)), _folder_of_runs())
+
+
+def ran(**sections: Any) -> Run:
+    """A run of a small experiment that tests only read: carried out once by a process."""
+    return _ran(json.dumps(sections, sort_keys=True))
 
 
 def with_method(name: str, **sections: Any) -> dict[str, Any]:

@@ -85,24 +85,6 @@ def test_rules_travel_to_openfl_xai_and_back(say: Say) -> None:
     found = read_published(Path("for_them"))
     for name, array in done.weights().items():
         np.testing.assert_array_equal(found[name], array.numpy())
-
-
-def test_crisp_rules(say: Say) -> None:
-    done = learn(model={"name": "tree_rules", "rules": 4})
-    code, text, _ = say("explain", str(done.path), "--row", "1")
-    assert code == 0
-    assert re.search(r"^  IF .*(≤|>).* THEN rate = \S+$", text, re.MULTILINE)
-    assert "(the mean of all rules that fire; alone it says" in text
-    assert (done.path / "explanations" / "rules-round-1.png").exists()
-    code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
-    assert code == 2
-    assert complaint == (
-        "error: --npy: OpenFL-XAI supports only rules of model.name=tsk with model.terms=3\n"
-    )
-
-
-def test_the_report_shows_them(say: Say) -> None:
-    done = learn()
     say("explain", str(done.path))
     ((heading, (table,), pictures),) = explanations(ReportData([done.path]))
     assert heading == "openfl_xai, seed 0"
@@ -117,6 +99,20 @@ def test_the_report_shows_them(say: Say) -> None:
     code, _, _ = say("report", str(done.path))
     assert code == 0
     assert "IF bond is" in (done.path / "report.html").read_text()
+
+
+def test_crisp_rules(say: Say) -> None:
+    done = learn(model={"name": "tree_rules", "rules": 4})
+    code, text, _ = say("explain", str(done.path), "--row", "1")
+    assert code == 0
+    assert re.search(r"^  IF .*(≤|>).* THEN rate = \S+$", text, re.MULTILINE)
+    assert "(the mean of all rules that fire; alone it says" in text
+    assert (done.path / "explanations" / "rules-round-1.png").exists()
+    code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
+    assert code == 2
+    assert complaint == (
+        "error: --npy: OpenFL-XAI supports only rules of model.name=tsk with model.terms=3\n"
+    )
 
 
 def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
@@ -138,12 +134,9 @@ def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
 
 
 def test_what_cannot_be_explained_is_said(say: Say) -> None:
-    network = learn(method={"name": "fedavg"}, model={"name": "mlp"})
     alone = learn(method={"name": "local_rules"})
     done = learn()
     for folder, words, message in [
-        (network.path, ["--explainer", "rules"], "model.name=mlp is a network, and has no rules"),
-        (network.path, ["--npy", "x"], "--npy writes rules, and this explains no rules"),
         (
             alone.path,
             [],
@@ -157,7 +150,6 @@ def test_what_cannot_be_explained_is_said(say: Say) -> None:
         ),
         (done.path, ["--explainer", "lrp"], "its models are rules, not networks"),
         (done.path, ["--row", "60"], "there is no row 60 in the test set; it has 60, counted"),
-        (done.path, ["--row", "-1"], "there is no row -1 in the test set"),
         (Path("nowhere"), [], "there is no such folder"),
     ]:
         code, text, complaint = say("explain", str(folder), *words)

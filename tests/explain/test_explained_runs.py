@@ -11,18 +11,22 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import LITTLE_TEACHER, small_experiment
+from experiments import interrupted, ran, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.conditions import explaining
 from fedsim.config.file import RawConfig
-from fedsim.errors import BadInput, RunError, RunFolderError
+from fedsim.errors import RunError, RunFolderError
 from fedsim.explain.scores.measure import measure
-from fedsim.explain.section import SIMILARITIES
+from fedsim.explain.scores.relevance import (
+    informative,
+    pointing_game,
+    relevance_mass,
+    relevance_rank,
+)
 from fedsim.launch.prepare import prepare
 from fedsim.models import RuleModel
 from fedsim.results.records import chained
-from fedsim.simulate import Progress
 from fedsim.sweep.search import SearchSweep
 from fedsim.sweep.trials import _judged, objective_value
 
@@ -55,6 +59,11 @@ RULES: Sections = {
     "train": {"rounds": 1},
 }
 XFED = {"images": 20, "perplexity": 3, "iterations": 300}
+LOCALISATIONS = {
+    "relevance_mass": relevance_mass,
+    "relevance_rank": relevance_rank,
+    "pointing_game": pointing_game,
+}
 TIMES = ["seconds", "explain_seconds"]
 # Two classes each, by their words; the tasks of two clients, three in turn.
 WORDS = {"a": "one two", "b": "three four", "c": "one three", "d": "two four"}
@@ -112,44 +121,40 @@ def stacked(frame: pd.DataFrame) -> Any:
 
 class TestBesideTheRun:
     @pytest.mark.parametrize(
-        "sections",
+        "name",
         [
-            {**TABLE, "method": {"name": "scaffold"}, "engine": {"clients_per_step": 2}},
-            {**TABLE, "method": {"name": "misbehaving_methods:DrawsFromTorch"}},
-            {**TABLE, "method": {"name": "misbehaving_methods:TrainsTwice"}},
-            IMAGES,
+            *("scaffold", "misbehaving_methods:DrawsFromTorch", "misbehaving_methods:TrainsTwice"),
+            *("dropout", "fedavg in turn", "fedseit in turn"),
         ],
-        ids=lambda s: str(s.get("method", {}).get("name", "dropout")),
     )
-    def test_nothing_else_changes(self, finish: Finish, sections: Sections) -> None:
-        train = {**sections["train"], "participation": 0.5}
-        plain = finish(**{**sections, "train": train})
-        done = finish(**{**sections, "train": train}, explain={**EXPLAIN, "every": 1})
+    def test_nothing_else_changes(self, finish: Finish, tmp_path: Path, name: str) -> None:
+        method, _, in_turn = name.partition(" ")
+        explain: Sections = {**EXPLAIN, "every": 1}
+        if in_turn:
+            sections, explain["explainers"] = stream(tmp_path, method), ["occlusion"]
+            if method == "fedseit":  # every task has a network of its own
+                explain["scores"] = ["sufficiency", "agreement", "drift"]
+        else:
+            sections = IMAGES if name == "dropout" else {**TABLE, "method": {"name": method}}
+            sections = {**sections, "train": {**sections["train"], "participation": 0.5}}
+        if name == "scaffold":
+            sections["engine"] = {"clients_per_step": 2}
+        plain, done = finish(**sections), finish(**sections, explain=explain)
         added = [name for name in done.rounds if name not in plain.rounds]
         assert added
         assert all(name == "explain_seconds" or "/" in name for name in added)
         assert_same(done.rounds.drop(columns=added), plain.rounds)
         assert_same(done.clients, plain.clients)
-        assert plain.explanations.empty
-        final, expected = done.weights(), plain.weights()
-        assert final.keys() == expected.keys()
-        assert all(torch.equal(final[name], expected[name]) for name in expected)
-        assert done.result_hash != plain.result_hash
-
-    @pytest.mark.parametrize("method", ["fedavg", "fedseit"])
-    def test_nor_for_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:
-        sections = stream(tmp_path, method)
-        plain = finish(**sections)
-        explain = {**EXPLAIN, "explainers": ["occlusion"], "every": 1}
-        if method == "fedseit":  # every task has a network of its own
-            explain["scores"] = ["sufficiency", "agreement", "drift"]
-        done = finish(**sections, explain=explain)
-        assert_same(done.rounds[[*plain.rounds]], plain.rounds)
-        assert_same(done.clients, plain.clients)
         assert_same(done.tasks, plain.tasks)
+        assert plain.explanations.empty or method == "fedseit"
+        assert done.result_hash != plain.result_hash
+        if not in_turn:
+            final, expected = done.weights(), plain.weights()
+            assert final.keys() == expected.keys()
+            assert all(torch.equal(final[name], expected[name]) for name in expected)
 
     def test_its_time_is_told_apart(self, finish: Finish) -> None:
-        one, other = (finish(**TABLE, explain=EXPLAIN) for _ in range(2))
+        one, other = ran(**TABLE, explain=EXPLAIN), finish(**TABLE, explain=EXPLAIN)
         assert one.rounds["explain_seconds"].notna().tolist() == [False, True, False, True]
         assert (one.rounds["explain_seconds"].dropna() > 0).all()
         assert not one.rounds["explain_seconds"].equals(other.rounds["explain_seconds"])
@@ -186,15 +191,7 @@ class TestAgain:
             checkpoint={"every": 2, "keep": "all"},
         )
         whole = run(made, tmp_path / "whole")
-
-        def interrupt(event: Progress) -> None:
-            if isinstance(event, dict) and event["round"] == 3:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(made, tmp_path / "broken", interrupt)
-        (folder,) = (tmp_path / "broken" / "small").iterdir()
-        resumed = resume(folder)
+        resumed = resume(interrupted(made, tmp_path / "broken", after=3))
         assert resumed.result_hash == whole.result_hash
         for table in ("rounds", "clients", "explanations", "maps"):
             assert_same(getattr(resumed, table), getattr(whole, table))
@@ -229,8 +226,8 @@ class TestWhose:
             assert len(cohort) == 3
             assert whose(done, t, "cohort") == done.experiment.explain.choose(cohort, 5, 0)
 
-    def test_rows_of_the_global_model_first(self, finish: Finish) -> None:
-        found = finish(**TABLE, explain=EXPLAIN).explanations
+    def test_rows_of_the_global_model_first(self) -> None:
+        found = ran(**TABLE, explain=EXPLAIN).explanations
         rows = found.query("round == 2")[["explainer", "model", "client"]].to_numpy().tolist()
         expected = [("global", np.nan), *(("cohort", k) for k in range(5))]
         for row, (name, (model, client)) in zip(
@@ -322,53 +319,15 @@ class TestPersonalModels:
                 np.testing.assert_array_equal(stacked(one), stacked(other))
         assert len(kept) > 2
 
-    @pytest.mark.parametrize("psi", [0.0, 1.0])
-    def test_of_xpfl_are_fused(self, finish: Finish, psi: float) -> None:
-        done = finish(
-            partition={"kind": "iid", "clients": 3, "labelled_fraction": 0.2},
-            model={"name": "mlp", "hidden": [4]},
-            method={"name": "xpfl", "psi": psi, "lam": 0, "teacher": LITTLE_TEACHER},
-            train={"rounds": 1},
-            explain={
-                **EXPLAIN,
-                "explainers": ["gradient", "tree"],
-                "of": ["global", "cohort", "personal"],
-                "scores": ["agreement", "global_agreement"],
-                "maps": True,
-            },
-        )
-        found = done.maps.query("explainer == 'gradient'")
-        by_model = {
-            key: stacked(frame) for key, frame in found.groupby(["model", "client"], dropna=False)
-        }
-        (common,) = (relevance for (model, _), relevance in by_model.items() if model == "global")
-        for k in range(3):
-            fused, trained = by_model["personal", k], by_model["cohort", k]
-            np.testing.assert_array_equal(fused, trained if psi else common)
-            assert not np.array_equal(trained, common)
-        if not psi:
-            row = done.rounds.iloc[-1]
-            for how in SIMILARITIES:
-                for name in ("agreement", "global_agreement"):
-                    found_at = row[f"gradient/personal_{name}_{how}"]
-                    assert found_at == pytest.approx(1, abs=1e-9)
-                assert row[f"gradient/client_global_agreement_{how}"] < 1
-
-    def test_there_are_none_of_semifl(self, finish: Finish) -> None:
-        with pytest.raises(BadInput, match="clients of this method keep no personal models"):
-            finish(
-                partition={"kind": "iid", "clients": 3, "server_fraction": 0.1},
-                method={"name": "semifl"},
-                explain={**EXPLAIN, "of": ["personal"], "scores": ["sufficiency"]},
-            )
-
 
 # kinds of models
 
 
 class TestRules:
-    @pytest.mark.parametrize("model", ["tsk", "tree_rules"])
-    @pytest.mark.parametrize("method", ["openfl_xai", "local_rules"])
+    @pytest.mark.parametrize(
+        ("method", "model"),
+        [("openfl_xai", "tsk"), ("openfl_xai", "tree_rules"), ("local_rules", "tsk")],
+    )
     def test_are_explained(self, finish: Finish, method: str, model: str) -> None:
         names = ["rules", "occlusion", "random"]
         done = finish(
@@ -430,7 +389,7 @@ class TestDocuments:
                 "inputs": 4,
                 "every": 1,
                 "slice": "aroma",
-                "scores": ["relevance_mass", "relevance_rank", "pointing_game"],
+                "scores": [*LOCALISATIONS],
                 "maps": True,
             },
         )
@@ -438,32 +397,22 @@ class TestDocuments:
         assert set(dataset.test_columns["aspect"][done.maps["input"]]) == {"aroma"}
         keys = ["round", "explainer", "model", "client"]
         rows = dict([*done.explanations.groupby(keys, dropna=False)])
-        columns = [f"{n}_signal" for n in ("relevance_mass", "relevance_rank", "pointing_game")]
         assert len(rows) == 2 * 2 * 3
         for key, frame in done.maps.groupby(keys, dropna=False):
-            found: list[list[float]] = []
+            (one,) = (row for name, row in rows.items() if str(name) == str(key))
+            found: dict[str, list[float]] = {name: [] for name in LOCALISATIONS}
             for i, relevance in zip(frame["input"], frame["relevance"], strict=True):
                 words = int((dataset.test_x[i] != 0).sum())
-                assert not relevance[words:].any()
-                R, signal = np.float64(relevance[:words]), dataset.truth["signal"][i, :words]
-                if key[1] == "rationale":
-                    assert set(R) <= {0, 1}
-                if np.ptp(R) <= 1e-5 * np.abs(R).max():  # says nothing, and has no scores
-                    continue
-                positive = R[R > 0].sum()
-                falling = sorted(range(words), key=lambda p, R=R: (-R[p], p))
-                most = falling[: signal.sum()]
-                anything = R.any()
-                found.append(
-                    [
-                        R[(R > 0) & signal].sum() / positive if positive else 0,
-                        np.mean(signal[most]) if anything else 0,
-                        float(signal[falling[0]]) if anything else 0,
-                    ]
-                )
-            (one,) = (row for name, row in rows.items() if str(name) == str(key))
-            mean = np.mean(found, axis=0) if found else [np.nan] * 3
-            np.testing.assert_allclose(one[columns].to_numpy()[0].astype(float), mean)
+                assert len(relevance) == words
+                assert key[1] != "rationale" or set(relevance) <= {0, 1}
+                own = np.float64(relevance)[None]
+                if informative(own).all():
+                    signal = dataset.truth["signal"][i : i + 1, :words]
+                    for name, score in LOCALISATIONS.items():
+                        found[name] += score(own, signal).tolist()
+            for name, values in found.items():
+                expected = np.mean(values) if values else np.nan
+                np.testing.assert_allclose(one[f"{name}_signal"].astype(float), expected)
 
     @pytest.mark.parametrize("method", ["fedweit", "fedseit"])
     def test_of_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:

@@ -7,22 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from own_explainer import GradientNorm
 
 import fedsim.analysis.explanations as analysis
 import fedsim.cli.explain as command
-from experiments import Say, small_experiment
-from fedsim import Run, run
-from fedsim.analysis.replay import ModelSnapshot, explain_run
+from experiments import Say, ran
+from fedsim import Run
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.config.registry import Registry
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.mimic import TreeExplainer
-from fedsim.explain.explainers.shared_images import SharedImagesExplainer
-from fedsim.explain.explainers.tasks import TasksExplainer
 from fedsim.explain.inputs import Inputs
 from fedsim.methods import methods
 from fedsim.models import models
@@ -60,49 +57,32 @@ def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:
     )
 
 
-def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
-    done = finish(**TABLE)
-    code, text, complaint = say("explain", str(done.path), "--explainer", "tree")
-    assert (code, text) == (2, "")
-    assert complaint == (
-        "error: a tree mimics classifiers of images and tables, and the target y is a number\n"
-    )
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(small_experiment(train={"rounds": 2}), tmp_path_factory.mktemp("runs"))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--explainer", "tasks"], "its clients do not learn a sequence"),
-        (["--explainer", "shared_images"], "its method does not share masked images"),
-        (
-            ["--explainer", "tasks", "--round", "1"],
-            "explainer tasks explains the run as a whole, not one round",
-        ),
-        (
-            ["--explainer", "tasks", "--client", "1"],
-            "explainer tasks explains the run as a whole, not one client",
-        ),
-        (
-            ["--explainer", "tree", "--row", "1"],
-            "explainer tree takes none: a surrogate decision tree",
-        ),
-        (["--most", "3"], "most is not a setting of explainer integrated_gradients"),
-        (["--explainer", "own_explainer:nothing"], "explainer own_explainer:nothing: "),
-        (["--explainer", "own_explainer:Norms"], "it must be a class that extends Explainer"),
-    ],
+    {
+        "--explainer tasks": "its clients do not learn a sequence",
+        "--explainer shared_images": "its method does not share masked images",
+        "--explainer tasks --round 1": "explains the run as a whole, not one round",
+        "--explainer tasks --client 1": "explains the run as a whole, not one client",
+        "--most 3": "most is not a setting of explainer integrated_gradients",
+        "--explainer no_such:Thing": "explainer no_such:Thing: ",
+        "--explainer own_explainer:nothing": "explainer own_explainer:nothing: ",
+        "--explainer own_explainer:Norms": "it must be a class that extends Explainer",
+        "--row 999": "there is no row 999 in the test set",
+        "--input .": "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .pgm, ",
+        "--round 0 --client 1": ": there is no round 0; it has 2",
+        "--npy x": "--npy writes rules, and this explains no rules",
+    }.items(),
 )
-def test_what_does_not_apply(done: Run, say: Say, words: list[str], message: str) -> None:
-    code, text, complaint = say("explain", str(done.path), *words)
+def test_what_does_not_apply(say: Say, words: str, message: str) -> None:
+    done = ran(train={"rounds": 2})
+    code, text, complaint = say("explain", str(done.path), *words.split())
     assert (code, text) == (2, "")
     assert message in complaint
 
 
-def test_all_keep_the_contract(done: Run) -> None:
+def test_all_keep_the_contract() -> None:
+    done = ran(train={"rounds": 2})
     checked, little = 0, {"tree": {"images": 100, "perplexity": 5, "iterations": 300}}
     for name, component in explainers.items():
         explainer: Explainer = component(**little.get(name, {}))
@@ -112,23 +92,6 @@ def test_all_keep_the_contract(done: Run) -> None:
             continue
         checked += 1
     assert checked >= 6
-
-
-def test_rows_of_runs_as_a_whole(finish: Finish) -> None:
-    shared = finish(
-        method={"name": "fedxds", "warmup_rounds": 1},
-        model={"name": "cnn", "channels": [4, 4]},
-        train={"rounds": 3},
-    )
-    rows = explain_run(shared, SharedImagesExplainer()).rows()
-    labels = np.bincount(shared.experiment.data.load().y, minlength=10)
-    assert [sum(int(row[str(c)] or 0) for row in rows) for c in range(10)] == labels.tolist()
-    in_turn = finish(
-        partition={"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]] * 2},
-        train={"rounds": 2},
-    )
-    found = explain_run(in_turn, TasksExplainer()).rows()
-    assert [(row["client"], row["task"]) for row in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_who_says_which_is_usual() -> None:

@@ -63,41 +63,23 @@ class TestGroups:
         assert torch.equal(found, expected)
 
     def test_masked_features(self) -> None:
-        groups = Groups(np.array([0, 1, 1]))
         x, instead = torch.ones(2, 3), torch.tensor([7.0, 8.0, 9.0])
-        found = groups.masked(x, np.array([[True, False], [False, True]]), instead)
+        kept = np.array([[True, False], [False, True]])
+        found = Groups(np.array([0, 1, 1])).masked(x, kept, instead)
         assert found.tolist() == [[1, 8, 9], [7, 1, 1]]
 
 
 class TestSurrogates:
-    @pytest.mark.parametrize("lam", [0.0, 0.2, 3.0])
-    def test_without_a_prior_they_are_scikit_learn_s_ridge(self, lam: float) -> None:
-        kept, outputs, _ = drawn()
-        z, f = ((a - a.mean(axis=0)) / a.std(axis=0) for a in (kept.astype(float), outputs))
-        expected = Ridge(alpha=len(z) * (lam + RIDGE), fit_intercept=False).fit(z, f).coef_
-        found = fit(kept, outputs, np.zeros((3, 5)), lam)
-        np.testing.assert_allclose(found, expected, atol=1e-10)
-
-    def test_they_minimise_the_objective(self) -> None:
+    @pytest.mark.parametrize("lam", [0.0, 0.7, 30.0])
+    def test_they_minimise_the_objective(self, lam: float) -> None:
         """Its gradient, written out for each class, is zero."""
         kept, outputs, prior = drawn()
-        beta = fit(kept, outputs, prior, 0.7)
+        beta = fit(kept, outputs, prior, lam)
         z, f = ((a - a.mean(axis=0)) / a.std(axis=0) for a in (kept.astype(float), outputs))
         for c in range(3):
             missed = z @ beta[c] - f[:, c]
-            gradient = z.T @ missed / 60 + 0.7 * (beta[c] - prior[c]) + RIDGE * beta[c]
+            gradient = z.T @ missed / 60 + lam * (beta[c] - prior[c]) + RIDGE * beta[c]
             np.testing.assert_allclose(gradient, 0, atol=1e-12)
-
-    def test_pulled_without_limit_they_are_the_prior(self) -> None:
-        kept, outputs, prior = drawn()
-        np.testing.assert_allclose(fit(kept, outputs, prior, 1e9), prior, atol=1e-8)
-        apart = [np.abs(fit(kept, outputs, prior, lam) - prior).max() for lam in (0, 1, 10, 100)]
-        assert apart == sorted(apart, reverse=True)
-
-    def test_scale_and_offset_of_outputs_change_nothing(self) -> None:
-        kept, outputs, prior = drawn()
-        found = fit(kept, 50 * outputs + 7, prior, 0.5)
-        np.testing.assert_allclose(found, fit(kept, outputs, prior, 0.5), atol=1e-12)
 
     def test_more_groups_than_masks(self) -> None:
         kept, outputs, prior = drawn(n=4, G=30)
@@ -118,9 +100,6 @@ class TestSurrogates:
         r2 = explained_variance(kept, outputs, beta)
         expected = [Ridge(1e-9).fit(kept, f).score(kept, f) for f in outputs.T]
         np.testing.assert_allclose(r2, expected, atol=1e-4)
-        exact = kept @ np.ones((5, 1))
-        beta = fit(kept, exact, np.zeros((1, 5)), 0.0)
-        assert explained_variance(kept, exact, beta)[0] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_largest_come_in_order() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -18,7 +16,7 @@ from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.data.sources.arrays import Npz
 from fedsim.data.sources.generated import Digits
-from fedsim.data.sources.images import Folder, Mnist
+from fedsim.data.sources.images import Mnist
 from fedsim.data.sources.keel import Keel, Mortgage
 from fedsim.data.sources.tables import Scale, Table
 from fedsim.data.sources.text import Text
@@ -81,17 +79,6 @@ def test_texts(tmp_path: Path) -> None:
     found = Inputs.of_texts(as_they_stand, ["good beer !"], ["it"])
     assert found.words == (("good", "beer", "!"),)
     np.testing.assert_array_equal(Inputs.of_texts(as_they_stand, ["Good"], ["it"]).x, [[1, 0, 0]])
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_picture(tmp_path: Path, channels: int) -> None:
-    data = images(channels)
-    pixels = data.x[2].transpose(1, 2, 0)
-    Image.fromarray(pixels if channels == 3 else pixels[..., 0]).save(tmp_path / "it.png")
-    found = Inputs.of_file(data, tmp_path / "it.png")
-    np.testing.assert_array_equal(found.x, data.x[2:3])
-    assert found.names == ("it.png",)
-    assert found.notes == ()
 
 
 def scene(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
@@ -171,6 +158,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 
 
 RNG = np.random.default_rng(1)
+SCALES: tuple[Scale, ...] = ("none", "minmax")
 MEASURED = pd.DataFrame(
     {
         "size": RNG.normal(900, 300, 60).round(1),
@@ -182,50 +170,54 @@ MEASURED = pd.DataFrame(
 )
 
 
-def as_the_files_have_it(data: Dataset, raw: Dataset, path: Path) -> Inputs:
-    """Test rows of a source that does nothing to them, from a file, as the other has them."""
-    if path.suffix == ".csv":
+def rows_of_source(of: str, folder: Path) -> tuple[Dataset, Dataset]:
+    """The data of a source, and of one that does nothing to them."""
+    path, (kind, _, about) = folder / "all.csv", of.partition(" ")
+    if kind == "table":
+        predicts, _, scale = about.partition(" ")
+        MEASURED.to_csv(path, index=False)
+        fields = {predicts: "ward" if predicts == "label" else "size"}
+        raw = Table(path=path, **fields)
+        return raw.model_copy(update={"scale": scale}).load(), raw.load()
+    if kind == "npz":
+        x, y = (255 * RNG.random((20, 3))).astype(about), np.arange(20) % 2
+        np.savez(path.with_suffix(".npz"), x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+        data = Npz(path=path.with_suffix(".npz")).load()
+        return data, replace(data, test_x=x[:5])
+    lines = [f"@attribute {name} real" for name in ("row", "same", "rate")]
+    rows = [f"{3 * k + 0.1},7.5,{2 * k - 5}" for k in range(50)]
+    path = folder / "mortgage.dat"
+    path.write_text("\n".join(["@relation numbers", *lines, "@data", *rows]))
+    source = Mortgage(root=folder) if kind == "mortgage" else Keel(path=path, scale="minmax")
+    return source.load(), Keel(path=path).load()
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        *(f"table {predicts} {scale}" for predicts in ("label", "target") for scale in SCALES),
+        *("keel", "mortgage", "npz uint8", "npz bool", "npz int64", "npz float64"),
+    ],
+)
+def test_rows_as_their_file_has_them(tmp_path: Path, of: str, ending: str) -> None:
+    data, raw = rows_of_source(of, tmp_path)
+    path = tmp_path / f"some{ending}"
+    if ending == ".csv":
         names = feature_names(raw.shape[0], raw.features)
         pd.DataFrame(raw.test_x, columns=list(names)).to_csv(path, index=False)
     else:
         np.save(path, raw.test_x)
-    return Inputs.of_file(data, path)
-
-
-@pytest.mark.parametrize("ending", [".csv", ".npy"])
-@pytest.mark.parametrize("predicts", [{"label": "ward"}, {"target": "size"}])
-@pytest.mark.parametrize("scale", ["none", "minmax"])
-def test_rows_of_a_table_as_its_file_has_them(
-    tmp_path: Path, scale: Scale, predicts: dict[str, str], ending: str
-) -> None:
-    path = tmp_path / "all.csv"
-    MEASURED.to_csv(path, index=False)
-    data = Table(path=path, scale=scale, **predicts).load()
-    raw = Table(path=path, **predicts).load()
-    found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
+    found = Inputs.of_file(data, path)
+    assert found.x.dtype == data.x.dtype
     np.testing.assert_array_equal(found.x, data.test_x)
-    assert data.features[0] == ("same" if "target" in predicts else "size")
-    if ending == ".csv":  # the very file, with the columns that are no features
-        known = {tuple(row) for row in np.concatenate([data.x, data.test_x]).tolist()}
-        assert known == {tuple(row) for row in Inputs.of_file(data, path).x.tolist()}
-    if "target" in predicts:
+    if not data.classes:
         labels = Inputs.of_rows(data, range(len(raw.test_y))).labels
         assert labels == tuple(f"{y:.6g}" for y in raw.test_y)
-
-
-@pytest.mark.parametrize("ending", [".csv", ".npy"])
-def test_rows_of_keel_s_files_as_they_have_them(tmp_path: Path, ending: str) -> None:
-    lines = [f"@attribute {name} real" for name in ("row", "same", "rate")]
-    rows = [f"{3 * k + 0.1},7.5,{2 * k - 5}" for k in range(50)]
-    path = tmp_path / "mortgage.dat"
-    path.write_text("\n".join(["@relation numbers", *lines, "@data", *rows]))
-    raw = Keel(path=path).load()
-    for source in (Keel(path=path, scale="minmax"), Mortgage(root=tmp_path)):
-        data = source.load()
-        found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
-        np.testing.assert_array_equal(found.x, data.test_x)
-        labels = Inputs.of_rows(data, [3, 0]).labels
-        assert labels == tuple(f"{raw.test_y[k]:.6g}" for k in (3, 0))
+    if of.startswith("table") and ending == ".csv":  # the very file, with the other columns
+        known = {tuple(row) for row in np.concatenate([data.x, data.test_x]).tolist()}
+        everything = Inputs.of_file(data, tmp_path / "all.csv").x
+        assert known == {tuple(row) for row in everything.tolist()}
 
 
 def test_digits_as_scikit_learn_has_them(tmp_path: Path) -> None:
@@ -236,35 +228,6 @@ def test_digits_as_scikit_learn_has_them(tmp_path: Path) -> None:
     found = Inputs.of_file(data, path)
     assert found.x.dtype == np.float32
     assert known == {x.tobytes() for x in found.x}
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64, np.float64])
-@pytest.mark.parametrize("ending", [".csv", ".npy"])
-def test_arrays_as_their_file_has_them(tmp_path: Path, dtype: type[Any], ending: str) -> None:
-    x, y = (255 * RNG.random((20, 3))).astype(dtype), np.arange(20) % 2
-    np.savez(tmp_path / "all.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
-    data = Npz(path=tmp_path / "all.npz").load()
-    raw = replace(data, test_x=x[:5])
-    found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
-    assert found.x.dtype == data.x.dtype
-    np.testing.assert_array_equal(found.x, data.test_x)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("split", [True, False])
-def test_images_of_a_folder_as_they_are(
-    tmp_path: Path, channels: Literal[1, 3], split: bool
-) -> None:
-    for k, part in enumerate(["cat", "dog"] if split else ["train/cat", "train/dog", "test/dog"]):
-        (tmp_path / part).mkdir(parents=True)
-        for i in range(3):
-            pixels = RNG.integers(0, 256, (9 + k, 21 - i, 4), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / part / f"{i}.png")  # with transparency
-    data = Folder(path=tmp_path, size=8, channels=channels, test_fraction=0.4).load()
-    known = {x.tobytes() for x in (*data.x, *data.test_x)}
-    found = {Inputs.of_file(data, path).x.tobytes() for path in tmp_path.rglob("*.png")}
-    assert len(known) == len(found) > 5
-    assert known == found
 
 
 def test_images_of_official_files_as_they_have_them(tmp_path: Path) -> None:
@@ -278,7 +241,9 @@ def test_images_of_official_files_as_they_have_them(tmp_path: Path) -> None:
     Image.fromarray(x[2]).save(tmp_path / "it.png")
     np.save(tmp_path / "it.npy", x[2:3])
     for name in ("it.png", "it.npy"):
-        np.testing.assert_array_equal(Inputs.of_file(data, tmp_path / name).x, data.test_x[2:3])
+        found = Inputs.of_file(data, tmp_path / name)
+        np.testing.assert_array_equal(found.x, data.test_x[2:3])
+        assert found.notes == ()
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -292,74 +257,68 @@ def test_documents_as_their_file_has_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Inputs.of_file(data, tmp_path / "texts.txt").x, data.test_x)
 
 
-def test_what_was_done_to_inputs_travels(tmp_path: Path) -> None:
-    MEASURED.to_csv(tmp_path / "all.csv", index=False)
-    data = Table(path=tmp_path / "all.csv", target="size", scale="minmax").load()
-    packed = pickle.dumps((data.scaling, data.target_scaling))
-    assert len(packed) < 1000
-    scaling, target = pickle.loads(packed)
-    raw = MEASURED[list(data.features)].to_numpy(np.float64)
-    np.testing.assert_array_equal(scaling(raw), data.scaling(raw))
-    np.testing.assert_allclose(scaling.undo(scaling(raw)), raw, rtol=1e-12)
-    size = MEASURED["size"].to_numpy()
-    np.testing.assert_allclose(target.undo(target(size)), size, rtol=1e-12)
+OF_IMAGES = "images must be .bmp, .*, .png, .* or .npy files, or a folder of pic"
+OF_BYTES = "the data are whole numbers from 0 to 255"
+# Files by the data that they are not of.
+UNFIT: dict[str, dict[str, tuple[bytes | None, str]]] = {
+    "images": {
+        "nowhere.png": (None, "there is no such file"),
+        "broken.png": (b"no picture", "cannot be read: "),
+        "deep.tif": (None, "cannot be read: it has pixels of type I, .*; save it"),
+        "empty": (None, "contains no pictures .*.png"),
+        "wide.npy": (None, r"\(2, 1, 4, 7\); one input of the data is \(1, 4"),
+        "real.npy": (None, "contains float64; the data are uint8"),
+        "none.npy": (None, "is empty"),
+        "no.npy": (b"", "cannot be read: "),
+        "it.svg": (b"", OF_IMAGES),
+    },
+    "two channels": {"wide.png": (None, "inputs of these data must be .npy")},
+    "table": {
+        "empty": (None, "rows of a table must be .csv or .npy"),
+        "gaps.csv": (b"a,b,c\n1,,3\n", "line 2: column 'b' is empty"),
+        "long.csv": (b"a,b,c\n1,2,3,4\n", "cannot be read: Length of header"),
+        "none.csv": (b"a,b,c\n", "has no rows"),
+        "few.csv": (b"a,b\n1,2\n", "has no column 'c'; its first line must name"),
+        "words.csv": (b"a,b,c\n1,2,x\n", "column 'c' has 'x' in row 1, expected a"),
+    },
+    "bytes": {
+        "half.csv": (b"x1,x2\n1,0.5\n", OF_BYTES),
+        "many.csv": (b"x1,x2\n1,256\n", OF_BYTES),
+    },
+    "documents": {
+        "it.doc": (b"", "documents must be .txt files"),
+        "empty.txt": (b"", "is empty"),
+        "latin.txt": (b"caf\xe9", "byte 0xe9 is not utf-8; save the"),
+    },
+}
 
 
-def test_files_that_will_not_do(tmp_path: Path) -> None:
-    def write(name: str, content: bytes) -> Path:
-        (tmp_path / name).write_bytes(content)
-        return tmp_path / name
-
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in UNFIT.items() for name in names]
+)
+def test_files_that_will_not_do(tmp_path: Path, kind: str, name: str) -> None:
+    x, y = np.zeros((2, 2), np.uint8), np.arange(2)
+    data = {
+        "images": images(),
+        "two channels": images(2),
+        "table": table(),
+        "bytes": Dataset(x, y, x, y, ("no", "yes")),
+        "documents": documents(),
+    }[kind]
     Image.new("L", (7, 4)).save(tmp_path / "wide.png")
     Image.fromarray(np.zeros((4, 5), np.int32)).save(tmp_path / "deep.tif")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden.png").write_bytes(b"")
     np.save(tmp_path / "wide.npy", np.zeros((2, 1, 4, 7), np.uint8))
     np.save(tmp_path / "real.npy", np.zeros((2, 1, 4, 5)))
-    x, y = np.zeros((2, 2), np.uint8), np.arange(2)
-    bytes_ = Dataset(x, y, x, y, ("no", "yes"))
     np.save(tmp_path / "none.npy", np.zeros((0, 1, 4, 5), np.uint8))
-    for data, path, message in [
-        (images(), tmp_path / "nowhere.png", "there is no such file"),
-        (images(), write("broken.png", b"no picture"), "cannot be read: "),
-        (images(), tmp_path / "deep.tif", "cannot be read: it has pixels of type I, .*; save it"),
-        (images(), tmp_path / "empty", "contains no pictures .*.png"),
-        (table(), tmp_path / "empty", "rows of a table must be .csv or .npy"),
-        (
-            images(),
-            tmp_path / "wide.npy",
-            r"\(2, 1, 4, 7\); one input of the data is \(1, 4",
-        ),
-        (images(), tmp_path / "real.npy", "contains float64; the data are uint8"),
-        (images(), tmp_path / "none.npy", "is empty"),
-        (images(), write("no.npy", b""), "cannot be read: "),
-        (images(2), tmp_path / "wide.png", "inputs of these data must be .npy"),
-        (
-            table(),
-            write("gaps.csv", b"a,b,c\n1,,3\n"),
-            "line 2: column 'b' is empty",
-        ),
-        (table(), write("long.csv", b"a,b,c\n1,2,3,4\n"), "cannot be read: Length of header"),
-        (table(), write("none.csv", b"a,b,c\n"), "has no rows"),
-        (
-            images(),
-            write("it.svg", b""),
-            "images must be .bmp, .*, .png, .* or .npy files, or a folder of pic",
-        ),
-        (table(), write("it.txt", b""), "rows of a table must be .csv or .npy"),
-        (table(), write("few.csv", b"a,b\n1,2\n"), "has no column 'c'; its first line must name"),
-        (
-            table(),
-            write("words.csv", b"a,b,c\n1,2,x\n"),
-            "column 'c' has 'x' in row 1, expected a",
-        ),
-        (bytes_, write("half.csv", b"x1,x2\n1,0.5\n"), "the data are whole numbers from 0 to 255"),
-        (bytes_, write("many.csv", b"x1,x2\n1,256\n"), "the data are whole numbers from 0 to 255"),
-        (documents(), write("it.doc", b""), "documents must be .txt files"),
-        (documents(), write("empty.txt", b""), "is empty"),
-        (documents(), write("latin.txt", b"caf\xe9"), "byte 0xe9 is not utf-8; save the"),
-    ]:
-        with pytest.raises(DataError, match=f"^{path}:.*{message}"):
-            Inputs.of_file(data, path)
+    content, message = UNFIT[kind][name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"^{tmp_path / name}:.*{message}"):
+        Inputs.of_file(data, tmp_path / name)
+
+
+def test_texts_are_of_documents() -> None:
     with pytest.raises(DataError, match="the data are not documents"):
         Inputs.of_texts(images(), ["x"], ["x"])

@@ -40,11 +40,6 @@ def test_equal_relevances_stay_together() -> None:
     assert keep_relevant(heatmaps, 75).tolist() == [[[False, True], [True, True]]]
 
 
-def test_negative_relevance_is_the_least() -> None:
-    heatmaps = torch.tensor([[[-9.0, 0.0], [1.0, 2.0]]])
-    assert keep_relevant(heatmaps, 50).tolist() == [[[False, True], [True, True]]]
-
-
 def test_scaled_from_least_to_greatest() -> None:
     heatmaps = torch.tensor([[[-2.0, 0.0], [1.0, 2.0]], [[3.0, 3.0], [3.0, 3.0]]])
     found = scaled(heatmaps)

@@ -141,27 +141,13 @@ def test_equals_the_reference(table: tuple[Any, Any, int], least: int) -> None:
     assert preorder(tree) == reference(x.tolist(), y.tolist(), classes, least)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equals_the_reference_on_more_rows(seed: int) -> None:
     x, y = some(150, seed=seed)
     tree = build_tree(x, y, 4)
     assert tree.depth > 4
+    assert fidelity(tree, x, y) == (tree.predict(x) == y).mean()
     assert preorder(tree) == reference(x.tolist(), y.tolist(), 4, 2)
-
-
-def test_the_ratio_decides_among_gains_above_the_mean() -> None:
-    """Of 8 rows of each class, (k, l) are 0 in a binary feature, and the others 1.
-
-    (6, 2): gain 0.189, ratio 0.189. (2, 0): gain 0.138, ratio 0.254. (5, 4): gain 0.011. The mean
-    gain is 0.163 without the third, which leaves the first alone, and 0.113 with it. (4, 4): gain
-    0, which does not count.
-    """
-    k = np.arange(8)
-    pairs = (6, 2), (2, 0), (4, 4), (5, 4)
-    x = np.array([[*(k >= zeros), *(k >= ones)] for zeros, ones in pairs]).T
-    y = np.repeat([0, 1], 8)
-    assert build_tree(x[:, :3], y, 2).feature[0] == 0
-    assert build_tree(x, y, 2).feature[0] == 1
 
 
 def test_nothing_gained_is_no_split() -> None:
@@ -170,43 +156,6 @@ def test_nothing_gained_is_no_split() -> None:
     assert build_tree(x, x.sum(axis=1) % 2, 2, 1).leaves == 1
     thirds = np.repeat([0, 1], [30, 60])[:, None]
     assert build_tree(thirds, np.arange(90) % 3, 3, 1).leaves == 1
-
-
-def test_every_split_gains() -> None:
-    rng = np.random.default_rng(0)
-    tree = build_tree(rng.integers(0, 3, (500, 8)), rng.integers(0, 5, 500), 5, 1)
-    inner = np.flatnonzero(tree.feature != LEAF)
-    assert len(inner) > 50
-    for node in inner:
-        counts, *sides = (
-            tree.counts[k].tolist() for k in (node, tree.left[node], tree.right[node])
-        )
-        assert np.array_equal(counts, np.sum(sides, axis=0))
-        after = sum(sum(side) * entropy(side) for side in sides) / sum(counts)
-        assert entropy(counts) - after > 0
-
-
-@given(
-    values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, unique=True),
-    seed=st.integers(0, 2**31),
-)
-def test_fits_distinct_values_exactly(values: list[float], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x = np.stack([rng.integers(0, 2, len(values)), np.array(values)], axis=1)
-    y = rng.integers(0, 3, len(values))
-    tree = build_tree(x, y, 3, min_samples_leaf=1)
-    assert np.array_equal(tree.predict(x), y)
-    assert fidelity(tree, x, y) == 1
-
-
-def test_neighbouring_floats_are_told_apart() -> None:
-    x = np.array(NEIGHBOURS)[:, None]
-    tree = build_tree(x, np.array([0, 1, 0]), 2, 1)
-    assert tree.predict(x).tolist() == [0, 1, 0]
-    assert sorted(tree.threshold[tree.feature != LEAF]) == NEIGHBOURS[:2]
-    greatest = np.finfo(np.float64).max
-    wide = build_tree(np.array([[greatest / 2], [greatest]]), np.array([0, 1]), 2, 1)
-    assert wide.threshold[0] == 0.75 * greatest
 
 
 def test_single_precision_falls_on_its_own_side() -> None:
@@ -237,49 +186,10 @@ def test_features_looked_at_apart_are_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert same(build_tree(x, y, 4), together)
 
 
-def test_limits() -> None:
-    x, y = some()
-    tree = build_tree(x, y, 4, min_samples_leaf=20)
-    assert tree.counts.sum(axis=1).min() >= 20
-    assert build_tree(x, y, 4).counts.sum(axis=1).min() >= 2
-    assert build_tree(x, y, 4).leaves * 2 - 1 == len(build_tree(x, y, 4).feature)
-
-
 def test_equally_frequent_classes() -> None:
     tree = build_tree(np.zeros((4, 1)), np.array([2, 1, 2, 1]), 3)
     assert tree.predict(np.ones((2, 1))).tolist() == [1, 1]
     assert tree.depth == 0
-
-
-def test_as_many_pixels_as_a_client_has() -> None:
-    """6,000 × 784 with grey levels, most of them black, as of digits."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 10, 6000)
-    strokes = rng.random((10, 784)) < 0.25
-    inked = rng.random((6000, 784)) < np.where(strokes[y], 0.6, 0.05)
-    x = (inked * rng.integers(1, 256, (6000, 784))).astype(np.uint8)
-    tree = build_tree(x, y, 10, min_samples_leaf=20)
-    assert tree.counts[0].tolist() == np.bincount(y).tolist()
-    assert tree.counts[tree.feature == LEAF].sum() == 6000
-    purity = tree.counts[tree.feature == LEAF].max(axis=1).sum() / 6000
-    assert fidelity(tree, x, y) == pytest.approx(purity)
-    assert purity > 0.6
-
-
-def test_as_faithful_as_another_tree() -> None:
-    """On digits, beside information gain; a third of them is held out."""
-    from sklearn.datasets import load_digits
-    from sklearn.tree import DecisionTreeClassifier
-
-    x, y = load_digits(return_X_y=True)
-    train, held_out = slice(0, 1200), slice(1200, None)
-    tree = build_tree(x[train], y[train], 10)
-    other = DecisionTreeClassifier(criterion="entropy", min_samples_leaf=2, random_state=0)
-    other.fit(x[train], y[train])
-    for part in (train, held_out):
-        found = fidelity(tree, x[part], y[part])
-        assert found == pytest.approx(other.score(x[part], y[part]), abs=0.05)
-        assert found == pytest.approx((tree.predict(x[part]) == y[part]).mean())
 
 
 X, Y = np.zeros((4, 2)), np.zeros(4, int)
@@ -324,11 +234,12 @@ def said(figure: Any) -> list[str]:
 
 @pytest.mark.filterwarnings("error")
 def test_the_drawn_tree_says_what_is_left_out() -> None:
-    x, y = some()
+    x, y = some(60)
     tree = build_tree(x, y, 4)
     texts = said(draw_tree(tree, NAMES, None, 3))
     assert f"feature {tree.feature[0]} ≤ {tree.threshold[0]:.4g}?" in texts
-    assert "300 rows" in texts
+    assert "60 rows" in texts
+    assert tree.depth > 3
     shown = sum(text.endswith(" rows") for text in texts)
     more = sum(int(text.split()[1]) for text in texts if text.startswith("…"))
     assert shown + more == len(tree.feature)
@@ -378,10 +289,10 @@ def test_pictures_of_a_leaf_and_of_many_classes(tmp_path: Path) -> None:
 def test_pictures_of_confusion(tmp_path: Path, classes: int) -> None:
     names = [NAMES[c % 4] for c in range(classes)]
     matrix = np.arange(classes**2).reshape(classes, classes) + 1
-    save(draw_confusion(matrix, names), tmp_path / "confusion.png")
-    assert imread(tmp_path / "confusion.png").std() > 0.05
     figure = draw_confusion(matrix, names)
     cells = [f"{count:,}" for count in matrix.ravel()]
     assert said(figure) == (cells if classes <= 40 else [])
     same, total = int(np.trace(matrix)), int(matrix.sum())
     assert figure.axes[0].get_title(loc="left").startswith(f"they agree on {same:,} of {total:,}")
+    save(figure, tmp_path / "confusion.png")
+    assert imread(tmp_path / "confusion.png").std() > 0.05

@@ -13,19 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import (
-    FEW,
-    LATE,
-    NETWORK_METHODS,
-    WITHOUT_GLOBAL,
-    Say,
-    small_experiment,
-    with_method,
-)
-from fedsim import Run, run
+from experiments import Say
+from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import Dataset
-from fedsim.data.dataset import Scaling, feature_names
+from fedsim.data.dataset import Scaling
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.explainers.attribution import (
@@ -69,18 +61,6 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
     assert "half of the relevance is in " in text
     picture = done.path / "explanations" / "integrated_gradients-client-3-round-2-rows-5-9.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", NETWORK_METHODS)
-def test_every_method(finish: Finish, say: Say, name: str) -> None:
-    rounds = 4 if name in LATE else 2
-    done = finish(**with_method(name, data=FEW, train={"rounds": rounds}))
-    whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
-    words = ["--explainer", "gradient", "--row", "0", *whose]
-    code, text, _ = say("explain", str(done.path), *words)
-    assert code == 0
-    whom = "client 2's personal" if whose else "the global"
-    assert text.startswith(f"{whom} model after round {rounds}, gradient:\n\nrow 0: ")
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -160,22 +140,6 @@ def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str)
     assert "baseline" not in Gradient().explain(model, given, inputs, rng).text()
 
 
-def test_rows_of_a_table(finish: Finish, say: Say) -> None:
-    done = finish(
-        data={"name": "friedman"},
-        partition={"kind": "iid", "clients": 4},
-        train={"rounds": 2, "optimizer": {"lr": 0.01}},
-    )
-    features = feature_names(done.experiment.data.load().shape[0])
-    Path("rows.csv").write_text(f"{','.join(features)}\n{','.join('1' for _ in features)}\n")
-    code, text, _ = say("explain", str(done.path), "--input", "rows.csv")
-    assert code == 0
-    assert "\nrow 0: " in text
-    assert any(f"{name} +" in text for name in features)
-    picture = done.path / "explanations" / "integrated_gradients-round-2-rows.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("predicts", [{"label": "grown"}, {"target": "cells"}])
 def test_a_row_of_the_file_is_the_row_of_the_test_set(
     finish: Finish, say: Say, predicts: dict[str, str]
@@ -198,38 +162,12 @@ def test_a_row_of_the_file_is_the_row_of_the_test_set(
     assert code == 0
     unlabelled = re.sub(r"(?<=\S), true (class|value) .*", "", of_rows)
     assert of_file == unlabelled.replace("-rows-0-1-2-3-4-5.png", "-test.png")
+    picture = done.path / "explanations" / "integrated_gradients-round-2-test.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
     if "target" in predicts:
         said = re.findall(r"^row \d: predicted (\S+), true value (\S+)$", of_rows, re.MULTILINE)
         assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
         assert all(2 < float(predicted) < 8 for predicted, _ in said)
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(small_experiment(train={"rounds": 2}), tmp_path_factory.mktemp("runs"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--explainer", "lpr"], "there is no explainer 'lpr'; did you mean 'lrp'?"),
-        (["--round", "7"], ": there is no round 7; it has 2"),
-        (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
-        (["--row", "999"], "there is no row 999 in the test set"),
-        (["--input", "it.doc"], "error: it.doc: there is no such file"),
-        (["--input", "."], "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .pgm, "),
-        (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
-        (["--explainer", "no_such:Thing"], "explainer no_such:Thing: "),
-        (
-            ["--input", "x.npy", "--row", "1"],
-            "give only one of row, input and text",
-        ),
-    ],
-)
-def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
-    code, _, complaint = say("explain", str(done.path), *words)
-    assert code == 2
-    assert message in complaint
 
 
 def test_of_many_only_the_first_are_drawn_and_other_shapes_have_places(

@@ -51,10 +51,12 @@ def by_definition(x: np.ndarray, places: np.ndarray, perplexity: float) -> float
     return float((P[here] * np.log(P[here] / Q[here])).sum())
 
 
-@pytest.mark.parametrize("perplexity", [25, 30, 2])  # with all or many neighbours, or 7 of them
-@pytest.mark.parametrize("repeated", [1, 2, 9, 45])
+@pytest.mark.parametrize(
+    ("repeated", "perplexity"), [(1, 25), (2, 30), (9, 30), (45, 25), (1, 2), (45, 2)]
+)
 def test_the_divergence_is_that_of_its_places(repeated: int, perplexity: float) -> None:
     """Also of rows that occur several times, whose places may coincide."""
+    # Some with all or many neighbours, others with 7 of them.
     x = np.repeat(clusters(1.0)[::repeated], repeated, axis=0)[:90]
     found = embed(x, perplexity=perplexity, iterations=300, seed=0)
     expected = by_definition(x, found.places, perplexity)

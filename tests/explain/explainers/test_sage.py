@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from experiments import small_experiment
-from fedsim import Run
 from fedsim.data import Dataset
-from fedsim.errors import BadInput
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.explainers.sage import Sage, shapley_of_loss
 from fedsim.explain.groups import group_parts
-from fedsim.launch.prepare import prepare
 from fedsim.models import models
 
 CLASSES = 3
@@ -154,41 +149,3 @@ def test_where_the_background_comes_from() -> None:
     # Without a client, examples as they were loaded: not the changed copies at the end.
     of_all = replace(data, own=None, dataset=replace(data.dataset, copies=2))
     assert [total(of_all, seed) for seed in range(6)] == pytest.approx([of_rows[0]] * 6, abs=1e-5)
-
-
-def test_in_a_run(finish: Callable[..., Run]) -> None:
-    explain = {"explainers": [{"name": "sage", "permutations": 1, "background": 2}], "maps": True}
-    table = {"name": "synthetic", "samples": 60, "test_samples": 20, "shape": [5], "classes": 3}
-    about = {
-        "data": table,
-        "partition": {"kind": "iid", "clients": 3},
-        "train": {"rounds": 2},
-        "explain": {**explain, "every": 1, "target": "label", "inputs": 4, "clients": 2},
-    }
-    done, again = finish(**about), finish(**about)
-    assert done.result_hash == again.result_hash
-    maps = done.maps
-    assert len(maps) == 2 * 3 * 4
-    assert all(np.isfinite(own).all() and len(own) == 5 for own in maps["relevance"])
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"data": {"name": "friedman"}}, r"sage explains the loss of a class, and the target her"),
-        (
-            {
-                "data": {"name": "planted_reviews", "reviews": 20, "dimension": 4},
-                "model": {"name": "text_cnn", "kernels": [1], "filters": 2},
-            },
-            r"explain\.explainers: sage: sage needs floating-point inputs; for documents: occ",
-        ),
-        ({"explain": {"explainers": [{"name": "sage", "background": 0}]}}, r"must be greater tha"),
-        ({"explain": {"explainers": [{"name": "sage", "permutation": 2}]}}, r"'permutations'\?"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*words get random vectors")
-def test_bad_input(sections: dict[str, Any], message: str) -> None:
-    usual = {"explain": {"explainers": ["sage"]}, "partition": {"kind": "iid", "clients": 3}}
-    with pytest.raises(BadInput, match=message):
-        prepare(small_experiment(**{**usual, **sections}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from matplotlib.figure import Figure
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
-from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Occlusion
 from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import documents as highlight
@@ -63,18 +60,18 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
             probabilities = network(x).softmax(dim=1)[0]
         (found,) = documents(subject, Inputs.of_rows(data, [row]))
         n = int((x != 0).sum())
-        assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
-        assert found.chosen == tuple(z[:n])
-        assert found.marked == tuple(data.truth["signal"][row, :n].tolist())
-        assert found.decision == data.classes[int(probabilities.argmax())]
-        assert found.probability == pytest.approx(float(probabilities.max()))
-        assert found.label == data.classes[data.test_y[row]]
-        text = Inputs.of_texts(data, [" ".join(found.words)], [""])
-        (again,) = documents(subject, text)
+        assert found == Chosen(
+            words=tuple(data.words[w] for w in x[0, :n].tolist()),
+            decision=data.classes[int(probabilities.argmax())],
+            probability=pytest.approx(float(probabilities.max())),
+            label=data.classes[data.test_y[row]],
+            chosen=tuple(z[:n]),
+            marked=tuple(data.truth["signal"][row, :n].tolist()),
+        )
+        longer = [" ".join(found.words), "a " * data.shape[0]]  # what is beside it is no matter
+        again = documents(subject, Inputs.of_texts(data, longer, ["", ""]))[0]
         assert (again.words, again.chosen) == (found.words, found.chosen)
         assert (again.decision, again.probability) == (found.decision, found.probability)
-        longer = [" ".join(found.words), "a " * data.shape[0]]  # what is beside it is no matter
-        assert documents(subject, Inputs.of_texts(data, longer, ["", ""]))[0] == again
     # The weights are those of the run, not initial ones.
     named = done.weights()
     assert torch.equal(network.head.weight, named["head.weight"])
@@ -97,20 +94,20 @@ def test_in_words(done: Run) -> None:
     [
         ("", 0),
         ("!?", 1),
-        ("lovely", 1),
         ("qwertz uiop", 2),  # unknown words alone
         ("lovely head " * 200, None),  # longer than any that it was trained on
     ],
 )
 def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
     subject = ModelSnapshot.of(done)
-    data = subject.dataset
-    (found,) = documents(subject, Inputs.of_texts(data, [text], ["text"]))
-    assert len(found.words) == (data.shape[0] if words is None else words)
+    (found,) = documents(subject, Inputs.of_texts(subject.dataset, [text], ["text"]))
+    assert len(found.words) == (subject.dataset.shape[0] if words is None else words)
     assert 0.5 <= found.probability <= 1
     code, said, _ = say("explain", str(done.path), "--text", text)
     assert code == 0
     assert ("(no word)" in said) == (words == 0)
+    unknown = "words that do not occur in the run's data: qwertz uiop\n"
+    assert said.startswith(unknown) == (words == 2)
 
 
 def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None:
@@ -160,75 +157,6 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
         "rationales client 0 round 2",
         "rationales client 3 round 2",
     }
-
-
-def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
-    _, said, _ = say("explain", str(done.path), "--text", "A lovely Head. A head")
-    assert said.startswith("words that do not occur in the run's data: A Head.\n")
-    _, said, _ = say("explain", str(done.path), "--text", "lovely head")
-    assert "lack" not in said
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--row", "400"], "there is no row 400 in the test set; it has 40, counted from 0"),
-        (["--npy", "x"], "--npy writes rules, and this explains no rules"),
-        (
-            ["--row", "1", "--text", "x"],
-            "give only one of row, input and text",
-        ),
-        (["--explainer", "lrp"], "attribution lrp"),
-        (["--explainer", "gradient"], "for documents: occlusion"),
-    ],
-)
-def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
-    code, _, complaint = say("explain", str(done.path), *words)
-    assert code == 2
-    assert message in complaint
-
-
-def test_words_that_are_drawn(tmp_path: Path) -> None:
-    made = small_experiment(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-        partition={"kind": "aspects", "clients": 4},
-        model={"name": "rationale", "hidden": 3, "share": 0.5, "evaluate": "sampled"},
-        train={"rounds": 2},
-    )
-    drawn = run(made, tmp_path)
-    subject = ModelSnapshot.of(drawn)
-    scores, last = explained(subject).scores, drawn.rounds.iloc[-1]
-    assert {name: last[name] for name in scores} == scores
-    inputs = Inputs.of_rows(subject.dataset, [0, 1])
-    assert documents(subject, inputs) == documents(subject, inputs)
-    with pytest.raises(BadInput, match=r"model\.evaluate=sampled samples the words"):
-        subject.explain(Occlusion(), inputs)
-
-
-def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path, say: Say) -> None:
-    made = small_experiment(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-        partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
-        model={"name": "rationale", "hidden": 3},
-        train={"rounds": 2},
-    )
-    done = run(made, tmp_path)
-    assert len(done.tasks) == 2 * 2 * 2
-    code, said, _ = say("explain", str(done.path), "--text", "lovely head")
-    assert code == 0
-    assert "accuracy: " in said
-    assert "lovely" in said
-
-
-def test_other_models_choose_no_words(
-    finish: Callable[..., Run], say: Say, tmp_path: Path
-) -> None:
-    other = finish(train={"rounds": 1})
-    with pytest.raises(BadInput, match=r"model\.name=mlp does not select words"):
-        ModelSnapshot.of(other).explain(RationaleExplainer())
-    code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
-    assert code == 2
-    assert "model.name=mlp does not select words" in complaint
 
 
 def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:

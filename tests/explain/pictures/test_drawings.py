@@ -14,11 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments import Say, small_experiment
+from experiments import Say, ran, small_experiment
 from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain.explainers import tasks
+from fedsim.explain.explainers import attributed, tasks
 from fedsim.explain.explainers.attribution import Gradient
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import canvas, images
@@ -60,9 +60,8 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    made = small_experiment(train={"rounds": 1}, model={"name": "mlp", "hidden": [4]})
-    return run(made, tmp_path_factory.mktemp("digits"))
+def digits() -> Run:
+    return ran(train={"rounds": 1}, model={"name": "mlp", "hidden": [4]})
 
 
 @pytest.fixture
@@ -106,17 +105,19 @@ def test_captions_do_not_run_into_each_other(
     assert overlapping(figure) == []
 
 
-def test_all_of_sixty_are_drawn_and_more_are_said(
-    digits: Run, drawn: list[Figure], tmp_path: Path
+def test_a_hundred_are_drawn_and_more_are_said(
+    digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explanations(digits, "gradient", row=list(range(60))).save(tmp_path)
-    explanations(digits, "gradient", row=list(range(101))).save(tmp_path)
-    sixty, more = drawn
-    assert len(sixty.axes) == 2 * 60 + 1
-    assert len(more.axes) == 2 * 100 + 1
-    titles = [figure.texts[-1].get_text().replace("\n", " ") for figure in drawn]
-    assert "of" not in titles[0].split("round")[1]
-    assert titles[1].endswith("gradient (the first 100 of 101 inputs)")
+    drawn: list[tuple[int, str]] = []
+
+    def draw(images: list[Any], *about: Any) -> None:
+        drawn.append((len(images), about[-1]))
+
+    monkeypatch.setattr(attributed, "draw_relevances", draw)
+    for count in (100, 101):
+        explanations(digits, "gradient", row=list(range(count))).save(tmp_path)
+    title = "the global model after round 1, gradient"
+    assert drawn == [(100, title), (100, f"{title} (the first 100 of 101 inputs)")]
 
 
 def test_bars_of_several_hospitals_have_one_order_and_one_scale(
@@ -144,14 +145,11 @@ def test_bars_of_several_hospitals_have_one_order_and_one_scale(
         assert overlapping(figure) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [("Ulm", [2]), (["St. Mary's", 0], [1, 0]), ("2", [2]), (1, [1])],
-)
-def test_clients_by_name(clinics: Run, asked: Any, expected: list[int]) -> None:
-    frame = explanations(clinics, "gradient", client=asked, row=0).frame
-    assert frame["client"].tolist() == expected
-    assert frame["client_name"].tolist() == [SITES[k] for k in expected]
+def test_clients_by_name(clinics: Run) -> None:
+    for asked, expected in [("Ulm", [2]), (["St. Mary's", 0], [1, 0]), ("2", [2]), (1, [1])]:
+        frame = explanations(clinics, "gradient", client=asked, row=0).frame  # type: ignore[arg-type]
+        assert frame["client"].tolist() == expected
+        assert frame["client_name"].tolist() == [SITES[k] for k in expected]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_files_have_no_colons(digits: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "begins"),
     [
-        *[(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")],
+        *[(".png", b"\x89PNG"), (".SVG", b"<?xml"), (".pdf", b"%PDF")],
         *[(".jpg", b"\xff\xd8"), (".eps", b"%!PS")],
     ],
 )
@@ -246,10 +244,7 @@ def test_other_formats_are_refused(digits: Run, tmp_path: Path) -> None:
     assert Image.open(path).format == "PNG"
 
 
-@pytest.mark.parametrize("name", ["maps.xyz", "maps.bmp"])
-def test_other_formats_are_refused_before_anything_is_read(
-    name: str, say: Say, tmp_path: Path
-) -> None:
-    code, text, told = say("explain", "no-run", "--out", name)
+def test_other_formats_are_refused_before_anything_is_read(say: Say) -> None:
+    code, text, told = say("explain", "no-run", "--out", "maps.xyz")
     assert (code, text) == (2, "")
-    assert told.startswith(f"error: {name}: the name of a picture must end in .png, ")
+    assert told.startswith("error: maps.xyz: the name of a picture must end in .png, ")
