@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import Damaged, RunError
@@ -176,6 +176,7 @@ ragged = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(parts=st.lists(ragged, min_size=1, max_size=4), finished=st.booleans())
 def test_ragged_columns(parts: list[Rows], finished: bool) -> None:
     """Any column may be missing from any row, and from all rows of a part."""
