@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,67 +16,19 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments import change_manifest, small_experiment
-from fedsim import Grid, Run, cli, load
+from experiments import Say, change_manifest, small_experiment
+from fedsim import Grid, Run, load
 from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
-from fedsim.data import datasets, partitions
-from fedsim.explain.explainers import explainers
-from fedsim.explain.explainers.attribution import attributions
-from fedsim.methods import methods
-from fedsim.models import models
 from fedsim.objectives.regression import Regression
 from fedsim.results.folder import RunFolder
 from fedsim.results.summary import summarise_cells, tidy
 from fedsim.sweep.sweep import write_tables
 
-Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
 
-
-@pytest.fixture
-def say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Say:
-    """Run the command line, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(small_experiment(train={"rounds": 3}).to_yaml())
-
-    def say(*words: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code, *capsys.readouterr())
-
-    return say
-
-
-@pytest.mark.parametrize(
-    ("sort", "registry"),
-    [
-        ("methods", methods),
-        ("datasets", datasets),
-        ("models", models),
-        ("partitions", partitions),
-        ("attributions", attributions),
-        ("explainers", explainers),
-    ],
-)
-def test_list_names_everything_with_keys_and_first_lines(
-    say: Say, sort: str, registry: Any
-) -> None:
-    code, text, _ = say("list", sort)
-    assert code == 0
-    for name, component in registry.items():
-        assert re.search(rf"^{name}\b", text, re.MULTILINE)
-        assert component.__doc__.split()[0] in text
-        for key in component.model_fields.keys() - {registry.key}:
-            assert key in text
-
-
-def test_list_of_something_unknown(say: Say) -> None:
-    code, _, complaint = say("list", "optimizers")
-    assert code == 2
-    assert "methods" in complaint
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(small_experiment(train={"rounds": 3}).to_yaml())
 
 
 def test_run_prints_rounds_and_a_summary(say: Say) -> None:
@@ -106,24 +57,28 @@ def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
 
 def make_regression(path: Path, r2: list[float]) -> None:
     """Write other rounds into a run's folder: those of a regression."""
-    rounds = load(path).rounds.drop(columns="accuracy")
+    rounds = load(path).rounds.drop(columns="accuracy", errors="ignore")
     rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
     change_manifest(path, "files")
     metrics = Regression().metrics(None)  # type: ignore[arg-type]
     RunFolder.open(path).update(metrics=[asdict(metric) for metric in metrics])
 
 
+def shown_live(path: Path, rows: list[dict[str, Any]]) -> None:
+    screen = runs._Screen()
+    screen.start(load(path))
+    for row in rows:
+        screen.show(row)
+    runs._summary(load(path))
+
+
 def test_a_regression_is_judged_by_r2(
     finish: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = finish(train={"rounds": 3})
-    make_regression(done.path, [-12345.678, 0.52, 0.5])
-    regression = load(done.path)
-    screen = runs._Screen()
-    screen.start(load(done.path))
-    for row in regression.rounds.to_dict("records"):
-        screen.show({str(key): value for key, value in row.items()})
-    runs._summary(regression)
+    path = finish(train={"rounds": 3}).path
+    make_regression(path, [-12345.678, 0.52, 0.5])
+    rows: Any = load(path).rounds.to_dict("records")
+    shown_live(path, rows)
     text = capsys.readouterr().out
     assert re.search(r"^round 1/3  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
     assert re.search(r"^round 3/3  R² 0\.5000  ", text, re.MULTILINE)
@@ -131,19 +86,9 @@ def test_a_regression_is_judged_by_r2(
     assert "mean of last" not in text  # of three evaluated rounds
     assert re.search(r"^R², best +0\.5200 \(round 2\) *$", text, re.MULTILINE)
     assert "accuracy" not in text
-
-
-def test_targets_that_are_all_the_same_have_no_r2(
-    finish: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = finish(train={"rounds": 3})
-    make_regression(done.path, [math.nan] * 3)
-    regression = load(done.path)
-    (*_, last) = regression.rounds.to_dict("records")
-    screen = runs._Screen()
-    screen.start(load(done.path))
-    screen.show({str(key): value for key, value in last.items()})
-    runs._summary(regression)
+    make_regression(path, [math.nan] * 3)  # the targets are all the same
+    rows = load(path).rounds.to_dict("records")
+    shown_live(path, rows[-1:])
     text = capsys.readouterr().out
     assert re.search(r"^round 3/3  [\d.]+ kB sent$", text, re.MULTILINE)
     assert "R²" not in text
@@ -283,15 +228,12 @@ class TestDataOfSeveralExperiments:
 
 
 def test_doctor_says_what_an_experiment_would_get(say: Say) -> None:
-    code, text, _ = say("doctor", "small.yaml", "engine.kind=ray", "engine.actors=2")
-    assert code == 0
+    code, text, complaint = say("doctor", "small.yaml", "engine.kind=ray", "engine.actors=2")
+    assert code == 0, complaint
     assert re.search(r"Ray at \S+: 1 node\(s\)", text)
     assert "2 client actor(s) of 1 CPU(s) and 0 GPU(s)" in text
     assert re.search(r"GB of object store; if each client keeps .* 96.4 kB of it$", text, re.M)
     assert "10 blocks of clients a round, about 5.0 clients an actor" in text
-
-
-def test_doctor_says_what_does_not_fit(say: Say) -> None:
     code, text, complaint = say(
         "doctor", "small.yaml", "engine.kind=ray", "engine.gpus_per_actor=1"
     )

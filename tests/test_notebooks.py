@@ -92,30 +92,19 @@ def _kind(output: NotebookNode) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-class TestAsStored:
-    def test_it_was_executed_from_top_to_bottom(self, path: Path) -> None:
-        cells = code_cells(path)
-        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-        assert any(texts(cell) for cell in cells)
-        assert all(
-            output.output_type != "error" and output.get("name") != "stderr"
-            for cell in cells
-            for output in cell.outputs
-        )
-
-    def test_it_tells_nothing_of_who_executed_it(self, path: Path) -> None:
-        shown = [text for cell in code_cells(path) for text in texts(cell)]
-        assert not [found for text in shown for found in ABSOLUTE.findall(text)]
-        metadata = nbformat.read(path, as_version=4).metadata
-        assert metadata.kernelspec == {
-            "display_name": "Python 3",
-            "language": "python",
-            "name": "python3",
-        }
-        assert metadata.language_info == {"name": "python"}
-
-    def test_it_is_small(self, path: Path) -> None:
-        assert path.stat().st_size < 200_000
+def test_it_was_executed_from_top_to_bottom_by_nobody_in_particular(path: Path) -> None:
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert all(o.output_type != "error" and o.get("name") != "stderr" for o in outputs)
+    shown = [text for cell in cells for text in texts(cell)]
+    assert shown
+    assert not [found for text in shown for found in ABSOLUTE.findall(text)]
+    metadata = nbformat.read(path, as_version=4).metadata
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    assert metadata.kernelspec == kernel
+    assert metadata.language_info == {"name": "python"}
+    assert path.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,19 @@ def test_a_component_is_shown_with_its_docstring_and_keys(say: Say) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_fit_into_80_columns(say: Say, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_list_names_everything_in_80_columns(
+    say: Say, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(console.out, "_width", 80)
     code, text, _ = say("list", kind)
     assert code == 0
     assert all(len(line) <= 80 for line in text.splitlines())
-    names = [name for name, _ in registry_of(kind).items()]
+    registry = registry_of(kind)
+    names = registered(kind)
+    assert names == [name for name, _ in registry.items()]
+    for _, component in registry.items():
+        assert component.__doc__.split()[0] in text
+        assert all(key in text for key in component.model_fields.keys() - {registry.key})
     assert re.findall(r"^(\w+)  +\S", text, re.M) == ["name", *names]
     assert len(text.splitlines()) <= 6 * len(names) + 3
 
@@ -104,11 +111,6 @@ def test_json_for_scripts(say: Say) -> None:
     keys = json.loads(say("list", "methods", "fedprox", "--json")[1])["properties"]
     assert keys["mu"]["default"] == 0.01
     assert json.loads(say("schema")[1]) == json.loads(json.dumps(experiment_schema()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_for_completion_are_those_of_the_registry(kind: str) -> None:
-    assert registered(kind) == [name for name, _ in registry_of(kind).items()]
 
 
 @pytest.mark.parametrize(

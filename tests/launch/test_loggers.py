@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -30,7 +29,6 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 import fedsim
 from experiments import small_experiment
 from fedsim import Experiment, Run
-from fedsim.cli import main
 from fedsim.cluster import connection
 from fedsim.cluster.placement import Node
 from fedsim.errors import ExperimentError
@@ -42,16 +40,48 @@ from fedsim.results.folder import RunFolder
 from fedsim.sweep import trials
 
 FACTS = {"clients_per_step": 1, "clients": 10}  # that a manifest cannot do without
-BOTH = ("tensorboard", "mlflow")
 ROUNDS = 6
 
+Points = dict[str, list[tuple[int, float]]]  # steps and values, by name
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow as it is without any settings of the user's; what a run sets ends with the test."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in loggers._MLFLOW_DEFAULTS.items():
-        monkeypatch.setenv(name, value)
+
+class WandbRun:
+    """What the logger asks of a run of wandb's."""
+
+    def __init__(self, **given: Any) -> None:
+        self.id, self.given, self.summary = given["id"], given, {}
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.exit_code: int | None = None
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        if self.logged and step <= self.logged[-1][0]:
+            raise ValueError("steps must ascend")
+        self.logged.append((step, values))
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun() -> Iterator[list[WandbRun]]:
+    """All runs that were begun of a stand-in: wandb is large, and its server is not ours."""
+    begun: list[WandbRun] = []
+
+    def init(**given: Any) -> WandbRun:
+        begun.append(WandbRun(**given))
+        return begun[-1]
+
+    module: Any = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.init, module.Settings = init, dict
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", module)
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        for name, value in loggers._MLFLOW_DEFAULTS.items():  # what a run sets ends with the tests
+            patch.setenv(name, value)
+        yield begun
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +112,12 @@ def plain(out: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def logged(out: Path) -> Run:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return fedsim.run(experiment(*BOTH), out)
+    return fedsim.run(experiment(*LOGGERS), out)
+
+
+def made(path: Path, *names: str) -> RunFolder:
+    """The folder of a run that has ended."""
+    return RunFolder.create(experiment(*names), path, {**FACTS, "result_hash": "0"})
 
 
 def events(run: Path) -> list[Event]:
@@ -99,9 +132,9 @@ def events(run: Path) -> list[Event]:
     return found
 
 
-def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+def in_tensorboard(run: Path) -> Points:
     """What TensorBoard shows: a restart at a step hides all that was there from this step on."""
-    shown: dict[str, list[tuple[int, float]]] = {}
+    shown: Points = {}
     for event in events(run):
         if event.session_log.status == SessionLog.START:
             for name, points in shown.items():
@@ -112,37 +145,43 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     return shown
 
 
-def in_mlflow(run: Run, out: Path) -> tuple[MlflowClient, MlflowRun]:
+def in_mlflow(folder: RunFolder | Run, out: Path) -> tuple[MlflowClient, MlflowRun]:
     client = MlflowClient(f"sqlite:///{out / 'mlflow.db'}")
-    return client, client.get_run(run.manifest["mlflow_run"])
+    return client, client.get_run(folder.manifest["mlflow_run"])
 
 
-def history(run: Run, out: Path) -> dict[str, list[tuple[int, float]]]:
-    client, found = in_mlflow(run, out)
-    points = {
-        name: client.get_metric_history(found.info.run_id, name) for name in found.data.metrics
-    }
-    return {name: [(p.step, p.value) for p in values] for name, values in points.items()}
+def told(logger: str, folder: RunFolder | Run, out: Path, begun: list[WandbRun]) -> Points:
+    """What a logger knows of a run."""
+    if logger == "tensorboard":
+        return in_tensorboard(folder.path)
+    if logger == "mlflow":
+        client, run = in_mlflow(folder, out)
+        histories = {n: client.get_metric_history(run.info.run_id, n) for n in run.data.metrics}
+        return {name: [(p.step, p.value) for p in points] for name, points in histories.items()}
+    found: Points = {}
+    for run in begun:
+        for step, values in run.logged if run.id == folder.manifest["wandb_run"] else ():
+            for name, value in values.items():
+                if step > max((t for t, _ in found.get(name, ())), default=0):
+                    found.setdefault(name, []).append((step, value))
+    return found
 
 
-def columns(rounds: pd.DataFrame) -> dict[str, list[tuple[int, float]]]:
+def columns(rounds: pd.DataFrame) -> Points:
     """The table of rounds, in the same shape."""
     numbers = rounds.select_dtypes("number").set_index("round")
     return {name: list(numbers[name].dropna().items()) for name in numbers}
 
 
-def alike(
-    found: dict[str, list[tuple[int, float]]], expected: dict[str, list[tuple[int, float]]]
-) -> bool:
+def alike(found: Points, expected: Points) -> bool:
     """The same steps, and the same values but for the seconds of rounds that were made again."""
-    names = found.keys() - {"seconds"}
-    return (
-        found.keys() == expected.keys()
-        and {n: [t for t, _ in p] for n, p in found.items()}
-        == {n: [t for t, _ in p] for n, p in expected.items()}
-        and all(
-            [v for _, v in found[n]] == pytest.approx([v for _, v in expected[n]]) for n in names
-        )
+
+    def steps(points: Points) -> dict[str, list[int]]:
+        return {name: [t for t, _ in of] for name, of in points.items()}
+
+    return steps(found) == steps(expected) and all(
+        [v for _, v in found[name]] == pytest.approx([v for _, v in expected[name]])
+        for name in found.keys() - {"seconds"}
     )
 
 
@@ -159,9 +198,13 @@ def test_loggers_change_nothing(plain: Run, logged: Run) -> None:
     }
 
 
-def test_tensorboard_shows_the_table_of_rounds(logged: Run) -> None:
-    assert [t for t, _ in scalars(logged.path)["accuracy"]] == [2, 4, 6]
-    assert alike(scalars(logged.path), columns(logged.rounds))
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_each_is_told_what_the_table_of_rounds_holds(
+    logger: str, logged: Run, out: Path, begun: list[WandbRun]
+) -> None:
+    found = told(logger, logged, out, begun)
+    assert [t for t, _ in found["accuracy"]] == [2, 4, 6]
+    assert alike(found, columns(logged.rounds))
 
 
 def test_tensorboard_knows_the_parameters(logged: Run) -> None:
@@ -179,10 +222,6 @@ def test_tensorboard_knows_the_parameters(logged: Run) -> None:
     assert end.HasField("session_end_info")
 
 
-def test_mlflow_has_the_table_of_rounds(logged: Run, out: Path) -> None:
-    assert alike(history(logged, out), columns(logged.rounds))
-
-
 def test_mlflow_knows_the_run(logged: Run, out: Path) -> None:
     client, found = in_mlflow(logged, out)
     assert client.get_experiment(found.info.experiment_id).name == "small"
@@ -195,23 +234,28 @@ def test_mlflow_knows_the_run(logged: Run, out: Path) -> None:
     assert (given["method.name"], given["train.rounds"]) == ("fedavg", "6")
 
 
-def test_runs_of_one_experiment_lie_together_in_mlflow(logged: Run, out: Path) -> None:
-    other = fedsim.run(experiment("mlflow", train={"rounds": 1}), out)
-    _, first = in_mlflow(logged, out)
-    _, second = in_mlflow(other, out)
-    assert first.info.experiment_id == second.info.experiment_id
-    assert first.info.run_id != second.info.run_id
+def test_wandb_knows_the_run(logged: Run, out: Path, begun: list[WandbRun]) -> None:
+    (found,) = (run for run in begun if run.id == logged.manifest["wandb_run"])
+    assert found.summary == {"status": "finished", "result_hash": logged.result_hash}
+    assert found.exit_code == 0
+    given = found.given
+    assert (given["project"], given["dir"]) == ("small", out)
+    assert given["name"] == f"small/{logged.path.name}"
+    assert given["config"]["train.optimizer.lr"] == 0.1
 
 
 def test_a_run_of_a_grid_is_named_with_it(logged: Run, out: Path) -> None:
+    """And lies in MLflow beside the other runs of the experiment."""
     grid = out / "small" / "grid"
-    folder = RunFolder.create(experiment("mlflow"), grid / "cells" / "FedAvg" / "seed-1", FACTS)
+    folder = made(grid / "cells" / "FedAvg" / "seed-1", "mlflow")
     for name in ("experiment.yaml", "manifest.json"):
         (grid / name).touch()
-    folder.update(result_hash="0")
     assert list(with_loggers(folder, iter([]))) == []
-    _, found = in_mlflow(fedsim.load(folder.path), out)
+    _, found = in_mlflow(folder, out)
     assert found.info.run_name == "small/grid/cells/FedAvg/seed-1"
+    _, other = in_mlflow(logged, out)
+    assert found.info.experiment_id == other.info.experiment_id
+    assert found.info.run_id != other.info.run_id
 
 
 def test_the_database_is_opened_by_one_process_at_a_time(
@@ -231,20 +275,27 @@ def test_the_database_is_opened_by_one_process_at_a_time(
         return MlflowClient(uri)
 
     monkeypatch.setattr(mlflow, "MlflowClient", opened)
-    folder = RunFolder.create(
-        experiment("mlflow"), out / "small" / "alone", {**FACTS, "result_hash": "0"}
-    )
-    assert list(with_loggers(folder, iter([]))) == []
+    assert list(with_loggers(made(out / "small" / "alone", "mlflow"), iter([]))) == []
     assert alone == [f"sqlite:///{out / 'mlflow.db'}"]
 
 
-def test_the_tracking_uri_of_the_environment_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def record(t: int) -> dict[str, Any]:
+    return {"round": t, "loss": 1 / t, "total_bytes_up": t, "phase": "warm-up"}
+
+
+def test_variables_of_the_environment_count(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[WandbRun]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mine' / 'mlflow.db'}")
-    run = fedsim.run(experiment("mlflow", train={"rounds": 1}), tmp_path / "runs")
-    assert [t for t, _ in history(run, tmp_path / "mine")["loss"]] == [1]
-    assert not (tmp_path / "runs" / "mlflow.db").exists()
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert loggers.environment()["WANDB_API_KEY"] == "secret"  # for drivers elsewhere
+    folder = made(out / "small" / "variables", "mlflow", "wandb")
+    assert list(with_loggers(folder, iter([record(1)]))) == [record(1)]
+    assert told("mlflow", folder, tmp_path / "mine", begun)["loss"] == [(1, 1.0)]
+    given = begun[-1].given
+    assert (given["project"], given["dir"]) == ("ours", str(tmp_path))
 
 
 # runs that go on
@@ -258,50 +309,55 @@ def interrupt(after: int) -> Callable[[object], None]:
     return stop
 
 
-def test_a_resumed_run_goes_on_in_its_logs(plain: Run, out: Path) -> None:
+def test_a_resumed_run_goes_on_in_its_logs(plain: Run, out: Path, begun: list[WandbRun]) -> None:
     started: list[RunFolder] = []
     with pytest.raises(KeyboardInterrupt):
-        fedsim.run(experiment(*BOTH), out, interrupt(after=5), started.append)
+        fedsim.run(experiment(*LOGGERS), out, interrupt(after=5), started.append)
     broken = fedsim.load(started[0].path)
-    assert [t for t, _ in history(broken, out)["train_loss"]] == [1, 2, 3, 4, 5]
-    assert [t for t, _ in scalars(broken.path)["train_loss"]] == [1, 2, 3, 4, 5]
+    for logger in LOGGERS:
+        found = told(logger, broken, out, begun)
+        assert [t for t, _ in found["train_loss"]] == [1, 2, 3, 4, 5]
     assert in_mlflow(broken, out)[1].info.status == "KILLED"
     run = fedsim.resume(broken.path)  # from round 4
     assert run.manifest["mlflow_run"] == broken.manifest["mlflow_run"]
     assert run.result_hash == plain.result_hash
-    assert alike(history(run, out), columns(run.rounds))
-    assert alike(scalars(run.path), columns(run.rounds))
+    for logger in LOGGERS:
+        assert alike(told(logger, run, out, begun), columns(run.rounds))
     starts = [v.tag for e in events(run.path) for v in e.summary.value if "start_info" in v.tag]
     assert len(starts) == 1
     assert in_mlflow(run, out)[1].info.status == "FINISHED"
+    first, second = begun[-2:]
+    assert first.id == second.id
+    assert first.given["resume"] == second.given["resume"] == "allow"
+    assert (first.exit_code, second.exit_code) == (1, 0)
+    assert first.summary == {"status": "interrupted"}
+    assert [t for t, _ in second.logged] == [5, 6]
+    assert second.summary["result_hash"] == run.result_hash
 
 
-def record(t: int) -> dict[str, Any]:
-    return {"round": t, "loss": 1 / t, "total_bytes_up": t, "phase": "warm-up"}
-
-
-def test_a_run_that_falls_back_logs_no_round_twice(out: Path) -> None:
-    folder = RunFolder.create(experiment(*BOTH), out / "small" / "falling", FACTS)
-    folder.update(result_hash="0")
-    told = [*map(record, (1, 2, 3, 4)), "falling back", *map(record, (2, 3, 4, 5))]
-    assert list(with_loggers(folder, iter(told))) == told
+def test_a_run_that_falls_back_logs_no_round_twice(out: Path, begun: list[WandbRun]) -> None:
+    folder = made(out / "small" / "falling", *LOGGERS)
+    events = [*map(record, (1, 2, 3, 4)), "falling back", *map(record, (2, 3, 4, 5))]
+    assert list(with_loggers(folder, iter(events))) == events
     expected = {
         "loss": [(t, 1 / t) for t in range(1, 6)],
         "total_bytes_up": [(t, t) for t in range(1, 6)],
     }
-    assert alike(scalars(folder.path), expected)
-    assert alike(history(fedsim.load(folder.path), out), expected)
+    for logger in LOGGERS:
+        assert alike(told(logger, folder, out, begun), expected)
 
 
-def test_a_run_that_fails_is_marked_so(out: Path) -> None:
+def test_a_run_that_fails_is_marked_so(out: Path, begun: list[WandbRun]) -> None:
     def failing() -> Iterator[dict[str, Any]]:
         yield record(1)
         raise ValueError("no more")
 
-    folder = RunFolder.create(experiment("mlflow"), out / "small" / "failing", FACTS)
+    folder = made(out / "small" / "failing", "mlflow", "wandb")
     with pytest.raises(ValueError, match="no more"):
         list(with_loggers(folder, failing()))
-    assert in_mlflow(fedsim.load(folder.path), out)[1].info.status == "FAILED"
+    assert in_mlflow(folder, out)[1].info.status == "FAILED"
+    assert begun[-1].summary == {"status": "failed"}
+    assert begun[-1].exit_code == 1
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -314,13 +370,17 @@ class TestOnRay:
         method = {"name": "faults:DyingDriver", "marker": str(tmp_path / "marker")}
         lines: list[object] = []
         disturbed = experiment(
-            *BOTH, method=method, train={"rounds": 8}, engine={"kind": "ray", "actors": 1}
+            "mlflow",
+            "tensorboard",
+            method=method,
+            train={"rounds": 8},
+            engine={"kind": "ray", "actors": 1},
         )
         run = fedsim.run(disturbed, tmp_path / "runs", lines.append)
         assert "the driver was lost; a new one continues from the last checkpoint" in lines
         assert len(run.rounds) == 8
-        assert alike(scalars(run.path), columns(run.rounds))
-        assert alike(history(run, tmp_path), columns(run.rounds))
+        for logger in ("mlflow", "tensorboard"):
+            assert alike(told(logger, run, tmp_path, []), columns(run.rounds))
 
 
 def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -400,35 +460,48 @@ def test_a_server_that_is_away_does_not_stop_a_run(
 ) -> None:
     address = f"127.0.0.1:{closed_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
-    told: list[Any] = []
-    run = fedsim.run(experiment(*BOTH), tmp_path, told.append)
-    (line,) = (event for event in told if isinstance(event, str))
+    events: list[Any] = []
+    run = fedsim.run(experiment("tensorboard", "mlflow"), tmp_path, events.append)
+    (line,) = (event for event in events if isinstance(event, str))
     assert line.startswith("mlflow failed; the run goes on without this logger: ")
     assert address in line
     assert line in (run.path / "log.txt").read_text()
     assert run.result_hash == plain.result_hash
-    assert alike(scalars(run.path), columns(run.rounds))
+    assert alike(in_tensorboard(run.path), columns(run.rounds))
     assert "mlflow_run" not in run.manifest
 
 
-@pytest.mark.parametrize("user", ["me:secret@", "me:sec@ret@", ""])
-def test_a_complaint_holds_no_password(
-    out: Path, monkeypatch: pytest.MonkeyPatch, user: str
+@pytest.mark.parametrize(
+    ("logger", "error", "words"),
+    [
+        *(
+            (
+                "mlflow",
+                ConnectionError(f"404 at https://{user}tracking:5000/api: ask me@tracking"),
+                "404 at https://tracking:5000/api: ask me@tracking",  # and no password
+            )
+            for user in ("me:secret@", "me:sec@ret@", "")
+        ),
+        ("wandb", RuntimeError("No API key configured.\nLog in."), "No API key configured."),
+        ("tensorboard", ValueError(), "ValueError"),
+    ],
+)
+def test_a_logger_that_cannot_begin_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: str, error: Exception, words: str
 ) -> None:
     def fail(*_: object) -> None:
-        raise ConnectionError(f"404 at https://{user}tracking:5000/api: ask me@tracking")
+        raise error
 
-    monkeypatch.setattr(loggers.MLflow, "begin", fail)
-    folder = RunFolder.create(experiment("mlflow"), out / "small" / f"user-{len(user)}", FACTS)
-    line = next(with_loggers(folder, iter([])))
-    assert line == (
-        "mlflow failed; the run goes on without this logger: "
-        "404 at https://tracking:5000/api: ask me@tracking"
-    )
+    monkeypatch.setattr(loggers._LOGGERS[logger], "begin", fail)
+    folder = made(tmp_path / "small" / "failing", logger)
+    assert list(with_loggers(folder, iter([record(1)]))) == [
+        f"{logger} failed; the run goes on without this logger: {words}",
+        record(1),
+    ]
 
 
 def test_a_logger_that_fails_on_the_way_is_left_out(
-    out: Path, plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch, begun: list[WandbRun]
 ) -> None:
     written = []
     write = EventsWriter.write_event
@@ -440,15 +513,16 @@ def test_a_logger_that_fails_on_the_way_is_left_out(
         write(self, event)
 
     monkeypatch.setattr(EventsWriter, "write_event", write_some)
-    told: list[Any] = []
-    run = fedsim.run(experiment(*BOTH), out, told.append)
-    assert [event for event in told if isinstance(event, str)] == [
+    folder = made(out / "small" / "on-the-way", *LOGGERS)
+    events = list(with_loggers(folder, map(record, range(1, 6))))
+    assert [event for event in events if isinstance(event, str)] == [
         "tensorboard failed; the run goes on without this logger: "
         "[Errno 28] No space left on device"
     ]
     assert [event.step for event in written][-1] == 3
-    assert run.result_hash == plain.result_hash
-    assert alike(history(run, out), columns(run.rounds))
+    for logger in ("mlflow", "wandb"):
+        found = told(logger, folder, out, begun)["loss"]
+        assert found == [(t, pytest.approx(1 / t)) for t in range(1, 6)]
 
 
 def test_a_failure_while_a_run_breaks_off_is_logged(
@@ -458,7 +532,7 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
         raise ConnectionError
 
     monkeypatch.setattr(loggers.TensorBoard, "end", fail)
-    folder = RunFolder.create(experiment("tensorboard"), out / "small" / "closing", FACTS)
+    folder = made(out / "small" / "closing", "tensorboard")
     passing = with_loggers(folder, iter([record(1), record(2)]))
     next(passing)
     with caplog.at_level(logging.INFO, "fedsim"):
@@ -468,144 +542,7 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
     ]
 
 
-# Weights & Biases: a stand-in, because the package is large and its server is not ours
-
-
-class WandbRun:
-    """What the logger asks of a run of wandb's."""
-
-    def __init__(self, **given: Any) -> None:
-        self.id, self.given, self.summary = given["id"], given, {}
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.exit_code: int | None = None
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        if self.logged and step <= self.logged[-1][0]:
-            raise ValueError("steps must ascend")
-        self.logged.append((step, values))
-
-    def finish(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-
-    def history(self) -> dict[str, list[tuple[int, float]]]:
-        found: dict[str, list[tuple[int, float]]] = {}
-        for step, values in self.logged:
-            for name, value in values.items():
-                found.setdefault(name, []).append((step, value))
-        return found
-
-
-@pytest.fixture
-def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[WandbRun]:
-    """All that were begun."""
-    begun: list[WandbRun] = []
-
-    def init(**given: Any) -> WandbRun:
-        begun.append(WandbRun(**given))
-        return begun[-1]
-
-    module: Any = ModuleType("wandb")
-    module.__spec__ = ModuleSpec("wandb", None)
-    module.init, module.Settings = init, dict
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    return begun
-
-
-class TestWandb:
-    def test_it_is_told_what_the_tables_hold(
-        self, out: Path, plain: Run, wandb_runs: list[WandbRun]
-    ) -> None:
-        run = fedsim.run(experiment("wandb"), out)
-        (logged,) = wandb_runs
-        assert run.result_hash == plain.result_hash
-        assert alike(logged.history(), columns(run.rounds))
-        assert logged.summary == {"status": "finished", "result_hash": run.result_hash}
-        assert logged.exit_code == 0
-        assert logged.id == run.manifest["wandb_run"]
-        given = logged.given
-        assert (given["project"], given["dir"]) == ("small", out)
-        assert given["name"] == f"small/{run.path.name}"
-        assert given["config"]["train.optimizer.lr"] == 0.1
-
-    def test_it_goes_on_with_a_run_that_broke_off(
-        self, out: Path, wandb_runs: list[WandbRun]
-    ) -> None:
-        started: list[RunFolder] = []
-        with pytest.raises(KeyboardInterrupt):
-            fedsim.run(experiment("wandb"), out, interrupt(after=5), started.append)
-        run = fedsim.resume(started[0].path)
-        first, second = wandb_runs
-        assert first.id == second.id
-        assert first.given["resume"] == second.given["resume"] == "allow"
-        assert (first.exit_code, second.exit_code) == (1, 0)
-        assert first.summary == {"status": "interrupted"}
-        whole = second.history()
-        assert [t for t, _ in whole["train_loss"]] == [5, 6]
-        assert second.summary["result_hash"] == run.result_hash
-
-    def test_it_is_told_no_round_twice(self, out: Path, wandb_runs: list[WandbRun]) -> None:
-        folder = RunFolder.create(experiment("wandb"), out / "small" / "again", FACTS)
-        folder.update(result_hash="0")
-        told = [*map(record, (1, 2, 3)), "falling back", *map(record, (2, 3, 4))]
-        assert list(with_loggers(folder, iter(told))) == told
-        assert [step for step, _ in wandb_runs[0].logged] == [1, 2, 3, 4]
-
-    def test_its_own_variables_are_heeded(
-        self,
-        out: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        wandb_runs: list[WandbRun],
-    ) -> None:
-        monkeypatch.setenv("WANDB_PROJECT", "ours")
-        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-        monkeypatch.setenv("WANDB_API_KEY", "secret")
-        assert loggers.environment()["WANDB_API_KEY"] == "secret"  # for drivers elsewhere
-        folder = RunFolder.create(experiment("wandb"), out / "small" / "variables", FACTS)
-        folder.update(result_hash="0")
-        assert list(with_loggers(folder, iter([record(1)]))) == [record(1)]
-        given = wandb_runs[0].given
-        assert (given["project"], given["dir"]) == ("ours", str(tmp_path))
-
-    def test_a_run_does_not_depend_on_it(
-        self, out: Path, monkeypatch: pytest.MonkeyPatch, wandb_runs: list[WandbRun]
-    ) -> None:
-        def fail(**_: object) -> None:
-            raise RuntimeError("No API key configured. Use `wandb login` to log in.")
-
-        monkeypatch.setattr(sys.modules["wandb"], "init", fail)
-        folder = RunFolder.create(experiment("wandb"), out / "small" / "no-key", FACTS)
-        assert next(with_loggers(folder, iter([]))) == (
-            "wandb failed; the run goes on without this logger: "
-            "No API key configured. Use `wandb login` to log in."
-        )
-
-
 # what is refused
-
-
-def test_mlflow_that_is_not_installed_is_refused_before_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(experiment("mlflow").to_yaml())
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setattr(sys, "argv", ["fedsim", "run", "small.yaml"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: loggers: mlflow needs mlflow-skinny, which is not installed: "
-        "pip install 'fedsim[mlflow]'\n"
-    )
-    assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
-
-
-def test_mlflow_is_imported_by_runs_that_name_it_alone() -> None:
-    code = "import sys, fedsim.cli; assert 'mlflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

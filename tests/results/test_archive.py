@@ -44,6 +44,7 @@ def unpacked(archive: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_unpacked_elsewhere_is_as_good(
     finished: Run, run: Path, tmp_path: Path, say: Say
 ) -> None:
@@ -99,6 +100,7 @@ def test_all_checkpoints_are_packed_if_all_are_kept(
     assert sorted(there.rglob("*")) == before  # it only looks: folders can be read-only
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_grid_is_packed_with_all_its_runs(tmp_path: Path, say: Say) -> None:
     """Also with one that failed, which is part of its result."""
     content = small_experiment(train={"rounds": 1}).model_dump(mode="json")

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from fedsim import Run
 from fedsim.objectives.continual import Continual, continual
 
+nan = math.nan
+
 # client -> round -> (task under way, accuracy of each task)
 Rounds = dict[int, dict[int, tuple[int, list[float]]]]
 
@@ -52,44 +54,68 @@ ONE: Rounds = {
 }
 
 
-def test_one_client() -> None:
-    check(
-        continual(table(ONE)),
-        tta=(0.4 + 0.7 + 1.0) / 3,
-        forgetting=((0.9 - 0.4) + (0.9 - 0.7)) / 2,
-        backward=((0.4 - 0.9) + (0.7 - 0.8)) / 2,
-        forward=((0.4 - 0.25) + (0.5 - 0.25)) / 2,
-        first_round=(0.5 + 0.6 + 0.7) / 3,
-    )
-
-
-def test_several_clients_count_alike() -> None:
-    two = {
-        **ONE,
-        3: {
-            1: (0, [1.0, 0.0, 0.0]),
-            2: (0, [0.8, 0.0, 0.1]),
-            3: (1, [0.8, 0.2, 0.1]),
-            4: (1, [0.8, 0.3, 0.2]),
-            5: (2, [0.9, 0.4, 0.3]),
-            6: (2, [0.9, 0.5, 0.4]),
+# What is on record, and the measures that follow; of whole histories also below.
+HISTORIES: dict[str, tuple[Rounds, dict[str, float]]] = {
+    "one client": (
+        ONE,
+        {
+            "tta": (0.4 + 0.7 + 1.0) / 3,
+            "forgetting": ((0.9 - 0.4) + (0.9 - 0.7)) / 2,
+            "backward": ((0.4 - 0.9) + (0.7 - 0.8)) / 2,
+            "forward": ((0.4 - 0.25) + (0.5 - 0.25)) / 2,
+            "first_round": (0.5 + 0.6 + 0.7) / 3,
         },
-    }
-    check(
-        continual(table(two)),
-        tta=(0.4 + 0.7 + 1.0 + 0.9 + 0.5 + 0.4) / 6,
-        # Of the second client: the best was in the very first round; and nothing is forgotten.
-        forgetting=(0.5 + 0.2 + 0.1 + 0.0) / 4,
-        backward=(-0.5 - 0.1 + 0.1 + 0.2) / 4,
-        forward=(0.15 + 0.25 - 0.25 - 0.05) / 4,
-        first_round=(0.5 + 0.6 + 0.7 + 1.0 + 0.2 + 0.3) / 6,
-    )
+    ),
+    "rounds 4 and 8 of 9 are evaluated, and the last; three rounds a task": (
+        {0: {4: (1, [0.9, 0.5, 0.3]), 8: (2, [0.7, 0.6, 0.8]), 9: (2, [0.5, 0.4, 0.9])}},
+        {
+            "tta": 0.6,
+            "forgetting": ((0.9 - 0.5) + (0.6 - 0.4)) / 2,
+            "backward": 0.4 - 0.5,  # nothing is known of the first task's end
+            "forward": 0.3 - 0.25,  # nor of the second before it began
+            "first_round": (0.9 + 0.5 + 0.8) / 3,
+        },
+    ),
+    # A model of its own came late: until then there is no row of the client.
+    "a client that missed a task counts with those on record": (
+        {**ONE, 1: {r: row for r, row in ONE[0].items() if r > 2}},
+        {
+            "tta": 0.7,
+            "forgetting": ((0.9 - 0.4) + (0.9 - 0.7) + (0.8 - 0.4) + (0.9 - 0.7)) / 4,
+            "backward": ((0.4 - 0.9) + (0.7 - 0.8) + (0.7 - 0.8)) / 3,
+            "forward": (0.15 + 0.25 + 0.25) / 3,
+            "first_round": (0.5 + 0.6 + 0.7 + 0.7 + 0.6 + 0.7) / 6,
+        },
+    ),
+    # One that it never took part in, as where each task has a model of its own.
+    "a task of which a client has no model does not count": (
+        {
+            0: {1: (0, [0.5, nan]), 2: (1, [0.4, 0.3]), 3: (1, [0.3, 0.4])},
+            1: {1: (0, [nan, nan]), 2: (1, [nan, 0.6]), 3: (1, [nan, 0.8])},
+        },
+        {
+            "tta": (0.3 + 0.4 + 0.8) / 3,
+            "forgetting": 0.2,
+            "backward": -0.2,
+            "first_round": (0.5 + 0.3 + 0.6) / 3,
+        },
+    ),
+    # A mean that left the client out would be of other tasks than it says.
+    "who is missing in the last round has no result": (
+        {**ONE, 1: {r: row for r, row in ONE[0].items() if r < 6}},
+        {"tta": nan, "forgetting": nan, "first_round": (0.5 + 0.6 + 0.7) / 3},
+    ),
+    "a run under way is measured as far as it has come": (
+        {0: {r: row for r, row in ONE[0].items() if r < 5}},
+        {"tta": 0.8, "forgetting": 0.1, "backward": -0.1, "forward": 0.15, "first_round": 0.55},
+    ),
+}
 
 
-def test_what_a_task_was_worth_before_it_began_is_not_forgotten() -> None:
-    found = continual(table({0: {1: (0, [0.5, 1.0, 0.9]), 2: (1, [0.5, 0.2, 0.9]),
-                                 3: (2, [0.5, 0.1, 0.9])}}))  # fmt: skip
-    check(found, forgetting=(0 + 0.1) / 2, forward=(0.75 + 0.65) / 2)
+@pytest.mark.parametrize("name", HISTORIES)
+def test_measures_worked_out_by_hand(name: str) -> None:
+    clients, expected = HISTORIES[name]
+    check(continual(table(clients)), **expected)
 
 
 def test_the_number_of_classes_is_each_tasks_own() -> None:
@@ -99,77 +125,7 @@ def test_the_number_of_classes_is_each_tasks_own() -> None:
 
 
 def test_without_rows_of_tasks_to_come_there_is_no_forward_transfer() -> None:
-    found = continual(table(ONE, unseen=False))
-    check(found, forward=math.nan)
-    rest = {name: value for name, value in asdict(found).items() if name != "forward"}
-    check(continual(table(ONE)), **rest)
-
-
-def test_one_task_alone() -> None:
-    found = continual(
-        table({0: {1: (0, [0.4]), 2: (0, [0.6])}, 1: {1: (0, [0.2]), 2: (0, [0.1])}})
-    )
-    nothing = dict.fromkeys(["forgetting", "backward", "forward"], math.nan)
-    check(found, tta=0.35, first_round=0.3, **nothing)
-
-
-def test_evaluation_every_few_rounds() -> None:
-    """Rounds 4 and 8 of 9, and the last; three rounds a task."""
-    found = continual(
-        table({0: {4: (1, [0.9, 0.5, 0.3]), 8: (2, [0.7, 0.6, 0.8]), 9: (2, [0.5, 0.4, 0.9])}})
-    )
-    check(
-        found,
-        tta=0.6,
-        forgetting=((0.9 - 0.5) + (0.6 - 0.4)) / 2,
-        backward=0.4 - 0.5,  # nothing is known of the first task's end
-        forward=0.3 - 0.25,  # nor of the second before it began
-        first_round=(0.9 + 0.5 + 0.8) / 3,
-    )
-
-
-def test_a_client_that_missed_a_task_counts_with_those_on_record() -> None:
-    """A model of its own came late: until then there is no row of the client."""
-    late = {**ONE, 1: {r: row for r, row in ONE[0].items() if r > 2}}
-    check(
-        continual(table(late)),
-        tta=0.7,
-        forgetting=((0.9 - 0.4) + (0.9 - 0.7) + (0.8 - 0.4) + (0.9 - 0.7)) / 4,
-        backward=((0.4 - 0.9) + (0.7 - 0.8) + (0.7 - 0.8)) / 3,
-        forward=(0.15 + 0.25 + 0.25) / 3,
-        first_round=(0.5 + 0.6 + 0.7 + 0.7 + 0.6 + 0.7) / 6,
-    )
-
-
-def test_a_task_of_which_a_client_has_no_model_does_not_count() -> None:
-    """One that it never took part in, as where each task has a model of its own."""
-    nan = math.nan
-    own = {1: (0, [nan, nan]), 2: (1, [nan, 0.6]), 3: (1, [nan, 0.8])}
-    found = continual(table({0: {1: (0, [0.5, nan]), 2: (1, [0.4, 0.3]), 3: (1, [0.3, 0.4])},
-                             1: own}))  # fmt: skip
-    check(found, tta=(0.3 + 0.4 + 0.8) / 3, forgetting=0.2, backward=-0.2,
-          first_round=(0.5 + 0.3 + 0.6) / 3)  # fmt: skip
-
-
-def test_who_is_missing_in_the_last_round_has_no_result() -> None:
-    """A mean that left the client out would be of other tasks than it says."""
-    gone = {**ONE, 1: {r: row for r, row in ONE[0].items() if r < 6}}
-    found = continual(table(gone))
-    assert math.isnan(found.tta)
-    assert math.isnan(found.forgetting)
-    assert found.first_round == pytest.approx((0.5 + 0.6 + 0.7) / 3)
-
-
-def test_a_run_under_way_is_measured_as_far_as_it_has_come() -> None:
-    so_far = {0: {r: row for r, row in ONE[0].items() if r < 5}}
-    check(
-        continual(table(so_far)),
-        tta=0.8,
-        forgetting=0.1,
-        backward=-0.1,
-        forward=0.15,
-        first_round=0.55,
-    )
+    check(continual(table(ONE, unseen=False)), **{**HISTORIES["one client"][1], "forward": nan})
 
 
 def test_an_empty_table_is_refused() -> None:
@@ -202,7 +158,7 @@ def test_any_history_as_written_out(history: tuple[Rounds, int, int]) -> None:
     past = [(k, t) for k, t in pairs if t < T - 1]
 
     def mean(values: list[float]) -> float:
-        return sum(values) / len(values) if values else math.nan
+        return sum(values) / len(values) if values else nan
 
     check(
         continual(table(rounds)),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedsim
-from experiments import WITHOUT_GLOBAL, federation, small_experiment, with_method
+from experiments import FEW, WITHOUT_GLOBAL, federation, small_experiment, with_method
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.launch.prepare import prepare
@@ -83,7 +83,7 @@ ODD = (
 
 def odd(part: str, **train: Any) -> dict[str, Any]:
     model = {"name": f"{__name__}:Odd", "part": part}
-    return {"model": model, "train": {"rounds": 2, **train}}
+    return {"data": FEW, "model": model, "train": {"rounds": 2, **train}}
 
 
 @pytest.mark.parametrize("part", ODD)

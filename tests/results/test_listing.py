@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from made import Cell, classification, made_grid
 
-from experiments import Say, change_manifest, grid_in_process, small_experiment
-from fedsim import Run, run
+from experiments import Say, small_experiment
+from fedsim import Run
 from fedsim.experiment import to_yaml
 from fedsim.results.listing import list_results
 from fedsim.results.sweeps import Search
@@ -19,16 +21,19 @@ from fedsim.results.sweeps import Search
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Two finished runs, one that goes on, and one that is damaged."""
     out = tmp_path_factory.mktemp("listed") / "runs"
-    good = run(small_experiment(name="good", train={"rounds": 4}), out)
-    poor = run(small_experiment(name="poor", train={"rounds": 1}, method={"name": "fedavgm"}), out)
-    going_on = run(small_experiment(name="going-on", train={"rounds": 1}), out)
-    damaged = run(small_experiment(name="damaged", train={"rounds": 1}), out)
-    for day, one in enumerate((good, poor, going_on), 1):
-        facts = {"status": "running"} if one is going_on else {}
-        change_manifest(one.path, created=f"2026-01-0{day}T12:00:00+0000", **facts)
+    found = {}
+    for day, name in enumerate(("good", "poor", "going-on", "damaged"), 1):
+        facts = {"created": f"2026-01-0{day}T12:00:00+0000"}
+        facts |= {"status": "running"} if name == "going-on" else {}
+        method = {"name": "fedavgm" if name == "poor" else "fedavg"}
+        path = classification(
+            out / name / "one", 1 / (day + 1), name=name, method=method, facts=facts,
+            train={"rounds": 6},
+        )  # fmt: skip
+        found[name] = Run.open(path)
     for name in ("manifest.json", "manifest.copy.json"):
-        (damaged.path / name).write_text("{")
-    return {"good": good, "poor": poor, "going-on": going_on, "damaged": damaged}
+        (found["damaged"].path / name).write_text("{")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -36,46 +41,39 @@ def out(runs: dict[str, Run]) -> Path:
     return runs["good"].path.parents[1]
 
 
-def test_of_each_run_what_matters(runs: dict[str, Run], out: Path) -> None:
-    found = {row.folder.parts[0]: row for row in list_results(out)}
-    good = found["good"]
+def test_of_each_run_what_matters_the_latest_first(runs: dict[str, Run], out: Path) -> None:
+    rows = list_results(out)
+    assert [row.folder.parts[0] for row in rows] == ["going-on", "poor", "good", "damaged"]
+    assert [row.status for row in rows] == ["running", "finished", "finished", "damaged"]
+    good = rows[2]
     assert out / good.folder == runs["good"].path
-    assert (good.kind, good.name, good.method, good.status) == (
-        *("run", "good", "fedavg", "finished"),
-    )
-    assert (good.done, good.of, good.metric) == (4, 4, "accuracy")
-    assert good.score == runs["good"].rounds["accuracy"].iloc[-1]
+    assert (good.kind, good.name, good.method) == ("run", "good", "fedavg")
+    assert (good.done, good.of, good.metric, good.score) == (6, 6, "accuracy", 0.5)
     assert good.result_hash == runs["good"].result_hash
-    assert found["going-on"].status == "running"
-    assert found["damaged"].status == "damaged"
 
 
-def test_the_latest_comes_first(out: Path) -> None:
-    names = [row.folder.parts[0] for row in list_results(out)]
-    assert names == ["going-on", "poor", "good", "damaged"]
-
-
-def test_a_grid_is_one_row(tmp_path: Path) -> None:
-    content = small_experiment(train={"rounds": 1}).model_dump(mode="json")
-    content["grid"] = {"axes": {"partition.alpha": [0.1, 1.0]}}
-    grid_in_process(content, tmp_path)
-    (row,) = list_results(tmp_path)
-    assert (row.kind, row.name, row.method, row.status) == ("grid", "small", "fedavg", "finished")
-    assert (row.done, row.of, row.score) == (2, 2, None)
-
-
-def test_so_is_a_search(tmp_path: Path) -> None:
+def test_a_grid_and_a_search_are_one_row_each(tmp_path: Path, runs: dict[str, Run]) -> None:
+    good = runs["good"].path
+    cells: list[Cell] = [({"partition.alpha": alpha}, 0, good) for alpha in (0.1, 1.0)]
+    made_grid(tmp_path / "g" / "2", cells, content=small_experiment().to_yaml())
     content = small_experiment(train={"rounds": 1}).model_dump(mode="json")
     content["search"] = {"space": {"method.name": ["fedavg", "fedavgm"]}, "trials": 3}
     facts = {"name": "s", "objectives": {"accuracy": "max"}, "space": ["method.name"]}
-    folder = Search.make(tmp_path / "s" / "1", to_yaml(content), facts)
-    done = run(small_experiment(train={"rounds": 1}), tmp_path / "elsewhere")
-    done.path.rename(folder.path / "trials")
+    search = Search.make(tmp_path / "s" / "1", to_yaml(content), facts)
+    shutil.copytree(good, search.path / "trials" / "one")
     rows = {row.kind: row for row in list_results(tmp_path)}
-    assert list(rows) == ["search"]
-    row = rows["search"]
-    assert (row.name, row.method, row.status) == ("s", "", "running")  # its method varies
-    assert (row.done, row.of) == (1, 3)
+    assert {row.folder.parts[0] for row in rows.values()} == {"g", "s"}
+    found = rows["grid"]
+    assert (found.name, found.method, found.status, found.score) == (
+        "g",
+        "fedavg",
+        "finished",
+        None,
+    )
+    assert (found.done, found.of) == (2, 2)
+    found = rows["search"]
+    assert (found.name, found.method, found.status) == ("s", "", "running")  # its method varies
+    assert (found.done, found.of) == (1, 3)
 
 
 def names_in(text: str) -> list[str]:
@@ -86,9 +84,8 @@ def test_the_command(out: Path, runs: dict[str, Run], say: Say) -> None:
     code, text, _ = say("ls", str(out))
     assert code == 0
     assert names_in(text) == ["going-on", "poor", "good", "damaged"]
-    score = runs["good"].rounds["accuracy"].iloc[-1]
     assert re.search(
-        rf"good/\S+ +run +fedavg +finished +4/4 rounds +accuracy {score:.4f} +2026-01-01 12:00 "
+        r"good/\S+ +run +fedavg +finished +6/6 rounds +accuracy 0.5000 +2026-01-01 12:00 "
         rf"+{runs['good'].result_hash}",
         text,
     )
@@ -130,11 +127,11 @@ def test_nothing_to_list(out: Path, say: Say) -> None:
     assert "nothing to list" in text
 
 
-def test_an_odd_folder_is_listed_with_the_others(tmp_path: Path, say: Say) -> None:
-    made = small_experiment(train={"rounds": 1})
-    good = run(made, tmp_path / "runs" / "[bold]").path
-    content = {**made.model_dump(mode="json"), "grid": {"axes": {"partition.alpha": [0.1]}}}
-    odd = grid_in_process(content, tmp_path / "runs")
+def test_an_odd_folder_is_listed_with_the_others(
+    tmp_path: Path, runs: dict[str, Run], say: Say
+) -> None:
+    good = shutil.copytree(runs["good"].path, tmp_path / "runs" / "[bold]" / "small" / "1")
+    odd = made_grid(tmp_path / "runs" / "odd" / "1", [({"alpha": 0.1}, 0, good)])
     (odd / "experiment.yaml").unlink()
     (odd / "experiment.yaml").mkdir()
     found = {tmp_path / "runs" / row.folder: row.status for row in list_results(tmp_path / "runs")}

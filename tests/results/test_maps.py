@@ -101,6 +101,7 @@ def test_what_there_is_not(done: Run, tmp_path: Path) -> None:
         relevance_maps(without, "gradient")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_draws_them(done: Run, say: Say) -> None:
     assert say("report", str(done.path), "--out", "report.html")[0] == 0
     page = Path("report.html").read_text()
@@ -141,22 +142,12 @@ def test_tables_that_are_no_runs_own(
         getattr(run, table)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"map_shape": [2, 3]},
-        {"explained": [{"column": "gradient/deletion", "label": "x", "of_later": 1}]},
-    ],
-)
-def test_a_report_of_a_manifest_that_says_otherwise(
-    done: Run, tmp_path: Path, say: Say, facts: dict[str, Any]
-) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_of_a_folder_that_says_otherwise(done: Run, tmp_path: Path, say: Say) -> None:
     """Of an edited folder, or of a later version's."""
-    path = shutil.copytree(done.path, tmp_path / "run")
-    change_manifest(path, **facts)
-    assert say("report", str(path))[0] == 0
-
-
-def test_a_report_of_maps_of_few_of_the_inputs(done: Run, tmp_path: Path, say: Say) -> None:
-    run = edited(done, tmp_path / "run", "maps", "input", lambda i: i)
-    assert say("report", str(run.path))[0] == 0
+    few = edited(done, tmp_path / "few", "maps", "input", lambda i: i)  # of the inputs
+    later = shutil.copytree(done.path, tmp_path / "later")
+    explained = [{"column": "gradient/deletion", "label": "x", "of_later": 1}]
+    change_manifest(later, map_shape=[2, 3], explained=explained)
+    for path in (few.path, later):
+        assert say("report", str(path))[0] == 0

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from made import CLIENTS, Cell, classification, made_grid
 from matplotlib import pyplot as plt
 
-from experiments import change_manifest, grid_in_process, small_experiment
+from experiments import change_manifest, small_experiment
 from fedsim import Grid, Run, Search, load
 from fedsim.cli.runs import _search_summary
 from fedsim.errors import BadInput, RunFolderError
@@ -26,13 +28,7 @@ from fedsim.results.summary import mean_std
 from fedsim.sweep.sweep import write_tables
 
 PROX = '<b onclick="alert(1)">prox'  # a named variant of somebody who means no good
-AXES = {
-    "method": {
-        "FedAvg": {"method.name": "fedavg"},
-        PROX: {"method": {"name": "fedprox", "mu": 0.1}},
-    },
-    "train.batch_size": [16, 32],
-}
+AXES = {"method": ["FedAvg", PROX], "train.batch_size": [16, 32]}
 
 
 @pytest.fixture(autouse=True)
@@ -44,23 +40,24 @@ def off_screen() -> Iterator[None]:
     plt.switch_backend(backend)
 
 
-def sections(**further: Any) -> dict[str, Any]:
-    made = small_experiment(
-        train={"rounds": 3},
-        partition={"kind": "iid", "clients": 4, "test_fraction": 0.2},
-        evaluate={"clients": True},
-        **further,
-    )
-    return made.model_dump(mode="json")
-
-
 class TestGrid:
     @pytest.fixture(scope="class")
     @staticmethod
     def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        content = {**sections(), "grid": {"axes": AXES, "seeds": [0, 1]}}
-        content["grid"] |= {"baseline": {"method": "FedAvg"}, "target": 0.3}
-        return grid_in_process(content, tmp_path_factory.mktemp("grid"))
+        """A grid of two axes and two seeds, with its tables."""
+        out = tmp_path_factory.mktemp("grid")
+        cells: list[Cell] = []
+        for k, values in enumerate(itertools.product(*AXES.values(), (0, 1))):
+            *of_cell, seed = values
+            last = 0.4 + k / 20 + 0.01 * seed
+            done = classification(out / str(k), last, rounds=3, seed=int(seed))
+            cells.append((dict(zip(AXES, of_cell, strict=True)), int(seed), done))
+        facts = {"baseline": {"method": "FedAvg"}, "target": 0.3}
+        path = made_grid(out / "small" / "1", cells, **facts)
+        grid = Grid.open(path)
+        tables = {"summary": grid.summary, "rounds": grid.rounds}
+        grid.update(files=write_tables(path, tables))
+        return path
 
     @pytest.fixture
     def grid(self, path: Path) -> Grid:
@@ -184,8 +181,8 @@ class TestGrid:
         last = run.clients[run.clients["round"] == 3]["test_accuracy"]
         assert list(dots) == sorted(last)
         (image,) = run.plot("labels").get_images()
-        assert image.get_array().shape == (10, 4)
-        assert image.get_array().sum() == 1437
+        assert image.get_array().shape == (10, CLIENTS)
+        assert image.get_array().sum() == run.labels["examples"].sum()
         with pytest.raises(BadInput, match=r"clients\.parquet has no 'test_rmse'; it takes evalu"):
             run.plot("clients", metric="rmse")
         for figure in ("labels", "confusion"):
@@ -233,18 +230,7 @@ class TestSearch:
         assert isinstance(search.best, Experiment)
         assert search.best.train.batch_size == 8
 
-    def test_of_trials_that_all_failed_there_is_no_figure(self, tmp_path: Path) -> None:
-        facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}
-        folder = Search.make(tmp_path / "search", "name: small\n", facts)
-        trials = pd.DataFrame({"trial": [0], "train.batch_size": [8], "status": ["failed"]})
-        folder.update(files=write_tables(folder.path, {"trials": trials}), status="failed")
-        search = load(folder.path)
-        assert isinstance(search, Search)
-        for figure in ("history", "importance"):
-            with pytest.raises(BadInput, match="no trial has ended"):
-                search.plot(figure)
-
-    def test_without_a_trial_there_is_no_best(self, tmp_path: Path) -> None:
+    def test_without_a_finished_trial_there_is_no_figure_and_no_best(self, tmp_path: Path) -> None:
         facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}
         search = Search.make(tmp_path / "search", "name: small\n", facts)
         with pytest.raises(RunFolderError, match="no trial has finished; there is no best one"):
@@ -253,6 +239,11 @@ class TestSearch:
             search.plot()
         assert "running; 0 trials finished" in search._repr_html_()
         assert repr(search) == f"<Search '{search.path}': running, 0 trials>"
+        trials = pd.DataFrame({"trial": [0], "train.batch_size": [8], "status": ["failed"]})
+        search.update(files=write_tables(search.path, {"trials": trials}), status="failed")
+        for figure in ("history", "importance"):
+            with pytest.raises(BadInput, match="no trial has ended"):
+                Search.open(search.path).plot(figure)
 
     def test_shows_itself(self, search: Search) -> None:
         page = search._repr_html_()
@@ -271,13 +262,6 @@ class TestSearch:
         assert search.plot("importance").get_xlabel() == "share of the variance (fANOVA)"
         with pytest.raises(BadInput, match=r"'acuracy' is not an objective .*; did you mean 'acc"):
             search.plot("history", metric="acuracy")
-
-
-def test_load_names_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="not the folder of a run, a grid or a search"):
-        load(tmp_path)
-    with pytest.raises(RunFolderError, match=f"^{tmp_path}/nowhere: there is no such folder"):
-        load(tmp_path / "nowhere")
 
 
 def test_a_run_of_no_round_shows_itself(tmp_path: Path) -> None:

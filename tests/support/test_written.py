@@ -13,6 +13,7 @@ import pytest
 from experiments import Say
 from fedsim import Run
 from fedsim.data.labels import FORMATS
+from fedsim.results.figures.look import Drawing
 from fedsim.support import atomic
 
 DATA = """\
@@ -140,7 +141,10 @@ def test_a_block_that_writes_nothing_leaves_no_pipe_open(tmp_path: Path) -> None
     os.close(reader)
 
 
-def test_commands(say: Say, finish: Callable[..., Run], tmp_path: Path) -> None:
+def test_commands(
+    say: Say, finish: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drawing, "svg", lambda drawing: "")  # pages are not drawn
     done = finish(train={"rounds": 1})
     Path("small.yaml").write_text(DATA)
     for words in (

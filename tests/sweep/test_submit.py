@@ -34,7 +34,6 @@ from commands import Command
 from experiments import small_experiment
 from fedsim import cli, load, run
 from fedsim.errors import BadInput, FedsimError, RunError, RunFolderError
-from fedsim.results.archive import write_zip
 from fedsim.sweep import pack, submit
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
@@ -219,17 +218,6 @@ class TestWhatIsSent:
         assert submit._to_send(here, best)[best.absolute()] == "runs/best.yaml"
         assert submit._to_send(here, outside)[outside] == ".submitted/outside.yaml"
         assert submit._to_send(here, Path("../outside.yaml"))[outside] == ".submitted/outside.yaml"
-
-    def test_the_same_content_is_the_same_package(self, here: Path, tmp_path: Path) -> None:
-        packages = []
-        for times in ((1, 1), (2, 2)):
-            os.utime("small.yaml", times)
-            files = {
-                name: path for path, name in submit._to_send(here, Path("small.yaml")).items()
-            }
-            write_zip(tmp_path / "package.zip", files)
-            packages.append((tmp_path / "package.zip").read_bytes())
-        assert packages[0] == packages[1]
 
     def test_too_much_is_refused_before_anybody_is_asked(self, say: Say, here: Path) -> None:
         for name, size in (("data/a", 150), ("data/b", 100), ("notes", 30), ("x", 1), ("y", 2)):
@@ -416,31 +404,27 @@ class TestJobs:
             submit.follow(cluster, submit.find(cluster, "x"), lines.append)
         assert lines == ["one\n", "two\n", "three\n"]
 
-    @pytest.mark.parametrize("command", ["stop", "fetch"])
-    def test_one_that_is_not_there(self, say: Say, command: str) -> None:
-        with answering({**VERSION, "/api/jobs/": [described("other", 0)]}) as address:
-            code, _, complaint = say(command, "nope", "--address", address)
-        assert (code, complaint) == (
-            2,
-            f"error: {address}: has no job 'nope' of fedsim; `fedsim jobs` lists its jobs\n",
-        )
-
-    def test_stopping_one_that_has_ended(self, say: Say) -> None:
-        with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
-            code, _, complaint = say("stop", "x", "--address", address)
-        assert (code, complaint) == (
-            2,
-            "error: job x has already ended (SUCCEEDED)\n",
-        )
-
-    def test_fetching_one_that_has_not_started(self, say: Say) -> None:
-        waiting = described("x", 0, status="PENDING", driver_node_id=None)
-        with answering({**VERSION, "/api/jobs/": [waiting]}) as address:
-            code, _, complaint = say("fetch", "x", "--address", address)
-        assert (code, complaint) == (
-            2,
-            "error: job x has no results: it has not started (PENDING)\n",
-        )
+    @pytest.mark.parametrize(
+        ("words", "changes", "told"),
+        [
+            *(
+                (f"{command} nope", {}, "ADDRESS: has no job 'nope' of fedsim; `fedsim jobs` lists"
+                 " its jobs") for command in ("stop", "fetch")
+            ),
+            ("stop x", {}, "job x has already ended (SUCCEEDED)"),
+            (
+                "fetch x",
+                {"status": "PENDING", "driver_node_id": None},
+                "job x has no results: it has not started (PENDING)",
+            ),
+        ],
+    )  # fmt: skip
+    def test_what_is_refused(
+        self, say: Say, words: str, changes: dict[str, Any], told: str
+    ) -> None:
+        with answering({**VERSION, "/api/jobs/": [described("x", 0, **changes)]}) as address:
+            found = say(*words.split(), "--address", address)
+            assert found == (2, "", f"error: {told.replace('ADDRESS', address)}\n")
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -476,19 +460,21 @@ class TestFetching:
         with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
             yield fetch
 
-    def test_what_comes_is_what_was_sent(self, fetch: Any, tmp_path: Path) -> None:
+    def test_what_comes_is_what_was_sent_and_nothing_else(
+        self, fetch: Any, tmp_path: Path
+    ) -> None:
         out = tmp_path / "not" / "there"
-        assert fetch(FILES, out) == [out / "small" / "one"]
-        for name, content in FILES.items():
-            assert (out / name).read_bytes() == content
-        assert [path.name for path in out.iterdir()] == ["small"]
-
-    def test_nothing_else_is_kept(self, fetch: Any, tmp_path: Path) -> None:
         whole = tar_of(FILES)
         for sends in (b"", whole[:20_000], whole[:-1], whole[:600] + b"x" + whole[601:]):
             with pytest.raises(RunError, match="arrived damaged; fetch again"):
-                fetch(FILES, tmp_path / "out", sends)
-        assert not list((tmp_path / "out").iterdir())
+                fetch(FILES, out, sends)
+            assert not list(out.iterdir())
+        assert fetch({**FILES, "mlflow.db": b"logged"}, out) == [out / "small" / "one"]
+        for name, content in FILES.items():
+            assert (out / name).read_bytes() == content
+        (database,) = out.glob("*-mlflow.db")  # beside the runs
+        assert database.read_bytes() == b"logged"
+        assert set(out.iterdir()) == {out / "small", database}
 
     @pytest.mark.parametrize("name", ["../outside", "small/../../outside"])
     def test_nothing_lands_outside(self, fetch: Any, tmp_path: Path, name: str) -> None:
@@ -496,11 +482,6 @@ class TestFetching:
             fetch({**FILES, name: b"evil"}, tmp_path / "out")
         assert not list((tmp_path / "out").iterdir())
         assert not list(tmp_path.rglob("outside"))
-
-    def test_a_file_beside_the_runs_comes_along(self, fetch: Any, tmp_path: Path) -> None:
-        fetch({**FILES, "mlflow.db": b"logged"}, tmp_path / "out")
-        (database,) = (tmp_path / "out").glob("*-mlflow.db")
-        assert database.read_bytes() == b"logged"
 
     def test_a_folder_that_was_fetched_before_is_renewed(self, fetch: Any, tmp_path: Path) -> None:
         out = tmp_path / "out"
