@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from trained import Trained, arrays_of, assert_same, assert_same_state, watch
 
-from experiments import FEW, with_method
+from experiments import FEW, by_day, with_method
 from fedsim import Run, replay
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
@@ -152,7 +152,7 @@ ADAM = {"name": "adam", "lr": 0.01}
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
 @pytest.mark.parametrize(
     "name",
-    ["fedweit", "fedrnl", *(pytest.param(n, marks=pytest.mark.night) for n in ("fedseit", "fedprox"))],
+    by_day(["fedweit", "fedrnl", "fedseit", "fedprox"], ["fedweit", "fedrnl"]),
 )
 def test_documents_and_tasks(finish: Finish, seen: Seen, name: str) -> None:
     choosing = {"name": "rationale", "hidden": 3}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import small_experiment
+from experiments import examples, small_experiment
 from fedsim import Experiment, Run, replay, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import ClientSplits, Dataset, datasets, partitions
@@ -52,7 +52,7 @@ def parts(splits: ClientSplits, k: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("number", range(len(OF)))
-@settings(max_examples=3)
+@examples(3)
 @given(
     K=st.integers(1, 9),
     share=st.floats(0.01, 1),

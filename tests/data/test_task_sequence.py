@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from experiments import small_experiment
+from experiments import examples, small_experiment
 from fedsim.data import ClientSplits, Dataset, TaskSequence, partitions
 from fedsim.data.splits import take_stratified
 from fedsim.errors import DataError, ExperimentError
@@ -119,7 +119,7 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
 @given(
     clients=st.integers(1, 4), tasks=st.integers(1, 4), classes=st.integers(2, 5), data=st.data()
 )
-@settings(max_examples=25)
+@examples(25)
 def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
     clients: int, tasks: int, classes: int, data: st.DataObject
 ) -> None:
@@ -186,7 +186,7 @@ def cases(draw: st.DrawFn) -> tuple[Dataset, list[list[list[str]]]]:
     taking_part=st.sampled_from([1.0, 0.9]),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_any_stream_deals_as_written_out(
     case: tuple[Dataset, list[list[list[str]]]], fraction: float, taking_part: float, seed: int
 ) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from experiments import examples
 from fedsim.explain.compare import Key, Recorded, recorded
 from fedsim.explain.scores.measure import Explained
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain
@@ -237,7 +238,7 @@ def test_maps() -> None:
     np.testing.assert_array_equal(last["relevance"], found["cohort", 2].relevance)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.permutations(range(4)), st.integers(0, 9))
 def test_the_order_of_clients_changes_nothing(order: list[int], seed: int) -> None:
     clients: list[Key] = [("cohort", k) for k in range(4)]

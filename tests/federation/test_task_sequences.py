@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from experiments import (
     NETWORK_METHODS,
     Driven,
     by_day,
+    examples,
     federation,
     interrupted,
     small_experiment,
@@ -205,7 +206,7 @@ def network(kind: str = "classifier", seed: int = 0, scale: float = 1.0) -> Flat
     seed=st.integers(0, 99),
     scale=st.sampled_from([1.0, 30.0]),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_only_some_classes_are_answered_and_learnt(
     kind: str, labels: list[int], seed: int, scale: float
 ) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from experiments import examples
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 
@@ -217,7 +218,7 @@ def test_attention_of_both_signs_and_none(kind: int) -> None:
     seed=st.integers(0, 99),
     more=st.integers(0, 5),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_documents(kind: int, texts: list[list[int]], seed: int, more: int) -> None:
     """And alone, or with padding, they come to the same."""
     reader = a_reader()

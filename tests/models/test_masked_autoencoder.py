@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from snippets import ROOT
 from torch import Tensor, nn
 from torch.nn.functional import max_unpool2d
 
+from experiments import examples
 from fedsim.errors import ExperimentError
 from fedsim.federation.engine import limit_threads
 from fedsim.models.masked_autoencoder import (
@@ -244,7 +245,7 @@ SIDES = st.integers(1, 4)
 
 
 @given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 3))
-@settings(max_examples=50)
+@examples(50)
 def test_unpatchify_undoes_patchify(B: int, C: int, rows: int, columns: int, patch: int) -> None:
     shape = (C, rows * patch, columns * patch)
     x = torch.arange(B * math.prod(shape)).view(B, *shape)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import examples
 from fedsim.data.dataset import Scaling
 from fedsim.errors import DataError
 from fedsim.explain.explainers.rules import (
@@ -34,7 +35,7 @@ FEATURES = ("age", "height", "weight")
 RNG = np.random.default_rng(0)
 
 
-def examples(n: int = 80, seed: int = 0) -> tuple[Any, Any]:
+def rows_of(n: int = 80, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     x = rng.random((n, len(FEATURES)))
     return x, x[:, 0] ** 2 - 0.3 * x[:, 2]
@@ -54,7 +55,7 @@ def bases(model: RuleModel) -> list[Rules]:
 
 
 def train(model: RuleModel, seed: int = 0, n: int = 80) -> Rules:
-    return model.train(*examples(n, seed), np.random.default_rng(seed))
+    return model.train(*rows_of(n, seed), np.random.default_rng(seed))
 
 
 def sent(rules: Rules) -> Rules:
@@ -67,7 +68,7 @@ def sent(rules: Rules) -> Rules:
 
 class TestEveryRuleModel:
     def test_learns(self, model: RuleModel) -> None:
-        x, y = examples(400)
+        x, y = rows_of(400)
         x.flags.writeable = y.flags.writeable = False
         rules = model.train(x, y, np.random.default_rng(0))
         errors = model.predict(rules, x).values - y
@@ -89,7 +90,7 @@ class TestEveryRuleModel:
         self, model: RuleModel, bases: list[Rules]
     ) -> None:
         rules, R = bases[0], len(bases[0]["weights"])
-        x = np.concatenate([examples(20)[0], [[-5.0, 0.5, 9.0], [1.1, -0.1, 0.5]]])
+        x = np.concatenate([rows_of(20)[0], [[-5.0, 0.5, 9.0], [1.1, -0.1, 0.5]]])
         found = model.predict(rules, x)
         assert np.isfinite(found.values).all()  # also outside of the range
         assert found.values.shape == found.deciding.shape == (22,)
@@ -105,7 +106,7 @@ class TestEveryRuleModel:
         self, model: RuleModel, bases: list[Rules]
     ) -> None:
         """Sent by one client, or by two."""
-        x, _ = examples(50)
+        x, _ = rows_of(50)
         for base, times in ((bases[0], 1), (sent(bases[0]), 2)):
             merged, sources = model.merge([base] * times)
             assert sources.tolist() == [times] * len(base["weights"])
@@ -132,7 +133,7 @@ class TestEveryRuleModel:
     def test_what_is_explained_is_what_is_computed(
         self, model: RuleModel, bases: list[Rules]
     ) -> None:
-        rules, x = bases[0], examples(30)[0]
+        rules, x = bases[0], rows_of(30)[0]
         found = model.predict(rules, x)
         explained = model.explain(rules, FEATURES)
         assert len(explained) == len(rules["weights"])
@@ -149,14 +150,14 @@ class TestEveryRuleModel:
         for n in (1, 2, 3):
             rules = train(model, n=n)
             assert all(np.isfinite(array).all() for array in rules.values())
-            assert np.isfinite(model.predict(rules, examples(9)[0]).values).all()
+            assert np.isfinite(model.predict(rules, rows_of(9)[0]).values).all()
         x, y = np.full((12, 3), 0.25), np.full(12, 0.6)
         rules = model.train(x, y, np.random.default_rng(0))
         assert model.predict(rules, x).values == pytest.approx(y)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, 1.01, -0.01])
     def test_refuses_what_is_no_input(self, model: RuleModel, value: float) -> None:
-        x, y = examples(5)
+        x, y = rows_of(5)
         x[3, 1] = value
         with pytest.raises(DataError, match=r"^input 'x2' is \S+ in example 3"):
             model.train(x, y, np.random.default_rng(0))
@@ -165,12 +166,12 @@ class TestEveryRuleModel:
 # trees
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 1000), rules=st.integers(2, 20), n=st.integers(1, 60))
 def test_the_rules_of_a_tree_are_the_tree(seed: int, rules: int, n: int) -> None:
     from sklearn.tree import DecisionTreeRegressor
 
-    x, y = examples(n, seed)
+    x, y = rows_of(n, seed)
     model = TreeRules(rules=rules, min_samples=2)
     base = model.train(x, y, np.random.default_rng(seed))
     tree = DecisionTreeRegressor(
@@ -178,7 +179,7 @@ def test_the_rules_of_a_tree_are_the_tree(seed: int, rules: int, n: int) -> None
         min_samples_leaf=2,
         random_state=int(np.random.default_rng(seed).integers(2**31)),
     ).fit(x, y)
-    x, _ = examples(200, seed + 1)
+    x, _ = rows_of(200, seed + 1)
     found = model.predict(base, x)
     np.testing.assert_allclose(found.values, tree.predict(x))
     assert (found.firing.sum(axis=1) == 1).all()
@@ -190,7 +191,7 @@ def test_trees_together_are_their_mean_by_leaf_size() -> None:
     bases = [train(model, seed) for seed in range(3)]
     merged, sources = model.merge(bases)
     assert (sources == 1).all()
-    x, _ = examples(50)
+    x, _ = rows_of(50)
     expected = []
     for row in x:
         total, weighted = 0.0, 0.0

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from experiments import federation, small_experiment
+from experiments import examples, federation, small_experiment
 from fedsim import Run, run
 from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
@@ -95,7 +95,7 @@ def read(x: Tensor) -> Tensor:
 
 
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 9))
-@settings(max_examples=60)
+@examples(60)
 def test_features_are_those_of_a_slow_loop(documents: list[list[int]], padding: int) -> None:
     """Of documents that are empty or shorter than a window too, whatever lies beside them."""
     found = read(rows(*documents, length=max(map(len, documents)) + padding))
@@ -104,7 +104,7 @@ def test_features_are_those_of_a_slow_loop(documents: list[list[int]], padding: 
 
 
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_document_vectors_are_means_of_known_words(
     documents: list[list[int]], padding: int
 ) -> None:

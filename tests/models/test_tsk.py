@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from experiments import examples
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError
 from fedsim.models.rules import Rules, quality
@@ -169,7 +170,7 @@ def union_of(parts: list[Table]) -> Table:
 # the formulas, written out
 
 
-def examples(n: int = 60, features: int = 3, seed: int = 0) -> Table:
+def rows_of(n: int = 60, features: int = 3, seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
     x = rng.random((n, features))
     return x, np.sin(3 * x[:, 0]) + x[:, -1] ** 2
@@ -215,7 +216,7 @@ def slow_training(model: Tsk, x: Any, y: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("terms", [2, 3, 5])
 def test_training_is_as_written_out(terms: int) -> None:
-    model, (x, y) = Tsk(rules=8, terms=terms), examples()
+    model, (x, y) = Tsk(rules=8, terms=terms), rows_of()
     antecedents, consequents, weights = slow_training(model, x, y)
     found = model.train(x, y, RNG)
     np.testing.assert_array_equal(found["antecedents"], antecedents)
@@ -224,7 +225,7 @@ def test_training_is_as_written_out(terms: int) -> None:
 
 
 def test_order_zero_is_the_mean_of_what_fires() -> None:
-    model, (x, y) = Tsk(rules=8, order=0), examples()
+    model, (x, y) = Tsk(rules=8, order=0), rows_of()
     rules = model.train(x, y, RNG)
     assert rules["consequents"].shape == (len(rules["weights"]), 1)
     w = model.firing(rules["antecedents"], x)
@@ -236,7 +237,7 @@ def test_order_zero_is_the_mean_of_what_fires() -> None:
 
 @pytest.mark.parametrize("inference", ["winner", "average"])
 def test_prediction_is_as_written_out(inference: Any) -> None:
-    model, (x, y) = Tsk(rules=8, inference=inference), examples()
+    model, (x, y) = Tsk(rules=8, inference=inference), rows_of()
     rules = model.train(x, y, RNG)
     # A test set scaled by the training set's range has values outside of it, too.
     x = np.concatenate([x, [[-0.25, 0.3, 0.9], [1.25, 1.1, -0.2]]])
@@ -364,7 +365,7 @@ def test_one_example() -> None:
 
 def test_a_constant_column_costs_nothing() -> None:
     """Its coefficient is the smallest that will do, and predictions are those without it."""
-    x, y = examples(80, features=2)
+    x, y = rows_of(80, features=2)
     with_constant = np.column_stack([x, np.full(len(x), 1.0)])
     plain, wide = Tsk(rules=6).train(x, y, RNG), Tsk(rules=6).train(with_constant, y, RNG)
     assert set(wide["antecedents"][:, 2]) == {2}
@@ -415,7 +416,7 @@ def test_names_of_features() -> None:
         feature_names(3, ["a", "b"])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     n=st.integers(1, 40),
     F=st.integers(1, 4),
@@ -434,7 +435,7 @@ def test_whatever_is_learnt_is_finite(n: int, F: int, order: Any, seed: int) -> 
 
 
 def test_clusters_of_each_clients_own() -> None:
-    x, y = examples(200)
+    x, y = rows_of(200)
     model = Tsk(seed=None)
     one, again, other = (model.train(x, y, np.random.default_rng(s))["weights"] for s in (1, 1, 2))
     assert one.tobytes() == again.tobytes() != other.tobytes()
@@ -444,7 +445,7 @@ def test_clusters_of_each_clients_own() -> None:
 
 
 def test_the_published_layout_and_back(tmp_path: Path) -> None:
-    model, (x, y) = Tsk(rules=8), examples()
+    model, (x, y) = Tsk(rules=8), rows_of()
     rules = model.train(x, y, RNG)
     write_published(tmp_path / "tsk", rules)
     assert sorted(p.name for p in (tmp_path / "tsk").iterdir()) == sorted(FILES.values())

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import examples
 from fedsim.errors import Damaged, RunError
 from fedsim.results.records import new_ledger
 from fedsim.results.tables import Table, check_progress
@@ -176,7 +177,7 @@ ragged = st.lists(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(parts=st.lists(ragged, min_size=1, max_size=4), finished=st.booleans())
 def test_ragged_columns(parts: list[Rows], finished: bool) -> None:
     """Any column may be missing from any row, and from all rows of a part."""

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, dropout, linear
 
+from experiments import examples
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.objectives.classification import _cross_entropy
@@ -580,7 +581,7 @@ def test_steps_are_those_of_the_loop(name: str, way: Any) -> None:
     local_epochs=st.integers(1, 3),
     parts=st.integers(1, 7),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int, parts: int) -> None:
     train = {"batch_size": batch_size, "local_epochs": local_epochs}
     case = Case(sizes=tuple(sizes), train=train)

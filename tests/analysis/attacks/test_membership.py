@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor, nn
 
+from experiments import examples
 from fedsim.analysis.attacks.membership import (
     Outcome,
     confidence,
@@ -69,7 +70,7 @@ few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are
 many = st.lists(st.integers(-3, 30), min_size=95, max_size=220)  # so that 1 % is some of them
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(few, few | many)
 @example([9, 5, 4, 1], [5, 2, 0])
 @example([2, 3], [0, 1])
@@ -165,7 +166,7 @@ def test_lira_by_hand() -> None:
     assert np.isfinite(lira_scores(np.array([500.0, -500.0]), SHADOWS, INSIDE)).all()
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**32 - 1))
 def test_halves_have_each_example_in_half_of_the_sets(n: int, shadows: int, seed: int) -> None:
     inside = halves(n, shadows, np.random.default_rng(seed))

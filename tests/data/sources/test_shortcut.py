@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experiments import small_experiment
+from experiments import examples, small_experiment
 from fedsim import Experiment, Run, replay
 from fedsim.analysis.replay import client_models
 from fedsim.data import ClientSplits, Dataset, Ragged, datasets, partitions
@@ -123,7 +123,7 @@ def shown(x: NDArray[Any], mask: NDArray[np.bool_], kind: str, before: NDArray[A
     return [(m.tobytes(), own[:, m].tobytes()) for own, m in zip(x, mask, strict=True)]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.sampled_from(range(len(PLANTED))),
     st.lists(st.sampled_from(VARIANTS), min_size=1, unique=True),
@@ -285,7 +285,7 @@ def deal(made: Shortcut, kind: str, seed: int = 0, **fields: Any) -> tuple[Datas
     return made.for_clients(data, splits, seed)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.sampled_from(range(len(PLANTED))),
     st.integers(1, 12),
