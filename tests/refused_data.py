@@ -213,7 +213,8 @@ CIFAR = [
         (
             {},
             "cifar10: no file 'data_batch_[1-5]' or 'data_batch_[1-5].bin' (nor .gz, .xz) in any "
-            f"of\n  HERE/cifar-10-batches-py\n...\n...\n...\n{MISSING}",
+            "of\n  HERE/cifar-10-batches-py\n  HERE/cifar-10-batches-bin\n  HERE/cifar10\n  HERE\n"
+            f"{MISSING}",
         ),
         (
             {"data_batch_2.bin": bytes(3073), "data_batch_4.bin": bytes(3073)},

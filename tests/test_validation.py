@@ -22,7 +22,6 @@ from experiments import (
 )
 from fedsim import Run, replay, resume, run
 from fedsim.config.file import RawConfig
-from fedsim.errors import BadInput
 from fedsim.experiment import EarlyStopping
 from fedsim.federation.context import TEST_SHARD
 from fedsim.launch.prepare import prepare
@@ -197,16 +196,6 @@ class TestEarlyStopping:
         assert ledger["best"] == {"score": 0.65, "round": 3, "last": 5}
         assert stopped_early(stopping, shown, ledger) is not None
 
-    def test_bad_input(self) -> None:
-        with pytest.raises(BadInput, match="early_stopping needs a validation set: set"):
-            small_experiment(evaluate={"early_stopping": {}})
-        made = small_experiment(
-            evaluate={"validation": 0.1, "early_stopping": {"metric": "acuracy"}}
-        )
-        message = "early_stopping.metric: there is no score 'acuracy'; did you mean 'accuracy'"
-        with pytest.raises(BadInput, match=message):
-            prepare(made)
-
 
 def test_without_it_nothing_is_held_out() -> None:
     made = small_experiment()
@@ -259,28 +248,3 @@ class TestSearches:
         sweep = self.sweep(**sections)
         assert sweep.settings.objectives == sweep.facts()["objectives"] == objectives
         assert list(sweep.plan(Path("none")).objectives) == list(objectives)
-
-
-@pytest.mark.parametrize(
-    ("sections", "told"),
-    [
-        (
-            {"evaluate": {"validation": 0.0001}},
-            "of 1,437 training examples holds out none; 0",
-        ),
-        ({"evaluate": {"validation": 1}}, "evaluate.validation: must be less than 1"),
-        (
-            {"partition": {"kind": "own_tasks", "tasks": [[["0"], ["1"]]]}},
-            "partition.kind=own_tasks has its own validation examples",
-        ),
-        (
-            {"partition": {"kind": "file", "path": "own.json"}},
-            "kind=file assigns all examples, so",
-        ),
-        ({"evaluate": {"validation": 0.95}}, "partition.min_samples=10 asks for 100 training"),
-    ],
-)
-def test_what_cannot_be_held_out_is_refused(sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput) as refusal:
-        prepare(small_experiment(**{"evaluate": EVALUATE, **sections}))
-    assert told in str(refusal.value)
