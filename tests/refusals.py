@@ -1,12 +1,16 @@
-"""What is refused: the rows of refusals.yaml, and those that take more than words."""
+"""What is refused: the rows of refusals.yaml, and those that would be long there."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
 import json
+import lzma
 import os
 import pickle
 import shutil
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +21,20 @@ import numpy as np
 import own_objects
 import pandas as pd
 import yaml
+from numpy.typing import NDArray
+from PIL import Image
 
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
 from fedsim.cluster.placement import Node, plan_actors
+from fedsim.data import datasets, load_dataset
+from fedsim.data.sources import files
+from fedsim.data.sources.keel import read_keel
 from fedsim.experiment import plain
 from fedsim.federation import EngineSettings
 from fedsim.results.manifest import NAMES
+
+__all__ = ["Experiment", "files", "plain", "run"]  # what refusals.yaml uses as well
 
 EXPERIMENT = """\
 name: small
@@ -68,14 +79,12 @@ def write(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if callable(content):
         content(path)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    elif isinstance(content, str):
-        path.write_text(content)
-    elif isinstance(content, pd.DataFrame):
-        content.to_parquet(path) if path.suffix == ".parquet" else content.to_csv(
-            path, index=False
-        )
+    elif isinstance(content, bytes | str):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    elif path.suffix == ".parquet":
+        content.to_parquet(path)
+    elif path.suffix == ".csv":
+        content.to_csv(path, index=False)
     elif path.suffix == ".npy":
         np.save(path, content)
     elif path.suffix == ".npz":
@@ -84,6 +93,160 @@ def write(path: Path, content: Any) -> None:
         path.write_text(json.dumps(content))
     else:
         path.write_bytes(pickle.dumps(content, 4))
+
+
+def load(**section: Any) -> Dataset:
+    return load_dataset(datasets.parse(section))
+
+
+# Names of refusals.yaml: content of files
+
+rng = np.random.default_rng(0)
+IMAGES = rng.integers(0, 256, (4, 28, 28), dtype=np.uint8)
+LABELS = np.array([0, 9, 3, 3], np.uint8)
+FLAT = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
+HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
+
+# How a file of that name is read.
+READERS: dict[str, Callable[[Path], object]] = {
+    "file": lambda path: files.read_idx(path, 3),
+    "file.gz": files.read_bytes,
+    "file.xz": files.read_bytes,
+    "test_batch": lambda path: files.read_cifar(path, {"labels": 10}),
+    "test_batch.bin": lambda path: files.read_cifar(path, {"labels": 10}),
+    "train.bin": lambda path: files.read_cifar(path, {"coarse_labels": 20, "fine_labels": 100}),
+    "a.json": lambda path: files.read_leaf(path, 4, 62),
+    "a.npz": lambda path: load(name="npz", path=str(path)),
+    "a.npy": lambda path: files.read_npy(path, 3),
+    "b.npz": files.read_npy,
+    "a.dat": read_keel,
+    "t.csv": lambda path: load(name="table", path=str(path), label="y"),
+    "a.xlsx": lambda path: load(name="table", path=str(path), label="y"),
+    "a.parquet": lambda path: load(name="table", path=str(path), label="sick"),
+}
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def shape(*sides: int) -> bytes:
+    """The header of a file with images."""
+    return struct.pack(">4I", 2051, *sides)
+
+
+def leaf(x: Any, y: Any) -> dict[str, Any]:
+    return {"users": ["w"], "num_samples": [len(y)], "user_data": {"w": {"x": x, "y": y}}}
+
+
+def medmnist(**changed: NDArray[Any]) -> dict[str, Any]:
+    """The file as published, where labels are of shape (N, 1), or with other arrays."""
+    arrays = {}
+    for part, count in {"train": 6, "val": 2, "test": 3}.items():
+        arrays[f"{part}_images"] = np.zeros((count, 28, 28), np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(count, dtype=np.uint8) % 2)[:, np.newaxis]
+    return {"breastmnist.npz": arrays | changed}
+
+
+def collaborators(*missing: str, **changed: NDArray[np.float64]) -> dict[str, Any]:
+    """OpenFL-XAI's arrays, without some, or others."""
+    found: dict[str, Any] = {}
+    for k in range(5):
+        for part, rows in (("train", 5), ("test", 2)):
+            found[f"col{k}_X_{part}"] = np.zeros((rows, 15))
+            found[f"col{k}_y_{part}"] = np.zeros(rows)
+    kept = {name: array for name, array in (found | changed).items() if name not in missing}
+    return {f"{name.replace('_', '/', 1)}.npy": array for name, array in kept.items()}
+
+
+def frame(column: str = "", value: Any = None, **columns: Any) -> pd.DataFrame:
+    """Twenty patients, with another value in row 8 of a column, or with other columns."""
+    found = pd.DataFrame(
+        {
+            "age": np.arange(20),
+            "dose": np.arange(20) / 8,
+            "sick": ["yes", "no"] * 10,
+            "site": ["north"] * 5 + ["south"] * 15,
+            "fit": [True, False] * 10,
+        }
+    ).assign(**columns)
+    if column:
+        values = found[column].astype(object)
+        values[7] = value
+        found[column] = values
+    return found
+
+
+def saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
+    stream = io.BytesIO()
+    save(stream, *arrays, **named)
+    return stream.getvalue()
+
+
+PNG = saved(partial(Image.new("RGB", (200, 200), (1, 2, 3)).save, format="png"))
+
+# Names of refusals.yaml: calls in Python, and folders of runs
+
+SMALL = small_experiment().model_dump(mode="json")
+
+
+class Redefined(own_objects.Plain):
+    __module__ = "own_objects"
+    __qualname__ = "Plain"
+
+
+def made(**sections: Any) -> Experiment:
+    return Experiment.from_dict({**SMALL, **sections})
+
+
+def arrays(**changed: Any) -> Dataset:
+    return dataclasses.replace(own_objects.data(), **changed)
+
+
+def nodes(*gpus: float) -> list[Node]:
+    return [Node(f"node{i}", 16, g, 64e9) for i, g in enumerate(gpus)]
+
+
+def plan(cluster: list[Node], **settings: Any) -> int:
+    known = {key: settings.pop(key) for key in ("actor_bytes",) if key in settings}
+    return plan_actors(EngineSettings(**settings), cluster, **known)
+
+
+def change_experiment(path: Path, before: str, after: str) -> None:
+    file = path / "experiment.yaml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def write_manifests(path: Path, content: str | None) -> None:
+    """Replace the manifest and its copy; None removes them."""
+    for name in NAMES:
+        (path / name).unlink()
+        if content is not None:
+            (path / name).write_text(content)
+
+
+def link(path: Path, name: str, to: str = "") -> None:
+    """Put a link to elsewhere where a file or folder of a run is."""
+    change_manifest(path, status="failed")
+    write(path.parent / "elsewhere" / "mine.txt", "precious")
+    there = path / name
+    there.parent.mkdir(exist_ok=True)
+    if there.is_dir():
+        shutil.rmtree(there)
+    there.unlink(missing_ok=True)
+    there.symlink_to(path.parent / "elsewhere" / to)
+
+
+def pipe(path: Path) -> None:
+    change_manifest(path, status="failed")
+    os.mkfifo(path / "weights" / "round-1.safetensors")
+
+
+def evaluated(expression: str, **known: Any) -> Any:
+    return eval(expression, {**globals(), **known})
 
 
 def written() -> Iterator[Row]:
@@ -96,64 +259,175 @@ def written() -> Iterator[Row]:
         yield Row(f"run small.yaml {words}", said)
     for words, said in table["commands"].items():
         yield Row(words, said)
+    for name, contents in table["files"].items():
+        for content, said in contents.items():
+            end = ":" if READERS[name] is read_keel else ": "
+            yield in_file(name, evaluated(content), f"{end}{said}")
+    for section, contents in table["data"].items():
+        for content, said in contents.items():
+            yield Row(partial(load, **yaml.safe_load(section)), said, files=evaluated(content))
+    for call, said in table["python"].items():
+        yield Row(partial(evaluated, call), said)
+    for change, said in table["runs"].items():
+        changes = partial(lambda change, run: evaluated(change, run=run), change)
+        yield Row("resume run", f"HERE/run{said}", change=changes)
 
 
-# experiments
+def in_file(name: str, content: Any, said: str) -> Row:
+    """What is said of a file of `READERS`, after its name."""
+    return Row(partial(READERS[name], Path(name)), f"{name}{said}", files={name: content})
 
+
+# What would be long in refusals.yaml
+
+
+class Harmful:
+    """Makes a folder when it is unpickled by a reader that lets it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("mark",)
+
+
+def flipped(content: bytes) -> bytes:
+    """With another bit in the middle."""
+    half = len(content) // 2
+    return content[:half] + bytes([content[half] ^ 0x10]) + content[half + 1 :]
+
+
+PACKED = {"file.gz": gzip.compress(idx(IMAGES)), "file.xz": lzma.compress(idx(IMAGES))}
+BATCH = pickle.dumps({"data": FLAT, "labels": [1, 2, 3, 4]}, 4)
+NPY, ARCHIVE = saved(np.save, X), saved(np.savez, x=X, y=Y)
+CUT = ": cannot be read: Compressed file ended before the end-of-stream marker was reached"
+UNREADABLE = {
+    "a.npz": (b"", b"PK\x03\x04", ARCHIVE[:100], ARCHIVE[:-30], b"no archive"),
+    "a.npy": (b"", b"no array", NPY[:20], NPY[:-1]),
+    "test_batch": (b"", BATCH[:7], BATCH[:49], BATCH[:196], BATCH[: len(BATCH) // 2], BATCH[:-1]),
+    **{name: (b"plain text, by mistake", flipped(whole)) for name, whole in PACKED.items()},
+}
+PAIR = partial(files.read_idx_images, Path("images"), Path("labels"))
+HUGE = ("9" * 400, "9" * 5000)
+FILES = [
+    *(
+        in_file(name, content, ": cannot be read: ...")
+        for name, contents in UNREADABLE.items()
+        for content in contents
+    ),
+    *(
+        in_file(name, whole[:length], CUT)
+        for name, whole in PACKED.items()
+        for length in (len(whole) // 2, -1)
+    ),
+    *(
+        in_file(
+            "test_batch",
+            pickle.dumps({"data": FLAT, "labels": Harmful()}, protocol),
+            ": cannot be read: ... not allowed",
+        )
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    ),
+    *(
+        Row(partial(PAIR, classes), said, files={"images": idx(x), "labels": idx(y)})
+        for classes, x, y, said in (
+            (10, IMAGES[:, :27], LABELS, "images: images of 27×28 pixels, expected 28×28"),
+            (10, IMAGES[:0], LABELS[:0], "images: contains no images"),
+            (10, IMAGES, LABELS[:3], "labels: 3 labels for the 4 images of images"),
+            (10, IMAGES, LABELS + 1, "labels: record 1 has label 10, expected 0 to 9"),
+            (10, IMAGES, IMAGES, "labels: IDX magic number 2051, expected 2049 (unsigned ..."),
+            (10, LABELS, LABELS, "images: 12 bytes, shorter than its IDX header of 16"),
+        )
+    ),
+    Row(
+        partial(PAIR, 26, first=1),
+        "labels: record 1 has label 0, expected 1 to 26",
+        files={"images": idx(IMAGES), "labels": idx(np.array([1, 0, 2, 3], np.uint8))},
+    ),
+    *(
+        Row(
+            partial(load, name="table", path="a.csv", **of),
+            "a.csv: column 'age' has ...99... in row 8, expected a number...",
+            files={"a.csv": frame("age", digits)},
+        )
+        for of in ({"label": "sick"}, {"target": "age"})
+        for digits in HUGE
+    ),
+    *(
+        Row(
+            partial(load, name="folder", path="d"),
+            "d/train/cat/2.png: cannot be read: ...",
+            files={"d/train/cat/1.png": PNG, "d/train/cat/2.png": damaged},
+        )
+        for damaged in (b"", b"no image at all", PNG[:60])
+    ),
+    *(
+        Row(
+            partial(load, name="keel", path="a.dat", test_fraction=fraction),
+            f"a.dat: {rows} examples cannot be split with test_fraction={fraction}: ...",
+            files={"a.dat": f"{HEADER}@data\n" + "1,2\n" * rows},
+        )
+        for rows, fraction in ((1, 0.2), (3, 0.9))
+    ),
+    Row(
+        "run small.yaml",
+        "data/mnist/train-labels-idx1-ubyte: record 1 has label 10, expected 0 to 9",
+        {"data": "data: {name: mnist}"},
+        {
+            f"data/mnist/{part}-{what}-ubyte": idx(array)
+            for part in ("train", "t10k")
+            for what, array in (("images-idx3", IMAGES), ("labels-idx1", LABELS + 1))
+        },
+    ),
+]
 
 LONG = f"{'a' * 300}/{'b' * 5000}"
 AXES = {f"train.{key}": [*range(1, 201)] for key in ("rounds", "local_epochs", "batch_size")}
-FOLDER_COMMANDS = ("report", "verify", "pack", "resume", "explain")
-GRID = "engine: {kind: local}\ngrid: {axes: {seed: [1, 2]}}"
-SEARCH = "engine: {kind: local}\nsearch: {space: {seed: [1, 2]}}"
-EXPERIMENTS = [
-    Row(
-        "run small.yaml",
-        "small.yaml:1: name: String should have at most 100 characters",
-        {"name": f"name: {'a' * 300}"},
-    ),
-    Row(  # rich reads ":100:" as the name of a pictogram
-        "run small.yaml",
-        "small.yaml:100: engin: unknown key; did you mean 'engine'?",
-        {"engine": "\n" * 93 + "engin: {kind: local}"},
-    ),
-    Row(
-        "run small.yaml",
-        "small.yaml: is 0.6 MB long, too long for an experiment",  # it would take seconds to read
-        {"engine": "#" * 600_000},
-    ),
-    Row(
-        "tune small.yaml",
-        "small.yaml: has no search section; run it with: fedsim grid small.yaml",
-        {"engine": GRID},
-    ),
-    Row(
-        "grid small.yaml",
-        "small.yaml: has no grid section; run it with: fedsim tune small.yaml",
-        {"engine": SEARCH},
-    ),
-    Row(
-        "grid small.yaml",
-        "small.yaml:8: grid.axes: 8,000,000 cells, ...; the maximum is 100,000",
-        {"engine": f"engine: {{kind: local}}\ngrid: {json.dumps({'axes': AXES})}"},
+ABOUT_FOLDERS = ("report", "verify", "pack", "resume", "explain")
+COMMANDS = [
+    *(
+        Row(words, f"small.yaml:{said}", {section: line})
+        for words, section, line, said in (
+            (
+                "run small.yaml",
+                *("name", f"name: {'a' * 300}"),
+                "1: name: String should have at most 100 characters",
+            ),
+            (  # rich reads ":100:" as the name of a pictogram
+                "run small.yaml",
+                *("engine", "\n" * 93 + "engin: {kind: local}"),
+                "100: engin: unknown key; did you mean 'engine'?",
+            ),
+            (  # which would take seconds to read
+                *("run small.yaml", "engine", "#" * 600_000),
+                " is 0.6 MB long, too long for an experiment",
+            ),
+            (
+                *("tune small.yaml", "engine", "grid: {axes: {seed: [1, 2]}}"),
+                " has no search section; run it with: fedsim grid small.yaml",
+            ),
+            (
+                *("grid small.yaml", "engine", "search: {space: {seed: [1, 2]}}"),
+                " has no grid section; run it with: fedsim tune small.yaml",
+            ),
+            (
+                *("grid small.yaml", "engine", f"grid: {json.dumps({'axes': AXES})}"),
+                "7: grid.axes: 8,000,000 cells, ...; the maximum is 100,000",
+            ),
+        )
     ),
     *(
         Row("run other.yaml", f"other.yaml: {said}", files={"other.yaml": content})
-        for content, said in [
+        for content, said in (
             ("data: [", "not YAML: line 2, column 1: did not find expected node content"),
             ("- data\n- model\n", "must be a mapping of sections, not a list or a word"),
             ("data: 1\ndata: 2\n", "not YAML: line 2, column 1: found duplicate key data"),
             (b"\xff\xfe\x00", "cannot be read: 'utf-8' codec can't decode byte 0xff ..."),
-        ]
+            (os.mkfifo, "is not a regular file"),
+            (
+                "",
+                "data: missing\nother.yaml: partition: missing\nother.yaml: model: missing\n"
+                "other.yaml: method: missing",
+            ),
+        )
     ),
-    Row(
-        "run other.yaml",
-        "\n".join(
-            f"other.yaml: {key}: missing" for key in ("data", "partition", "model", "method")
-        ),
-        files={"other.yaml": ""},
-    ),
-    Row("run pipe.yaml", "pipe.yaml: is not a regular file", files={"pipe.yaml": os.mkfifo}),
     Row(
         "run small.yaml",
         "pipe.npz: is a pipe, not a file",
@@ -173,7 +447,7 @@ EXPERIMENTS = [
     *(
         Row(f"{words} {LONG}", said)
         for words, said in (
-            *((command, "HERE/...b: there is no such folder") for command in FOLDER_COMMANDS),
+            *((command, "HERE/...b: there is no such folder") for command in ABOUT_FOLDERS),
             ("run", "aaa...b: cannot be read: File name too long"),
             ("grid", "aaa...b: cannot be read: File name too long"),
             ("run small.yaml --out", "aaa...b: the name is too long"),
@@ -185,7 +459,25 @@ EXPERIMENTS = [
             "HERE/link: there is no such folder",
             files={"link": lambda path: path.symlink_to(path)},
         )
-        for command in FOLDER_COMMANDS
+        for command in ABOUT_FOLDERS
+    ),
+    *(  # nobody waits for what may come through a pipe
+        Row(
+            f"{command} run",
+            "HERE/run/weights/round-1.safetensors: is neither a file nor a folder, and fedsim "
+            "makes nothing else; remove it",
+            change=pipe,
+        )
+        for command in ABOUT_FOLDERS
+        if command != "pack"
+    ),
+    *(
+        Row(
+            f"{command} run",
+            "HERE/run/weights: is a symbolic link, which no folder of fedsim's has; remove it",
+            change=partial(link, name="weights"),
+        )
+        for command in ABOUT_FOLDERS
     ),
     *(
         Row(
@@ -202,246 +494,4 @@ EXPERIMENTS = [
     ),
 ]
 
-# Python
-
-
-SMALL = small_experiment().model_dump(mode="json")
-NO_MODULE = (
-    "is defined within a function, or is a lambda: no other process can import it, nor can this "
-    "run's folder be loaded; define it at the top of a module"
-)
-
-
-class Redefined(own_objects.Plain):
-    __module__ = "own_objects"
-    __qualname__ = "Plain"
-
-
-def in_python(*rows: tuple[Any, str], section: str) -> list[Row]:
-    """What is said of an experiment with that object as a section."""
-    return [
-        Row(partial(Experiment.from_dict, {**SMALL, section: given}), f"experiment: {said}")
-        for given, said in rows
-    ]
-
-
-def arrays(**changed: Any) -> Dataset:
-    return dataclasses.replace(own_objects.data(), **changed)
-
-
-OBJECTS = [
-    *in_python(
-        (lambda shape, outputs: None, f"model: model '<lambda>' {NO_MODULE}"),
-        (own_objects.inner(), f"model: model 'inner.<locals>.within' {NO_MODULE}"),
-        (own_objects.Bare(), "model: each run builds its network from its seed; pass the ..."),
-        (own_objects.Bare, "model: own_objects:Bare cannot be called as f(shape, outputs): ..."),
-        (partial(own_objects.net, width=3), "model.width: own_objects:net takes no 'width'"),
-        (partial(own_objects.net, (1,)), "model: model net: a partial may have only keyword ..."),
-        section="model",
-    ),
-    *in_python(
-        (partial(own_objects.data, sample=3), "data.sample: own_objects:data takes no ..."),
-        section="data",
-    ),
-    *in_python(
-        (object(), "method: must be a section of keys"),
-        (own_objects.Net, "method: must be a section of keys"),
-        (Redefined(), "method: method 'own_objects:Plain' was redefined in its module; ..."),
-        section="method",
-    ),
-    *in_python(
-        ({"rounds": 0}, "train.rounds: must be greater than or equal to 1, not 0"), section="train"
-    ),
-    *in_python(
-        (
-            {"metrics": [lambda outputs, targets: 0.0]},
-            f"evaluate.metrics: metric '<lambda>' {NO_MODULE}",
-        ),
-        section="evaluate",
-    ),
-    Row(
-        lambda: plain({"grid": {"axes": {"model": [own_objects.inner()]}}}),
-        f"model: model 'inner.<locals>.within' {NO_MODULE}",
-    ),
-    Row(
-        lambda: run({**yaml.safe_load(EXPERIMENT), "grid": {"axes": {"seed": [0, 1]}}}),
-        "experiment: this dict has a grid of experiments; run it with: fedsim.grid(...)",
-    ),
-    Row(
-        lambda: Experiment.load("small.yaml", {"train.round": 3}),
-        "override train.round=3: train.round: unknown key; did you mean 'rounds'?",
-    ),
-    *(
-        Row(partial(Experiment.from_dict, {**SMALL, "data": data}), f"data: {said}")
-        for data, said in (
-            (arrays(y=np.zeros(5, int)), "x of shape (48, 5) and y of (5,) do not go ..."),
-            (arrays(y=np.int64(3)), "x of shape (48, 5) and y of () do not go together; they ..."),
-            (arrays(y=np.full(48, 2)), "y must be class indices from 0 to 1"),
-            (arrays(test_y=np.zeros(12)), "test_y must be class indices from 0 to 1"),
-            (arrays(y=np.zeros((48, 1), int)), "y must be (N,) class indices, not of shape ..."),
-            (arrays(test_x=np.zeros((12, 4))), "inputs in test_x are of shape (4,), in x of (5,)"),
-            (arrays(x=np.full((48, 5), np.nan)), "x has NaN or infinite values"),
-            (arrays(x=np.full((48, 5), "a")), "x must hold numbers, not <U1"),
-            (
-                arrays(test_x=np.zeros((0, 5)), test_y=np.zeros(0, int)),
-                "test_x and test_y are empty",
-            ),
-        )
-    ),
-]
-
-# what fits a cluster
-
-
-def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
-    return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
-
-
-def plan(settings: Mapping[str, Any], cluster: list[Node], **known: Any) -> Any:
-    return partial(plan_actors, EngineSettings.model_validate(settings), cluster, **known)
-
-
-LAPTOP = [Node("laptop", cpus=16, gpus=0, memory=10e9)]
-NO_NODE = "no node can hold a client actor of"
-CLUSTERS = [
-    Row(
-        plan({"gpus_per_actor": 0.25, "actors": 5}, nodes(1)),
-        "engine.actors=5: only 4 client actor(s) of 1 CPU(s) and 0.25 GPU(s) fit (node0: 16 CPUs, "
-        "1 GPUs, 64 GB); set engine.actors=4 or engine.actors=auto",
-    ),
-    Row(
-        plan({"gpus_per_actor": 2}, nodes(1, 1)),
-        f"{NO_NODE} 1 CPU(s) and 2 GPU(s) (node0: 16 CPUs, 1 GPUs, 64 GB; node1: 16 CPUs, 1 GPUs, "
-        "64 GB); lower engine.cpus_per_actor or engine.gpus_per_actor, or set "
-        "engine.gpus_per_actor=0",
-    ),
-    Row(plan({"gpus_per_actor": 0.5}, nodes(0)), f"{NO_NODE} 1 CPU(s) and 0.5 GPU(s) (node0: ..."),
-    Row(plan({"cpus_per_actor": 17}, nodes(0)), f"{NO_NODE} 17 CPU(s) (node0: ..."),
-    Row(
-        plan({"gpus_per_actor": 1.5}, nodes(4)),
-        "engine.gpus_per_actor=1.5: must be a whole number if above 1",
-    ),
-    Row(plan({}, []), f"{NO_NODE} 1 CPU(s) ..."),
-    Row(
-        plan({}, [Node("head", cpus=0, gpus=0, memory=8e9)]),
-        f"{NO_NODE} 1 CPU(s) (head: 0 CPUs, 0 GPUs, 8 GB); lower ...",
-    ),
-    Row(
-        plan({"actors": 500}, [Node("laptop", cpus=1000, gpus=0, memory=3e9)]),
-        "engine.actors=500: only 10 client actor(s) ... 0 GPUs, 3 GB); set engine.actors=10 ...",
-    ),
-    Row(
-        plan({"actors": 4}, LAPTOP, actor_bytes=3e9),
-        "engine.actors=4: only 3 client actor(s) of 1 CPU(s) and 3.0 GB fit (laptop: 16 CPUs, 0 "
-        "GPUs, 10 GB); set engine.actors=3 or engine.actors=auto",
-    ),
-    Row(
-        plan({}, LAPTOP, actor_bytes=11e9),
-        "no node has enough memory for a client actor of 1 CPU(s) and 11.0 GB (laptop: 16 CPUs, 0 "
-        "GPUs, 10 GB); use a smaller model or a smaller engine.clients_per_step",
-    ),
-]
-
-# folders of runs
-
-
-def change_experiment(path: Path, before: str, after: str) -> None:
-    file = path / "experiment.yaml"
-    text = file.read_text()
-    assert before in text
-    file.write_text(text.replace(before, after))
-
-
-def write_manifests(path: Path, content: str | None) -> None:
-    """Replace the manifest and its copy; None removes them."""
-    for name in NAMES:
-        (path / name).unlink()
-        if content is not None:
-            (path / name).write_text(content)
-
-
-def link(path: Path, name: str, to: str) -> None:
-    """Put a link where a file or folder of a run is."""
-    change_manifest(path, status="failed")
-    there = path / name
-    there.parent.mkdir(exist_ok=True)
-    shutil.rmtree(there) if there.is_dir() else there.unlink(missing_ok=True)
-    there.symlink_to(path.parent / "elsewhere" / to)
-
-
-def pipe(path: Path) -> None:
-    change_manifest(path, status="failed")
-    os.mkfifo(path / "weights" / "round-1.safetensors")
-
-
-EDITED = (
-    ": its experiment.yaml was edited after the run started (or is damaged; remove it to have it "
-    "put back); undo that, or start a new run with it"
-)
-NO_LINKS = "is a symbolic link, which no folder of fedsim's has; remove it"
-LINKS = {
-    **dict.fromkeys(("weights", "weights/clients", "rounds.parts"), ""),
-    **dict.fromkeys(
-        ("log.txt", "explanations/picture.png", "weights/final.safetensors"),
-        "precious.safetensors",
-    ),
-    **dict.fromkeys((".manifest.json.part", ".report.html.part"), "precious.safetensors"),
-}
-RUNS = [
-    *(
-        Row("resume run", f"HERE/run{said}", change=change)
-        for change, said in (
-            (lambda path: None, ": the run is finished; there is nothing to resume"),
-            (
-                lambda path: change_manifest(path, format=99),
-                ": a run folder of format 99; this version of fedsim reads format 2",
-            ),
-            (lambda path: change_experiment(path, "rounds: 1", "rounds: 2"), EDITED),
-            (lambda path: change_experiment(path, "rounds: 1", "rounds: none"), EDITED),
-            (
-                lambda path: change_manifest(path, status="failed", partition_hash="another"),
-                ": the data changed since the run started",
-            ),
-        )
-    ),
-    *(
-        Row("resume run", f"HERE/run{said}", change=partial(write_manifests, content=content))
-        for content, said in (
-            (
-                None,
-                ": not the folder of a run, a grid or a search (no readable manifest.json in it)",
-            ),
-            ("[]", "/manifest.json: is damaged: it is not a mapping"),
-            (
-                "{",
-                "/manifest.json: is damaged: Expecting property name enclosed in double quotes...",
-            ),
-            ("[" * 100_000, "/manifest.json: is damaged: too many levels"),
-            ('{"format": 2}', "/manifest.json: is damaged: status: Field required"),
-            ('{"format": "1"}', "/manifest.json: is damaged: format: Input should be a valid ..."),
-        )
-    ),
-    *(
-        Row(
-            f"{command} run",
-            f"HERE/run/{name}: {NO_LINKS}",
-            files={"elsewhere/precious.safetensors": "mine"},
-            change=partial(link, name=name, to=to),
-        )
-        for command, links in (
-            ("resume", LINKS),
-            *((command, {"weights": ""}) for command in ("report", "explain", "verify")),
-        )
-        for name, to in links.items()
-    ),
-    *(  # nobody waits for what may come through a pipe
-        Row(
-            f"{command} run",
-            "HERE/run/weights/round-1.safetensors: is neither a file nor a folder, and fedsim "
-            "makes nothing else; remove it",
-            change=pipe,
-        )
-        for command in ("resume", "report", "explain", "verify")
-    ),
-]
-ROWS = [*written(), *EXPERIMENTS, *OBJECTS, *CLUSTERS, *RUNS]
+ROWS = [*written(), *FILES, *COMMANDS]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from refusals import ROWS, Row, experiment, write
-from refused_data import DATA
 
 from experiments import Say
 from fedsim import run
@@ -70,7 +69,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(file, out, progress=False).path
 
 
-@pytest.mark.parametrize("row", [*ROWS, *DATA], ids=lambda row: row.said.partition("\n")[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.said.partition("\n")[0])
 def test_refusals(row: Row, refused: Callable[..., str], finished: Path, tmp_path: Path) -> None:
     Path("small.yaml").write_text(experiment(row.lines))
     for name, content in row.files.items():

@@ -1,4 +1,4 @@
-"""How many actors fit a cluster; what never fits is in refusals.py."""
+"""How many actors fit a cluster; what never fits is in refusals.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of official formats give back what was written; refusals are in refused_data.py."""
+"""Readers of official formats give back what was written; refusals are in refusals.yaml."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from refused_data import frame
+from refusals import frame
 
 from fedsim.config.registry import first_line
 from fedsim.data import Dataset, datasets, partitions
