@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import pickle
+import shlex
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -252,10 +253,17 @@ def evaluated(expression: str, **known: Any) -> Any:
 def written() -> Iterator[Row]:
     """The rows of refusals.yaml."""
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-    for section, texts in table["file"].items():
-        for text, said in texts.items():
-            yield Row("run small.yaml", said, {section: text})
-    for words, said in table["overrides"].items():
+    for number, line in enumerate(EXPERIMENT.splitlines(), 1):
+        section = line.partition(":")[0]
+        for value, said in table["values"].get(section, {}).items():
+            place = f"small.yaml:{number}: {section}"
+            yield Row("run small.yaml", place + said, {section: f"{section}: {value}"})
+        for other, said in table["lines"].get(section, {}).items():
+            yield Row("run small.yaml", said, {section: other})
+    for override, said in table["overrides"].items():
+        words = f"run small.yaml {shlex.quote(override)}"
+        yield Row(words, f"override {override}: {said}")
+    for words, said in table["words"].items():
         yield Row(f"run small.yaml {words}", said)
     for words, said in table["commands"].items():
         yield Row(words, said)

@@ -48,7 +48,8 @@ def test_idx_gives_back_what_was_written(write, array, compression):
 
 def test_cifar_python_as_python3_writes_it(write, tmp_path):
     batch = {"data": FLAT, "coarse_labels": [0, 19, 1, 2], "fine_labels": [99, 0, 5, 7]}
-    x, y = files.read_cifar(write.raw(tmp_path / "train", pickle.dumps(batch, 4)), CIFAR100)
+    batch["filenames"] = ["a.png", "b.png", "c.png", "d.png"]  # of no use
+    x, y = files.read_cifar(write.raw(tmp_path / "train.gz", pickle.dumps(batch, 4)), CIFAR100)
     np.testing.assert_array_equal(x, COLOUR)
     assert y["fine_labels"].tolist() == [99, 0, 5, 7]
 

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from refusals import frame
 
-from fedsim.config.registry import first_line
 from fedsim.data import Dataset, datasets, partitions
 from fedsim.data.sources import files
 from fedsim.data.sources.arrays import Npz
@@ -57,16 +56,6 @@ def assert_sound(data: Dataset) -> None:
     assert all(len(values) == len(data.x) for values in data.columns.values())
 
 
-# what fedsim shows of them
-
-
-def test_names_and_first_lines():
-    known = dict(datasets.items())
-    images = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist medmnist folder"
-    for name in f"{images} npz table synthetic keel mortgage openfl_xai".split():
-        assert len(first_line(known[name])) > 20
-
-
 def test_import_stays_light():
     heavy = "torchvision", "sklearn", "PIL"
     module = "fedsim.data.sources.images"
@@ -90,9 +79,6 @@ def test_digits():
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.abs(np.bincount(data.test_y) - counts / 5).max() < 1
     np.testing.assert_array_equal(data.test_x, Digits().load().test_x)
-
-
-def test_digits_test_fraction():
     assert len(Digits(test_fraction=0.5).load().test_y) == 899
 
 
