@@ -13,6 +13,7 @@ from own_components import MultiLabel, Tagged
 from own_objects import Net, Plain
 from torch import nn
 
+from experiments import FEW
 from fedsim import Dataset, Run, run
 from fedsim.data import Partition, datasets
 from fedsim.errors import ExperimentError
@@ -29,7 +30,7 @@ from fedsim.testing import (
     small_experiment,
 )
 
-SHORT: dict[str, Any] = {"train": {"rounds": 4}, "checkpoint": {"every": 2}}
+SHORT: dict[str, Any] = {"data": FEW, "train": {"rounds": 4}, "checkpoint": {"every": 2}}
 
 
 def labelled() -> Dataset:
