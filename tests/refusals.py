@@ -134,6 +134,15 @@ def idx(array: NDArray[np.uint8]) -> bytes:
     return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
 
 
+def mnist(labels: NDArray[np.uint8]) -> dict[str, bytes]:
+    arrays = {"images-idx3": IMAGES, "labels-idx1": labels}
+    return {
+        f"data/mnist/{part}-{what}-ubyte": idx(array)
+        for part in ("train", "t10k")
+        for what, array in arrays.items()
+    }
+
+
 def shape(*sides: int) -> bytes:
     """The header of a file with images."""
     return struct.pack(">4I", 2051, *sides)
@@ -388,11 +397,7 @@ FILES = [
         "run small.yaml",
         "data/mnist/train-labels-idx1-ubyte: record 1 has label 10, expected 0 to 9",
         {"data": "data: {name: mnist}"},
-        {
-            f"data/mnist/{part}-{what}-ubyte": idx(array)
-            for part in ("train", "t10k")
-            for what, array in (("images-idx3", IMAGES), ("labels-idx1", LABELS + 1))
-        },
+        mnist(LABELS + 1),
     ),
 ]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from refusals import ROWS, Row, experiment, write
+from refusals import LABELS, ROWS, Row, experiment, mnist, write
 
 from experiments import Say
 from fedsim import run
@@ -82,3 +82,11 @@ def test_refusals(row: Row, refused: Callable[..., str], finished: Path, tmp_pat
     assert re.fullmatch(".*".join(map(re.escape, row.said.split("..."))), told), told
     assert PLACE.match(row.said)
     assert not UNKNOWN.search(told) or OFFERS.search(told)
+
+
+def test_well_formed_data_are_accepted(say: Say) -> None:
+    for name, content in mnist(LABELS).items():
+        write(Path(name), content)
+    words = ("run", "small.yaml", "data={name: mnist}", "partition.clients=2")
+    code, _, told = say(*words)
+    assert code == 0, told
