@@ -38,7 +38,7 @@ settings.load_profile("day")
 
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {
-    *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
+    *("test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
     *(
         "test_layout",
         "test_loggers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from experiments import Say, change_manifest, grid_in_process, small_experiment
+from experiments import Say, change_manifest, grid_in_process, interrupted, small_experiment
 from fedsim.analysis.replay import replay
 from fedsim.errors import Damaged, FedsimWarning, RunFolderError
 from fedsim.results.run import Run
@@ -37,16 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that broke off in round 5, with checkpoints of rounds 2 and 4."""
-    out = tmp_path_factory.mktemp("begun")
-
-    def stop(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == BROKEN_OFF:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedsim.run(scaffold(), out, stop)
-    (path,) = out.glob("small/*")
-    return path
+    return interrupted(scaffold(), tmp_path_factory.mktemp("begun"), BROKEN_OFF)
 
 
 def flip(path: Path) -> None:
@@ -75,6 +66,15 @@ FILES = {
 }
 
 
+def cases(names: Iterable[str], hows: Iterable[str]) -> Iterator[Any]:
+    """Each file with one damage, and the first one with all; the other pairs at night."""
+    hows = list(hows)
+    for i, name in enumerate(names):
+        for j, how in enumerate(hows):
+            by_day = i == 0 or i % len(hows) == j
+            yield pytest.param(name, how, marks=[] if by_day else pytest.mark.night)
+
+
 def same_result(done: Run, whole: Run) -> None:
     assert done.result_hash == whole.result_hash
     for table in ("rounds", "clients"):
@@ -82,11 +82,11 @@ def same_result(done: Run, whole: Run) -> None:
         pd.testing.assert_frame_equal(a, b)
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize(("file", "begin"), FILES.items())
+@pytest.mark.parametrize(("file", "how"), cases(FILES, DAMAGES))
 def test_a_resumed_run_ends_as_if_nothing_had_been(
-    begun: Path, whole: Run, tmp_path: Path, say: Say, file: str, begin: int, how: str
+    begun: Path, whole: Run, tmp_path: Path, say: Say, file: str, how: str
 ) -> None:
+    begin = FILES[file]
     path = shutil.copytree(begun, tmp_path / "run")
     damaged, *_ = (
         found
@@ -110,9 +110,9 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(
     assert say("verify", str(path))[0] == 0
 
 
-@pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(
-    "name", ["rounds.parquet", "clients.parquet", "labels.parquet", "final.safetensors"]
+    ("name", "how"),
+    cases(["rounds.parquet", "clients.parquet", "labels.parquet", "final.safetensors"], DAMAGES),
 )
 def test_a_finished_run_is_made_whole(
     whole: Run, tmp_path: Path, say: Say, name: str, how: str
@@ -152,18 +152,18 @@ def zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.parametrize("damage", [zeros, Path.unlink])
-@pytest.mark.parametrize("name", ["manifest.json", "manifest.copy.json", "experiment.yaml"])
+OF_DESCRIPTIONS = {"zeros": zeros, "removed": Path.unlink}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    cases(["manifest.json", "manifest.copy.json", "experiment.yaml"], OF_DESCRIPTIONS),
+)
 def test_either_description_of_a_folder_makes_the_other_good(
-    begun: Path,
-    whole: Run,
-    tmp_path: Path,
-    say: Say,
-    name: str,
-    damage: Callable[[Path], None],
+    begun: Path, whole: Run, tmp_path: Path, say: Say, name: str, how: str
 ) -> None:
     path = shutil.copytree(begun, tmp_path / "run")
-    damage(path / name)
+    OF_DESCRIPTIONS[how](path / name)
     code, _, complaint = say("verify", str(path))
     assert (code, str(path / name) in complaint) == (2, True)
     same_result(fedsim.resume(path), whole)
@@ -225,12 +225,6 @@ def test_a_grid_is_verified_run_by_run(tmp_path: Path, say: Say) -> None:
     assert all(
         str(file) in complaint for file in (run / "rounds.parquet", folder / "summary.parquet")
     )
-
-
-def test_what_cannot_be_verified(tmp_path: Path, say: Say) -> None:
-    code, _, complaint = say("verify", str(tmp_path))
-    assert code == 2
-    assert complaint.startswith(f"error: {tmp_path}: not the folder of a run, a grid or a search")
 
 
 def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> None:

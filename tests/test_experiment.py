@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -148,6 +148,7 @@ contents = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(contents)
 def test_yaml_and_back(content: dict[str, Any]) -> None:
     experiment = Experiment.from_dict(content)
@@ -203,11 +204,6 @@ def test_an_override_may_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
     experiment = Experiment.load(path, ["method.name=fedprox", "method.mu=0.1"])
     fedprox = {"name": "fedprox", "mu": 0.1}
     assert experiment == Experiment.from_dict({**BASE, "method": fedprox})
-
-
-def test_python_is_told_where_it_went_wrong() -> None:
-    with pytest.raises(ExperimentError, match=r"^experiment: train\.rounds: must be greater"):
-        Experiment.from_dict({**BASE, "train": {"rounds": 0}})
 
 
 # what is printed

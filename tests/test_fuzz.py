@@ -19,13 +19,12 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedsim
-from experiments import Say, grid_in_process, small_experiment
+from experiments import Say, grid_in_process, interrupted, small_experiment
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results import manifest as manifests
 from fedsim.support import atomic
 
 MOST_LINES = 6
-EXAMPLES = int(os.environ.get("FEDSIM_FUZZ", "40"))  # how many are tried
 
 LEAF = st.one_of(
     st.none(),
@@ -174,28 +173,40 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         },
     }
 
-    def stop(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedsim.run(small_experiment(**sections), out / "begun", stop)
+    begun = interrupted(small_experiment(**sections), out / "begun", 3)
     finished = fedsim.run(small_experiment(**sections), out / "finished").path
     content = small_experiment(**sections).model_dump(mode="json")
     axes = {"train.optimizer.lr": [0.1, 0.2]}
     grid = grid_in_process({**content, "grid": {"axes": axes}}, out)
-    return {"begun": next(out.glob("begun/small/*")), "finished": finished, "grid": grid}
+    return {"begun": begun, "finished": finished, "grid": grid}
+
+
+def edits(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
 
 
 @given(st.data())
-@settings(
-    max_examples=EXAMPLES,
-    phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@edits(12)
 def test_no_edit_ends_in_a_traceback(
     folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject
 ) -> None:
+    one_edit(folders, say, tmp_path, data)
+
+
+@pytest.mark.night
+@given(st.data())
+@edits(120)
+def test_nor_do_many(
+    folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject
+) -> None:
+    one_edit(folders, say, tmp_path, data)
+
+
+def one_edit(folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(folders)))
     path = tmp_path / "edited"
     shutil.rmtree(path, ignore_errors=True)

@@ -81,34 +81,6 @@ def test_what_a_section_can_be(section: str, given: Any, name: str) -> None:
 SMALL = small_experiment().model_dump(mode="json")
 
 
-@pytest.mark.parametrize(
-    ("section", "given", "message"),
-    [
-        ("model", lambda shape, outputs: None, "is defined within a function, or is a lambda: no"),
-        ("model", own_objects.inner(), "'inner.<locals>.within' is defined within a function"),
-        ("model", own_objects.Bare(), "builds its network from its seed; pass the class Bare, or"),
-        ("model", own_objects.Bare, "cannot be called as f(shape, outputs): too many positional"),
-        ("model", partial(own_objects.net, width=3), "own_objects:net takes no 'width'"),
-        ("model", partial(own_objects.net, (1,)), "model net: a partial may have only keyword"),
-        ("data", partial(own_objects.data, sample=3), "takes no 'sample'; did you mean 'samples'"),
-        ("method", object(), "method: must be a section of keys"),
-        ("method", own_objects.Net, "method: must be a section of keys"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_it_cannot_be(section: str, given: Any, message: str) -> None:
-    with pytest.raises(ExperimentError) as refusal:
-        Experiment.from_dict({**SMALL, section: given})
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_class_that_was_defined_again_is_not_what_is_imported() -> None:
-    old = type("Plain", (own_objects.Plain,), {"__module__": "own_objects"})
-    with pytest.raises(ExperimentError, match="'own_objects:Plain' was redefined in its module"):
-        Experiment.from_dict({**SMALL, "method": old()})
-
-
 class TestNotebooks:
     """What is defined in a cell or a script is of the module `__main__`."""
 
@@ -129,12 +101,6 @@ class TestNotebooks:
         monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # another process
         with pytest.raises(BadInput, match="'Cell' was defined in a notebook or a scri"):
             _ = load(done.path).experiment
-
-    def test_it_does_not_run_on_ray(self, cell: Any, tmp_path: Path) -> None:
-        made = Experiment.from_dict({**SMALL, "method": cell, "engine": {"kind": "ray"}})
-        with pytest.raises(ExperimentError, match=r"^method: Cell is defined in a notebook or in"):
-            run(made, tmp_path)
-        assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("start", [grid, tune])
     def test_nor_in_a_grid_or_a_search(self, cell: Any, tmp_path: Path, start: Any) -> None:
@@ -165,8 +131,6 @@ def test_content_of_a_grid_becomes_what_a_file_would_hold(data_folder: Path) -> 
         "grid": {"axes": {"model": models, "seed": [1]}},
         "method": {"name": "own_objects:Plain", "strength": 0.5},
     }
-    with pytest.raises(ExperimentError, match=r"^model: model .inner"):
-        plain({"grid": {"axes": {"model": [own_objects.inner()]}}})
 
 
 def test_values_become_what_yaml_has_for_them() -> None:
@@ -201,8 +165,6 @@ def test_metrics_are_functions(tmp_path: Path) -> None:
     made = small_experiment(evaluate={"metrics": [own_metrics.f2]}, train={"rounds": 1})
     assert made.evaluate.metrics == ("own_metrics:f2",)
     assert "f2" in run(made, tmp_path).rounds
-    with pytest.raises(ExperimentError, match=r"evaluate.metrics: metric .* is a lambda"):
-        small_experiment(evaluate={"metrics": [lambda outputs, targets: 0.0]})
 
 
 class TestData:
@@ -266,49 +228,3 @@ class TestData:
         assert own == done.experiment
         with pytest.raises(BadInput, match="the run is finished"):
             resume(done.path)
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"y": np.zeros(5, int)}, r"x of shape \(48, 5\) and y of \(5,\) do not go together"),
-            ({"y": np.full(48, 2)}, "y must be class indices from 0 to 1"),
-            ({"test_y": np.zeros(12)}, "test_y must be class indices from 0 to 1"),
-            (
-                {"y": np.zeros((48, 1), int)},
-                r"y must be \(N,\) class indices, not of",
-            ),
-            ({"y": np.int64(3)}, r"x of shape \(48, 5\) and y of \(\) do not go together"),
-            (
-                {"test_x": np.zeros((12, 4))},
-                r"inputs in test_x are of shape \(4,\), in x of \(5,\)",
-            ),
-            ({"x": np.full((48, 5), np.nan)}, "x has NaN or infinite values"),
-            ({"x": np.full((48, 5), "a")}, "x must hold numbers, not <U1"),
-            (
-                {"test_x": np.zeros((0, 5)), "test_y": np.zeros(0, int)},
-                "test_x and test_y are empty",
-            ),
-        ],
-    )
-    def test_arrays_that_do_not_go_together(self, change: Any, message: str) -> None:
-        wrong = dataclasses.replace(own_objects.data(), **change)
-        with pytest.raises(DataError, match=f"^data: {message}"):
-            Experiment.from_dict({**SMALL, "data": wrong})
-
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, "data: 'y' is float64 of shape"),
-            (
-                {"x": np.zeros((4, 2)), "y": np.zeros(3, int)},
-                "data: 'y' has 3 labels for 4 inputs",
-            ),
-            (
-                {"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((1, 2))},
-                "data: test_x and test_y go together",
-            ),
-        ],
-    )
-    def test_of_refuses_in_a_line(self, given: Any, message: str) -> None:
-        with pytest.raises(DataError, match=f"^{message}"):
-            Dataset.of(**given)

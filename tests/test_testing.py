@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import broken_components as broken
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 from own_components import MultiLabel, Tagged
 from own_objects import Net, Plain
+from torch import nn
 
+from experiments import FEW
 from fedsim import Dataset, Run, run
-from fedsim.data import datasets
+from fedsim.data import Partition, datasets
 from fedsim.errors import ExperimentError
+from fedsim.explain import Explainer
+from fedsim.methods.fedavg import FedAvg
 from fedsim.models import models
 from fedsim.objectives import Classification, Regression
 from fedsim.testing import (
@@ -25,8 +30,7 @@ from fedsim.testing import (
     small_experiment,
 )
 
-DIGITS = datasets.parse({"name": "digits"})
-SHORT: dict[str, Any] = {"train": {"rounds": 4}, "checkpoint": {"every": 2}}
+SHORT: dict[str, Any] = {"data": FEW, "train": {"rounds": 4}, "checkpoint": {"every": 2}}
 
 
 def labelled() -> Dataset:
@@ -58,90 +62,76 @@ class TestBuiltIns:
         check_method(Plain(), **SHORT)
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (broken.ChangesItsState, "round 1 changes state.rounds in place; return a new state"),
-        (broken.Forgets, "after a checkpoint, state.weights of round 3 comes out otherwise: what"),
-        (broken.CountsOutside, "interrupted in round 3 and resumed, its result is another"),
-        (broken.OfItsOwn, "trained three at once, clients come to other weights; loss and"),
-    ],
-)
-def test_broken_methods(method: Any, message: str) -> None:
-    with pytest.raises(
-        AssertionError, match=re.escape(f"broken_components:{method.__name__}: {message}")
-    ):
-        check_method(method, **SHORT)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(train={"rounds": 1}), tmp_path_factory.mktemp("run"))
+
+
+CHECKS: dict[type, Callable[[Any, Run], None]] = {
+    FedAvg: lambda method, done: check_method(method, **SHORT),
+    Classification: lambda objective, done: check_objective(objective(), labelled()),
+    Partition: lambda partition, done: check_partition(partition(), labelled()),
+    nn.Module: lambda model, done: check_model(model, shape=(5,), outputs=3),
+    Explainer: lambda explainer, done: check_explainer(explainer(), done),
+}
+
+
+def check(component: type, done: Run) -> None:
+    (of_its_kind,) = (check for kind, check in CHECKS.items() if issubclass(component, kind))
+    of_its_kind(component, done)
+
+
+@pytest.mark.parametrize("sound", [broken.Shuffled, broken.Network, broken.Speaks])
+def test_what_the_broken_ones_extend_is_sound(done: Run, sound: type) -> None:
+    check(sound, done)
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"),
+    ("component", "message"),
     [
+        (
+            broken.ChangesItsState,
+            "ChangesItsState: round 1 changes state.rounds in place; return a new state",
+        ),
+        (
+            broken.Forgets,
+            "Forgets: after a checkpoint, state.weights of round 3 comes out otherwise: what",
+        ),
+        (
+            broken.CountsOutside,
+            "CountsOutside: interrupted in round 3 and resumed, its result is another",
+        ),
+        (
+            broken.OfItsOwn,
+            "OfItsOwn: trained three at once, clients come to other weights; loss and",
+        ),
         (broken.NoPrimary, "0 of its metrics are primary; one must be"),
         (broken.Unscored, "has no score for its metric 'f1'"),
         (broken.MeanLoss, "loss must return one number for each example, (18,), not ()"),
         (broken.MixedLoss, "the loss of an example depends on what else is in the batch"),
         (broken.OtherGradient, "output_gradient returns other losses, or another gradient, than"),
         (broken.MeansOfBatches, "where they are cut into batches; totals must be sums or arrays"),
-    ],
-)
-def test_broken_objectives(objective: Any, message: str) -> None:
-    with pytest.raises(AssertionError, match=re.escape(message)):
-        check_objective(objective(), labelled())
-
-
-@pytest.mark.parametrize(
-    ("partition", "message"),
-    [
         (broken.Twice, "deals an example out twice"),
         (broken.Beyond, "deals out examples that there are not"),
         (broken.OwnDraws, "deals otherwise each time"),
         (broken.SameDraws, "does not depend on the seed; draw from `rng` alone"),
         (broken.ByCut, "client 2 holds other examples once its share is cut"),
-    ],
-)
-def test_broken_partitions(partition: Any, message: str) -> None:
-    check_partition(broken.Shuffled(), labelled())
-    with pytest.raises(AssertionError, match=re.escape(message)):
-        check_partition(partition(), labelled())
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
         (broken.OtherOutputs, "returns (6, 4) for 6 inputs, not (6, 3)"),
         (broken.OwnRandom, "from the same random state it builds another network; draw from"),
         (broken.Idle, "parameter 'idle' gets no gradient; leave it out, or set requires_grad=Fal"),
         (broken.Centred, "in evaluation an example's outputs depend on what else is in the batch"),
         (broken.Noisy, "in evaluation it returns something else twice"),
         (broken.Infinite, "returns numbers that are not finite"),
+        (broken.Babbles, "says something else twice"),
+        (broken.Empty, "has no rows"),
+        (broken.Lists, "rows hold numbers and words; 'words' is a list"),
+        (broken.Promises, "picture.png among its pictures, which it did not write"),
+        (broken.Trains, "changes the network's modes"),
+        (broken.Spoils, "changes the network's weights"),
+        (broken.Draws, "draws from torch's global generator; draw from `rng`"),
     ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_broken_models(model: Any, message: str) -> None:
-    check_model(broken.Network, shape=(5,), outputs=3)
+def test_what_is_broken_is_named(done: Run, component: type, message: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(message)):
-        check_model(model, shape=(5,), outputs=3)
-
-
-class TestExplainers:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
-        return run(small_experiment(train={"rounds": 1}), tmp_path_factory.mktemp("run"))
-
-    @pytest.mark.parametrize(
-        ("explainer", "message"),
-        [
-            (broken.Babbles, "says something else twice"),
-            (broken.Empty, "has no rows"),
-            (broken.Lists, "rows hold numbers and words; 'words' is a list"),
-            (broken.Promises, "picture.png among its pictures, which it did not write"),
-            (broken.Trains, "changes the network's modes"),
-            (broken.Spoils, "changes the network's weights"),
-            (broken.Draws, "draws from torch's global generator; draw from `rng`"),
-        ],
-    )
-    def test_broken(self, done: Run, explainer: Any, message: str) -> None:
-        check_explainer(broken.Speaks(), done)
-        with pytest.raises(AssertionError, match=re.escape(message)):
-            check_explainer(explainer(), done)
+        check(component, done)

@@ -22,7 +22,6 @@ from experiments import (
 )
 from fedsim import Run, replay, resume, run
 from fedsim.config.file import RawConfig
-from fedsim.errors import BadInput
 from fedsim.experiment import EarlyStopping
 from fedsim.federation.context import TEST_SHARD
 from fedsim.launch.prepare import prepare
@@ -150,8 +149,8 @@ class TestRuns:
 
 class TestEarlyStopping:
     SECTIONS: ClassVar[dict[str, Any]] = {
-        "evaluate": {"validation": 0.1, "early_stopping": {"patience": 3, "metric": "loss"}},
-        "train": {"rounds": 60, "optimizer": {"lr": 0.5}},
+        "evaluate": {"validation": 0.1, "early_stopping": {"patience": 2, "metric": "loss"}},
+        "train": {"rounds": 12, "optimizer": {"lr": 1.0}},
     }
 
     @staticmethod
@@ -168,25 +167,19 @@ class TestEarlyStopping:
     def test_ends_when_the_score_no_longer_improves(self, finish: Finish, tmp_path: Path) -> None:
         whole = {**self.SECTIONS, "evaluate": {"validation": 0.1}}
         losses = finish(**whole).rounds["validation_loss"]
-        last = self.expected(losses, 3)
-        assert last < 60
+        last = self.expected(losses, 2)
+        assert 3 < last < 12
         said: list[str] = []
         made = small_experiment(**self.SECTIONS)
         done = run(made, tmp_path / "early", lambda e: said.append(e) if isinstance(e, str) else 0)
         assert done.last_round == len(done.rounds) == last
         assert done.status == "finished"
         pd.testing.assert_series_equal(done.rounds["validation_loss"], losses[:last])
-        since = last - 3
+        since = last - 2
         told = f"stopped early after round {last}: no better loss on the validation set since "
         assert f"{told}round {since}" in said
         assert replay(done).after == last
-
-    def test_stops_in_the_same_round_when_resumed(self, finish: Finish, tmp_path: Path) -> None:
-        done = finish(**self.SECTIONS)
-
-        folder = interrupted(
-            small_experiment(**self.SECTIONS), tmp_path / "cut", done.last_round - 1
-        )
+        folder = interrupted(made, tmp_path / "cut", last - 1)
         assert resume(folder).result_hash == done.result_hash
 
     def test_of_what_counts_as_better(self) -> None:
@@ -196,16 +189,6 @@ class TestEarlyStopping:
             watch_score(stopping, shown, {"round": t, "validation_accuracy": score}, ledger)
         assert ledger["best"] == {"score": 0.65, "round": 3, "last": 5}
         assert stopped_early(stopping, shown, ledger) is not None
-
-    def test_bad_input(self) -> None:
-        with pytest.raises(BadInput, match="early_stopping needs a validation set: set"):
-            small_experiment(evaluate={"early_stopping": {}})
-        made = small_experiment(
-            evaluate={"validation": 0.1, "early_stopping": {"metric": "acuracy"}}
-        )
-        message = "early_stopping.metric: there is no score 'acuracy'; did you mean 'accuracy'"
-        with pytest.raises(BadInput, match=message):
-            prepare(made)
 
 
 def test_without_it_nothing_is_held_out() -> None:
@@ -259,28 +242,3 @@ class TestSearches:
         sweep = self.sweep(**sections)
         assert sweep.settings.objectives == sweep.facts()["objectives"] == objectives
         assert list(sweep.plan(Path("none")).objectives) == list(objectives)
-
-
-@pytest.mark.parametrize(
-    ("sections", "told"),
-    [
-        (
-            {"evaluate": {"validation": 0.0001}},
-            "of 1,437 training examples holds out none; 0",
-        ),
-        ({"evaluate": {"validation": 1}}, "evaluate.validation: must be less than 1"),
-        (
-            {"partition": {"kind": "own_tasks", "tasks": [[["0"], ["1"]]]}},
-            "partition.kind=own_tasks has its own validation examples",
-        ),
-        (
-            {"partition": {"kind": "file", "path": "own.json"}},
-            "kind=file assigns all examples, so",
-        ),
-        ({"evaluate": {"validation": 0.95}}, "partition.min_samples=10 asks for 100 training"),
-    ],
-)
-def test_what_cannot_be_held_out_is_refused(sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput) as refusal:
-        prepare(small_experiment(**{"evaluate": EVALUATE, **sections}))
-    assert told in str(refusal.value)

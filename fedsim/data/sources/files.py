@@ -130,7 +130,9 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"{path}: cannot be read: {cause or type(error).__name__}") from error
+        raise DataError(
+            f"{path}: cannot be read: {cause.strip() or type(error).__name__}"
+        ) from error
 
 
 def data_root(root: Path | None) -> Path:

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from pydantic import ValidationError
+from refusals import frame
 
-from fedsim.config.registry import first_line
-from fedsim.data import Dataset, datasets, load_dataset, partitions
+from fedsim.data import Dataset, datasets, partitions
 from fedsim.data.sources import files
 from fedsim.data.sources.arrays import Npz
 from fedsim.data.sources.generated import Digits, Synthetic
@@ -57,16 +56,6 @@ def assert_sound(data: Dataset) -> None:
     assert all(len(values) == len(data.x) for values in data.columns.values())
 
 
-# what fedsim shows of them
-
-
-def test_names_and_first_lines():
-    known = dict(datasets.items())
-    images = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist medmnist folder"
-    for name in f"{images} npz table synthetic keel mortgage openfl_xai".split():
-        assert len(first_line(known[name])) > 20
-
-
 def test_import_stays_light():
     heavy = "torchvision", "sklearn", "PIL"
     module = "fedsim.data.sources.images"
@@ -90,12 +79,7 @@ def test_digits():
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.abs(np.bincount(data.test_y) - counts / 5).max() < 1
     np.testing.assert_array_equal(data.test_x, Digits().load().test_x)
-
-
-def test_digits_test_fraction():
     assert len(Digits(test_fraction=0.5).load().test_y) == 899
-    with pytest.raises(ValidationError, match="less than 1"):
-        Digits(test_fraction=1)
 
 
 def test_synthetic():
@@ -131,14 +115,6 @@ def test_friedman_is_its_formula() -> None:
     assert np.std(noisy.y - data.y) == pytest.approx(0.1, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"samples": 0}, {"shape": ()}, {"shape": (4, 0)}, {"classes": 1}, {"noise": -0.1}]
-)
-def test_synthetic_refuses(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        Synthetic(**wrong)
-
-
 # real files
 
 
@@ -153,7 +129,10 @@ def test_synthetic_refuses(wrong):
             0.1307,
             0.3081,
         ),
-        ("Fashion-MNIST", FashionMnist, [6000] * 10, [1000] * 10, 0.2860, 0.3530),
+        pytest.param(
+            *("Fashion-MNIST", FashionMnist, [6000] * 10, [1000] * 10, 0.2860, 0.3530),
+            marks=pytest.mark.night,  # it is read as MNIST is
+        ),
     ],
 )
 def test_real_idx(real_data, name, source, train, test, mean, std):
@@ -232,17 +211,6 @@ def test_mnist_files(write, tmp_path):
     np.testing.assert_array_equal(data.test_x[:, 0], test_x)
 
 
-def test_mnist_without_its_test_files(write, tmp_path):
-    write.idx_pair(tmp_path, "train", images(2, 28, 28), np.arange(2))
-    with pytest.raises(DataError) as caught:
-        Mnist(root=tmp_path).load()
-    assert str(caught.value) == (
-        f"mnist: {tmp_path} has train-images-idx3-ubyte.gz but no t10k-images-idx3-ubyte "
-        f"(nor .gz, .xz)\n"
-        f"set data.root or FEDSIM_DATA to its folder, or data.download=true"
-    )
-
-
 @pytest.mark.parametrize(
     ("split", "lowest", "classes", "names"),
     [
@@ -291,26 +259,10 @@ def test_cifar10_of_a_few_binary_batches(write, tmp_path):
     x = images(3, 3, 32, 32)
     write.cifar_binary(tmp_path / "data_batch_2.bin", x[:1], np.array([4]))
     write.cifar_binary(tmp_path / "data_batch_4.bin.gz", x[1:], np.array([5, 6]))
-    with pytest.raises(DataError, match=r"has data_batch_2\.bin but no test_batch\.bin"):
-        Cifar10(root=tmp_path).load()
     write.cifar_binary(tmp_path / "test_batch.bin.xz", x, np.array([1, 2, 3]))
     data = Cifar10(root=tmp_path).load()
     np.testing.assert_array_equal(data.x, x)
     assert data.y.tolist() == [4, 5, 6]
-
-
-def test_cifar10_with_a_full_batch_must_have_all(write, tmp_path):
-    write.raw(tmp_path / "data_batch_1.bin", bytes(10_000 * 3073))
-    write.raw(tmp_path / "data_batch_3.bin", bytes(3073))
-    write.raw(tmp_path / "test_batch.bin", bytes(3073))
-    missing = r"has data_batch_1\.bin but no data_batch_2\.bin, data_batch_4\.bin, data_batch_5\."
-    with pytest.raises(files.MissingFileError, match=missing):
-        Cifar10(root=tmp_path).load()
-
-
-def test_cifar10_missing(tmp_path):
-    with pytest.raises(DataError, match=r"cifar10: no file 'data_batch_\[1-5\]' or .*\n.*-py"):
-        Cifar10(root=tmp_path).load()
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -350,7 +302,8 @@ def test_femnist(write, tmp_path):
     write.leaf(
         folder / "train/all_data_0.json", {"f0_1": leaf_user(0, 2), "f1_2": leaf_user(2, 3)}
     )
-    write.leaf(folder / "train/all_data_1.json", {"f2_3": leaf_user(60, 2)})
+    users = {"f2_3": leaf_user(60, 2), "f3_0": ([], [])}
+    write.leaf(folder / "train/all_data_1.json", users)
     write.leaf(folder / "test/all_data_0.json.gz", {"f0_1": leaf_user(5, 1)})
     data = Femnist(root=tmp_path).load()
     assert_sound(data)
@@ -359,15 +312,6 @@ def test_femnist(write, tmp_path):
     assert data.columns["writer"].tolist() == ["f0_1"] * 2 + ["f1_2"] * 3 + ["f2_3"] * 2
     np.testing.assert_allclose(data.x[:, 0, 14, 14], data.y / 64)
     assert (data.classes[0], data.classes[10], data.classes[61]) == ("0", "A", "z")
-
-
-def test_femnist_without_test_set_or_examples(write, tmp_path):
-    write.leaf(tmp_path / "train/a.json", {"w": leaf_user(0, 1)})
-    with pytest.raises(DataError, match=rf"femnist: no JSON file in {tmp_path}/test"):
-        Femnist(root=tmp_path).load()
-    write.leaf(tmp_path / "test/a.json", {"w": ([], [])})
-    with pytest.raises(DataError, match=rf"{tmp_path}/test: its JSON files contain no examples"):
-        Femnist(root=tmp_path).load()
 
 
 # MedMNIST
@@ -404,46 +348,6 @@ def test_medmnist_in_colour(write, tmp_path):
     assert data.shape == (3, 28, 28)
     np.testing.assert_array_equal(data.test_x[:, 1], pixels[..., 1])
     assert (len(data.classes), data.classes[5]) == (9, "smooth muscle")
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"train_labels": np.full((6, 1), 2)}, "record 0 has label 2, expected 0 to 1"),
-        ({"train_labels": np.zeros((6, 14), int)}, r"int64 of shape \(6, 14\), expected integers"),
-        ({"test_images": np.zeros((3, 9, 9, 9), np.uint8)}, r"'test_images' is uint8 of shape"),
-        ({"train_images": np.zeros((6, 9, 9))}, r"float64 of shape \(6, 9, 9\), expected uint8"),
-    ],
-    ids=["label", "several labels", "3D", "floats"],
-)
-def test_medmnist_errors(write, tmp_path, changed, message):
-    medmnist(write, tmp_path / "breastmnist.npz", **changed)
-    with pytest.raises(DataError, match=rf"^{tmp_path}/breastmnist.npz: .*{message}"):
-        MedMnist(root=tmp_path, set="breastmnist").load()
-
-
-def test_medmnist_without_its_file_or_arrays(write, tmp_path):
-    source = MedMnist(root=tmp_path, set="octmnist")
-    with pytest.raises(DataError, match=r"no file 'octmnist\.npz'(.|\n)*from medmnist\.com"):
-        source.load()
-    write.raw(tmp_path / "octmnist.npz", b"no archive")
-    with pytest.raises(DataError, match=r"octmnist\.npz: cannot be read"):
-        source.load()
-    np.savez(tmp_path / "octmnist.npz", train_labels=[[1]])
-    with pytest.raises(DataError, match=r"octmnist\.npz: has no 'train_images'"):
-        source.load()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("chestmnist", "chestmnist has several labels for each image; fedsim takes one"),
-        ("organmnist3d", "is no set of MedMNIST with 2D images; did you mean 'organsmnist'"),
-    ],
-)
-def test_medmnist_sets_that_are_refused(name, message):
-    with pytest.raises(ValidationError, match=message):
-        MedMnist(set=name)
 
 
 # KEEL files
@@ -489,15 +393,6 @@ def test_keel_that_is_scaled(write, tmp_path):
     assert data.test_x[:, 0].min() < 0 or data.test_x[:, 0].max() > 1
 
 
-def test_keel_with_too_few_rows_to_split(write, tmp_path):
-    path = write.keel(tmp_path / "a.dat", numbers(1))
-    with pytest.raises(DataError, match=r"a\.dat: 1 examples cannot be split with test_f.*=0\.2"):
-        Keel(path=path).load()
-    path = write.keel(path, numbers(3))
-    with pytest.raises(DataError, match=r"a\.dat: 3 examples cannot be split with test_f.*=0\.9"):
-        Keel(path=path, test_fraction=0.9).load()
-
-
 def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
     write.keel(tmp_path / "mortgage/mortgage.dat.gz", numbers(20))
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
@@ -505,11 +400,6 @@ def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
     assert_sound(data)
     assert (len(data.x), len(data.test_x)) == (18, 2)
     assert (data.x.min(), data.x.max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
-
-
-def test_mortgage_missing(tmp_path):
-    with pytest.raises(DataError, match=r"get 'mortgage' from KEEL's regression data sets, and"):
-        Mortgage(root=tmp_path).load()
 
 
 # OpenFL-XAI's arrays
@@ -537,28 +427,6 @@ def test_openfl_xai(write, tmp_path, folder):
     assert data.columns["collaborator"].tolist() == holders
 
 
-def test_openfl_xai_errors(write, tmp_path):
-    def load() -> Dataset:
-        return OpenflXai(root=tmp_path).load()
-
-    with pytest.raises(DataError, match=r"no file 'col0/X_train\.npy' (.|\n)*\nget data/col0_"):
-        load()
-    collaborate(write, tmp_path)
-    path = tmp_path / "col3/y_test.npy"
-    write.npy(path, np.zeros(3))
-    with pytest.raises(DataError, match=r"col3/y_test\.npy: 3 targets for the 2 rows of X_test\."):
-        load()
-    path.unlink()
-    with pytest.raises(DataError, match=rf"{tmp_path} has col0 but no col3/y_test\.npy .*\nget "):
-        load()
-    write.npy(tmp_path / "col2/X_train.npy", np.zeros((6, 16)))
-    with pytest.raises(DataError, match=r"col2/X_train\.npy: is float64 of shape \(6, 16\), exp"):
-        load()
-    write.npy(tmp_path / "col1/y_train.npy", np.array([0, 1, np.nan, 0, 0]))
-    with pytest.raises(DataError, match=r"col1/y_train\.npy: row 2 has values that are not fini"):
-        load()
-
-
 # downloads
 
 
@@ -579,21 +447,12 @@ def test_download(write, tmp_path, monkeypatch):
 
     offer(monkeypatch, EMNIST=fetch)
     write.idx_pair(tmp_path, "emnist-digits-train", images(1, 28, 28), np.arange(1))  # no test
-    source = Emnist(root=tmp_path, split="digits", download=True)
-    assert len(source.load().x) == 2
-    assert len(source.load().x) == 2
-    assert asked == [(tmp_path, True, "digits")]
-
-
-def test_download_goes_to_the_environment_s_folder(write, tmp_path, monkeypatch):
-    def fetch(root: Path, download: bool) -> None:
-        for stem in ("train", "t10k"):
-            write.idx_pair(root / "MNIST/raw", stem, images(2, 28, 28), np.arange(2))
-
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    offer(monkeypatch, MNIST=fetch)
-    Mnist(download=True).load()
-    assert (tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz").is_file()
+    source = Emnist(split="digits", download=True)
+    assert len(source.load().x) == 2
+    assert len(source.load().x) == 2
+    assert len(source.model_copy(update={"root": tmp_path}).load().x) == 2
+    assert asked == [(tmp_path, True, "digits")]
 
 
 def test_download_only_when_asked_and_only_what_is_missing(write, tmp_path, monkeypatch):
@@ -701,58 +560,12 @@ def test_folder_that_is_split(tmp_path, train):
     assert sorted(both.tolist()) == sorted([*range(10)] * 2)
 
 
-def test_folder_errors(tmp_path):
-    def load() -> Dataset:
-        return Folder(path=tmp_path / "d").load()
-
-    with pytest.raises(DataError, match=rf"{tmp_path}/d: is not a folder"):
-        load()
-    (tmp_path / "d").mkdir()
-    with pytest.raises(DataError, match=rf"{tmp_path}/d: has no class folders"):
-        load()
-    paint(tmp_path / "d/test/cat/1.png", 0)
-    with pytest.raises(DataError, match=rf"{tmp_path}/d: has test/ but no train/"):
-        load()
-    paint(tmp_path / "d/train/cat/1.png", 0)
-    (tmp_path / "d/train/dog").mkdir()
-    with pytest.raises(DataError, match=r"d/train/dog: contains no images"):
-        load()
-    paint(tmp_path / "d/train/dog/1.png", 0)
-    paint(tmp_path / "d/test/dogs/1.png", 0)
-    with pytest.raises(DataError, match=r"d/test/dogs: not a class of .*; did you mean 'dog'\?"):
-        load()
-
-
 def test_folder_with_a_link_that_goes_round_in_circles(tmp_path):
     for name in ("cat/1", "cat/more/2", "dog/1", "dog/2"):
         paint(tmp_path / f"{name}.png", 0)
     (tmp_path / "cat/more/again").symlink_to(tmp_path)
     data = Folder(path=tmp_path, size=4, test_fraction=0.5).load()
     assert len(data.y) + len(data.test_y) == 4
-
-
-def test_folder_with_an_empty_test_set(tmp_path):
-    paint(tmp_path / "train/cat/1.png", 0)
-    (tmp_path / "test/cat").mkdir(parents=True)
-    with pytest.raises(DataError, match=rf"{tmp_path}/test: contains no images"):
-        Folder(path=tmp_path).load()
-
-
-@pytest.mark.parametrize("damage", [b"", b"no image at all", "cut"])
-def test_folder_with_an_unreadable_image(tmp_path, damage):
-    bad = tmp_path / "train/cat/2.png"
-    paint(tmp_path / "train/cat/1.png", 0)
-    paint(bad, (1, 2, 3), (200, 200))
-    bad.write_bytes(bad.read_bytes()[:60] if damage == "cut" else damage)
-    with pytest.raises(DataError, match=r"train/cat/2\.png: cannot be read: .+"):
-        Folder(path=tmp_path).load()
-
-
-def test_folder_with_too_few_images_to_split(tmp_path):
-    for name in ("a/1", "a/2", "a/3", "b/1"):
-        paint(tmp_path / f"{name}.png", 0)
-    with pytest.raises(DataError, match=r"class 'b' has 1 example; .* at least 2 per class"):
-        Folder(path=tmp_path).load()
 
 
 # npz
@@ -788,84 +601,7 @@ def test_npz_with_a_test_set(tmp_path, dtype):
     assert data.columns["site"].tolist() == list("ababab")
 
 
-X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"x": X}, r"a\.npz: has no array 'y'; known: x"),
-        ({"images": X, "y": Y}, r"a\.npz: has no array 'x'; known: images, y"),
-        (
-            {"x_train": X, "y_trian": Y},
-            r"has no array 'y_train'; did you mean 'y_trian'\?",
-        ),
-        ({"x_train": X, "y_train": Y, "x_tests": X, "y_test": Y}, r"'x_tests' has shape \(4, 3\)"),
-        ({"x_train": X, "y_train": Y, "y_test": Y}, r"has no array 'x_test'"),
-        ({"X": X, "Y": Y}, r"has no array 'x_train'; known: X, Y"),
-        ({"x": X, "y": Y[:3]}, r"'y' has 3 labels for 4 inputs in 'x'"),
-        ({"x": X, "y": Y - 1}, r"'y' has the negative label -1 at 0"),
-        ({"x": X, "y": Y / 2}, r"'y' is float64 of shape \(4,\), expected integers"),
-        ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \(4, 1\), expected integers"),
-        (
-            {"x": X, "y": np.array([0, 0, 2**64 - 1, 1], np.uint64)},
-            r"'y' has the negative label -1 at 2",
-        ),
-        ({"x": X[0], "y": Y}, r"'x' is float64 of shape \(3,\), expected numbers of shape"),
-        ({"x": X[:0], "y": Y[:0]}, r"'x', of shape \(0, 3\), is empty"),
-        ({"x": X.astype(str), "y": Y}, r"'x' is <U32 of shape \(4, 3\), expected numbers"),
-        ({"x": X + np.nan, "y": Y}, r"'x' is not finite in float32 in example 0"),
-        ({"x": X + 1e300, "y": Y}, r"'x' is not finite in float32 in example 0"),
-        ({"x": X, "y": Y, "site": Y[:3]}, r"'site' has shape \(3,\); a column has shape \(4,\)"),
-        ({"x": X, "y": np.array([0, 0, 0, 1])}, r"class '1' has 1 example"),
-        (
-            {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
-            r"'x_test' has float32 inputs of shape \(2,\), 'x_train' float32 of \(3,\)",
-        ),
-        ({"x": X.astype(object), "y": Y}, r"a\.npz: cannot be read: Object arrays"),
-    ],
-)
-def test_npz_errors(tmp_path, arrays, message):
-    with pytest.raises(DataError, match=message):
-        Npz(path=save(tmp_path / "a.npz", **arrays)).load()
-
-
-def test_npz_that_cannot_be_read(tmp_path):
-    path = save(tmp_path / "a.npz", x=X, y=Y)
-    whole = path.read_bytes()
-    for content in (b"", b"PK\x03\x04", whole[:100], whole[:-30], b"no archive"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.npz: cannot be read: .+"):
-            Npz(path=path).load()
-    np.save(tmp_path / "b.npy", X)
-    with pytest.raises(DataError, match=r"b\.npy: is not an \.npz archive of named arrays"):
-        Npz(path=tmp_path / "b.npy").load()
-    with pytest.raises(DataError, match=r"c\.npz: cannot be read: No such file or directory"):
-        Npz(path=tmp_path / "c.npz").load()
-
-
-def test_split_smaller_than_the_classes(tmp_path):
-    path = save(tmp_path / "a.npz", x=X, y=Y)
-    with pytest.raises(DataError, match=r"a\.npz: 4 examples of 2 classes .* test_fraction=0\.2"):
-        Npz(path=path).load()
-    assert len(Npz(path=path, test_fraction=0.5).load().test_y) == 2
-
-
 # tables
-
-
-@pytest.fixture
-def frame() -> pd.DataFrame:
-    rows = 20
-    return pd.DataFrame(
-        {
-            "age": np.arange(rows),
-            "dose": np.arange(rows) / 8,
-            "sick": ["yes", "no"] * (rows // 2),
-            "site": ["north"] * 5 + ["south"] * 15,
-            "fit": [True, False] * (rows // 2),
-        }
-    )
 
 
 def store(frame: pd.DataFrame, path: Path) -> Path:
@@ -877,8 +613,8 @@ def store(frame: pd.DataFrame, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_table_that_is_split(frame, tmp_path, suffix):
-    path = store(frame, tmp_path / f"a{suffix}")
+def test_table_that_is_split(tmp_path, suffix):
+    path = store(frame(), tmp_path / f"a{suffix}")
     data = Table(path=path, label="sick", columns=("site", "age")).load()
     assert_sound(data)
     assert data.classes == ("no", "yes")
@@ -895,9 +631,9 @@ def test_table_that_is_split(frame, tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_table_with_a_test_file(frame, tmp_path, suffix):
-    train = store(frame[:12], tmp_path / f"a{suffix}")
-    test = store(frame[::-1][:4], tmp_path / f"b{suffix}")
+def test_table_with_a_test_file(tmp_path, suffix):
+    train = store(frame()[:12], tmp_path / f"a{suffix}")
+    test = store(frame()[::-1][:4], tmp_path / f"b{suffix}")
     source = Table(path=train, label="sick", features=("dose", "age"), test_path=test)
     data = source.load()
     assert_sound(data)
@@ -948,89 +684,11 @@ def test_table_of_nullable_parquet_columns(tmp_path):
     table = pd.DataFrame({"x": np.arange(10), "y": [0, 1] * 5}).convert_dtypes()
     data = Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
     assert_sound(data)
-    table.loc[3, "x"] = pd.NA
-    with pytest.raises(DataError, match=r"row 4: column 'x' is empty \(1 of 10 rows"):
-        Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
 
 
-def changed(frame: pd.DataFrame, column: str, row: int, value: object) -> pd.DataFrame:
-    values = frame[column].astype(object)
-    values[row] = value
-    return frame.assign(**{column: values})
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "fields", "message"),
-    [
-        ("age", None, {}, r"a\.csv: line 9: column 'age' is empty \(1 of "),
-        ("sick", None, {}, r"a\.csv: line 9: column 'sick' is empty \(1 of "),
-        ("site", None, {"columns": ("site",)}, r"line 9: column 'site' is empty"),
-        ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number"),
-        ("age", "old", {"features": ("age",)}, r"column 'age' has 'old' in row 8, expected a num"),
-        ("age", 1e300, {}, r"column 'age' has 1e\+300 in row 8, not finite in float32"),
-        ("age", 7, {"features": ("site",)}, r"column 'site' has 'north' in row 1, expected a num"),
-        ("age", 7, {"features": ("dosis",)}, r"has no column 'dosis'; did you mean 'dose'\?"),
-        ("age", 7, {"columns": ("sites",)}, r"has no column 'sites'; did you mean 'site'\?"),
-        ("age", 7, {"label": "sic"}, r"has no column 'sic'; did you mean 'sick'\?"),
-        ("sick", "perhaps", {}, r"a\.csv: class 'perhaps' has 1 example"),
-    ],
-)
-def test_table_errors(frame, tmp_path, column, value, fields, message):
-    path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
-    with pytest.raises(DataError, match=message):
-        Table(**{"path": path, "label": "sick", **fields}).load()
-
-
-def test_table_file_errors(frame, tmp_path):
-    def load(name: str, content: bytes) -> Dataset:
-        (tmp_path / name).write_bytes(content)
-        return Table(path=tmp_path / name, label="y").load()
-
-    with pytest.raises(DataError, match=r"a\.xlsx: is neither \.csv nor \.parquet"):
-        load("a.xlsx", b"")
-    with pytest.raises(DataError, match=r"a\.csv: cannot be read: No columns to parse"):
-        load("a.csv", b"")
-    with pytest.raises(DataError, match=r"a\.csv: has no rows"):
-        load("a.csv", b"x,y\n")
-    with pytest.raises(DataError, match=r"a\.csv: cannot be read: .*Expected 2 fields in line 3"):
-        load("a.csv", b"x,y\n1,2\n1,2,3,4\n")
-    with pytest.raises(
-        DataError, match=r"a\.csv: cannot be read: Length of header .* does not match"
-    ):
-        load("a.csv", b"x,y\n1,2,3\n4,5,6\n")
-    with pytest.raises(DataError, match=r"a\.csv: cannot be read: .*codec can't decode"):
-        load("a.csv", b"x,y\n\xff\xfe,1\n")
-    with pytest.raises(DataError, match=r"a\.csv: has no numeric columns to use as features"):
-        load("a.csv", b"x,y\na,1\nb,2\n")
-    with pytest.raises(DataError, match=r"a\.parquet: cannot be read: .+"):
-        load("a.parquet", b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"none\.csv: cannot be read: No such file"):
-        Table(path=tmp_path / "none.csv", label="y").load()
-    texts = store(frame.assign(age=frame["age"].astype(str)), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"column 'age' has '0' in row 1, expected a number"):
-        Table(path=texts, label="sick").load()
-
-
-def test_table_test_file_errors(frame, tmp_path):
-    train = store(frame, tmp_path / "a.csv")
-    test = store(frame.drop(columns="dose"), tmp_path / "b.csv")
-    with pytest.raises(DataError, match=r"b\.csv: has no column 'dose'; known: age, fit"):
-        Table(path=train, label="sick", test_path=test).load()
-    store(frame.assign(sick=1), test)
-    with pytest.raises(
-        DataError, match=r"b\.csv: label column 'sick' is int64, but <U3 in .*a\.c"
-    ):
-        Table(path=train, label="sick", test_path=test).load()
-
-
-def test_table_label_cannot_be_a_feature(tmp_path):
-    with pytest.raises(ValidationError, match="the label 'age' cannot be a feature as well"):
-        Table(path=tmp_path, label="age", features=("dose", "age"))
-
-
-def test_table_that_is_scaled(frame, tmp_path):
-    train = store(frame[2:12].assign(fit=1), tmp_path / "a.csv")
-    test = store(frame.assign(fit=range(20)), tmp_path / "b.csv")
+def test_table_that_is_scaled(tmp_path):
+    train = store(frame()[2:12].assign(fit=1), tmp_path / "a.csv")
+    test = store(frame().assign(fit=range(20)), tmp_path / "b.csv")
     data = Table(path=train, label="sick", test_path=test, scale="minmax").load()
     assert_sound(data)
     assert data.x.dtype == np.float32
@@ -1046,8 +704,8 @@ def test_table_that_is_scaled(frame, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_table_with_a_target_that_is_split(frame, tmp_path, suffix):
-    path = store(frame.assign(price=frame["age"] ** 2 / 3), tmp_path / f"a{suffix}")
+def test_table_with_a_target_that_is_split(tmp_path, suffix):
+    path = store(frame().assign(price=frame()["age"] ** 2 / 3), tmp_path / f"a{suffix}")
     data = Table(path=path, target="price", columns=("site", "age")).load()
     assert_sound(data)
     assert (data.classes, data.features, data.target) == ((), ("dose", "fit"), "price")
@@ -1059,9 +717,9 @@ def test_table_with_a_target_that_is_split(frame, tmp_path, suffix):
 
 
 @pytest.mark.parametrize("scale", ["none", "minmax"])
-def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
-    train = store(frame[2:12], tmp_path / "a.csv")
-    test = store(frame[::-1], tmp_path / "b.csv")
+def test_table_with_a_target_and_a_test_file(tmp_path, scale):
+    train = store(frame()[2:12], tmp_path / "a.csv")
+    test = store(frame()[::-1], tmp_path / "b.csv")
     source = Table(path=train, target="age", features=("fit", "dose"), test_path=test, scale=scale)
     data = source.load()
     assert_sound(data)
@@ -1073,55 +731,6 @@ def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
     assert (data.features, data.target) == (("fit", "dose"), "age")
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "fields", "message"),
-    [
-        ("age", None, {}, r"a\.csv: line 9: column 'age' is empty \(1 of "),
-        ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number$"),
-        ("age", np.inf, {}, r"a\.csv: column 'age' has inf in row 8, not finite in float64"),
-        ("dose", np.inf, {}, r"a\.csv: column 'dose' has inf in row 8, not finite in float64"),
-        ("age", 7, {"target": "sick"}, r"column 'sick' has 'yes' in row 1, expected a number$"),
-        ("age", 7, {"target": "ag"}, r"has no column 'ag'; did you mean 'age'\?"),
-        (
-            "dose",
-            "much",
-            {},
-            r"column 'dose' has 'much' in row 8, expected a number \(data\.features names the col",
-        ),
-        ("age", 7, {"test_fraction": 0.99}, r"a\.csv: 20 examples cannot be split with test_fr"),
-    ],
-)
-def test_table_target_errors(frame, tmp_path, column, value, fields, message):
-    path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
-    with pytest.raises(DataError, match=message):
-        Table(**{"path": path, "target": "age", **fields}).load()
-
-
-def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(frame, tmp_path):
-    path = store(changed(frame, "dose", 7, 1e300), tmp_path / "a.csv")
+def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(tmp_path):
+    path = store(frame("dose", 1e300), tmp_path / "a.csv")
     assert Table(path=path, target="age").load().x.max() == 1e300
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, r"needs either a label \(a column of classes\) or a target .*, and neither is given"),
-        ({"label": "a", "target": "b"}, r"either a label .* or a target .*, and both are given"),
-        ({"target": "a", "features": ("a",)}, "the target 'a' cannot be a feature as well"),
-    ],
-)
-def test_table_predicts_one_thing(tmp_path, fields, message):
-    with pytest.raises(ValidationError, match=message):
-        Table(path=tmp_path, **fields)
-
-
-@pytest.mark.parametrize("keys", [{"label": "ill"}, {"target": "b"}])
-@pytest.mark.parametrize("digits", [400, 5000])
-def test_numbers_beyond_floats(tmp_path: Path, keys: dict[str, str], digits: int) -> None:
-    path = tmp_path / "t.csv"
-    rows = [f"{i},{'9' * digits if i == 3 else i},{i % 2}" for i in range(40)]
-    path.write_text("\n".join(["a,b,ill", *rows]))
-    with pytest.raises(DataError, match=r"t\.csv: column 'b' has '?9999") as raised:
-        load_dataset(datasets.parse({"name": "table", "path": str(path), **keys}))
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 300

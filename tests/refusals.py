@@ -1,0 +1,474 @@
+"""What is refused: the rows of refusals.yaml, and those that would be long there."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import shlex
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import own_objects
+import pandas as pd
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from experiments import change_manifest, small_experiment
+from fedsim import Dataset, Experiment, run
+from fedsim.cluster.placement import Node, plan_actors
+from fedsim.data import datasets, load_dataset
+from fedsim.data.sources import files
+from fedsim.data.sources.keel import read_keel
+from fedsim.experiment import plain
+from fedsim.federation import EngineSettings
+from fedsim.results.manifest import NAMES
+
+__all__ = ["Experiment", "files", "plain", "run"]  # what refusals.yaml uses as well
+
+EXPERIMENT = """\
+name: small
+data: {name: synthetic, samples: 60, test_samples: 10, shape: [4], classes: 3}
+partition: {kind: iid, clients: 4}
+model: {name: mlp, hidden: [4]}
+method: {name: fedavg}
+train: {rounds: 1}
+engine: {kind: local}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that is refused.
+
+    Attributes:
+        ask: a command line, or what is called in Python.
+        said: what is told; "..." stands for any words of a line.
+        lines: what replaces lines of `EXPERIMENT` in small.yaml, by the sections they begin with.
+        files: what else lies in the working directory; see `write`.
+        change: what is done to run/, which is the folder of a finished run then.
+    """
+
+    ask: str | Callable[[], object]
+    said: str
+    lines: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
+    change: Callable[[Path], object] | None = None
+
+
+def experiment(lines: Mapping[str, str]) -> str:
+    """`EXPERIMENT` with other lines."""
+    sections = [line.partition(":")[0] for line in EXPERIMENT.splitlines()]
+    assert lines.keys() <= set(sections)
+    found = dict(zip(sections, EXPERIMENT.splitlines(), strict=True)) | lines
+    return "\n".join(found.values()) + "\n"
+
+
+def write(path: Path, content: Any) -> None:
+    """Write text, bytes, a table, arrays or a document as the name of the file asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if callable(content):
+        content(path)
+    elif isinstance(content, bytes | str):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    elif path.suffix == ".parquet":
+        content.to_parquet(path)
+    elif path.suffix == ".csv":
+        content.to_csv(path, index=False)
+    elif path.suffix == ".npy":
+        np.save(path, content)
+    elif path.suffix == ".npz":
+        np.savez(path, **content)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(content))
+    else:
+        path.write_bytes(pickle.dumps(content, 4))
+
+
+def load(**section: Any) -> Dataset:
+    return load_dataset(datasets.parse(section))
+
+
+# Names of refusals.yaml: content of files
+
+rng = np.random.default_rng(0)
+IMAGES = rng.integers(0, 256, (4, 28, 28), dtype=np.uint8)
+LABELS = np.array([0, 9, 3, 3], np.uint8)
+RECORD = bytes(3073)  # of CIFAR-10
+FLAT = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
+HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
+
+# How a file of that name is read.
+READERS: dict[str, Callable[[Path], object]] = {
+    "other.yaml": Experiment.load,
+    "file": lambda path: files.read_idx(path, 3),
+    "file.gz": files.read_bytes,
+    "file.xz": files.read_bytes,
+    "test_batch": lambda path: files.read_cifar(path, {"labels": 10}),
+    "test_batch.bin": lambda path: files.read_cifar(path, {"labels": 10}),
+    "train.bin": lambda path: files.read_cifar(path, {"coarse_labels": 20, "fine_labels": 100}),
+    "a.json": lambda path: files.read_leaf(path, 4, 62),
+    "a.npz": lambda path: load(name="npz", path=str(path)),
+    "a.npy": lambda path: files.read_npy(path, 3),
+    "b.npz": files.read_npy,
+    "a.dat": read_keel,
+    "t.csv": lambda path: load(name="table", path=str(path), label="y"),
+    "a.xlsx": lambda path: load(name="table", path=str(path), label="y"),
+    "a.parquet": lambda path: load(name="table", path=str(path), label="sick"),
+}
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def mnist(labels: NDArray[np.uint8]) -> dict[str, bytes]:
+    arrays = {"images-idx3": IMAGES, "labels-idx1": labels}
+    return {
+        f"data/mnist/{part}-{what}-ubyte": idx(array)
+        for part in ("train", "t10k")
+        for what, array in arrays.items()
+    }
+
+
+def shape(*sides: int) -> bytes:
+    """The header of a file with images."""
+    return struct.pack(">4I", 2051, *sides)
+
+
+def leaf(x: Any, y: Any) -> dict[str, Any]:
+    return {"users": ["w"], "num_samples": [len(y)], "user_data": {"w": {"x": x, "y": y}}}
+
+
+def medmnist(**changed: NDArray[Any]) -> dict[str, Any]:
+    """The file as published, where labels are of shape (N, 1), or with other arrays."""
+    arrays = {}
+    for part, count in {"train": 6, "val": 2, "test": 3}.items():
+        arrays[f"{part}_images"] = np.zeros((count, 28, 28), np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(count, dtype=np.uint8) % 2)[:, np.newaxis]
+    return {"breastmnist.npz": arrays | changed}
+
+
+def collaborators(*missing: str, **changed: NDArray[np.float64]) -> dict[str, Any]:
+    """OpenFL-XAI's arrays, without some, or others."""
+    found: dict[str, Any] = {}
+    for k in range(5):
+        for part, rows in (("train", 5), ("test", 2)):
+            found[f"col{k}_X_{part}"] = np.zeros((rows, 15))
+            found[f"col{k}_y_{part}"] = np.zeros(rows)
+    kept = {name: array for name, array in (found | changed).items() if name not in missing}
+    return {f"{name.replace('_', '/', 1)}.npy": array for name, array in kept.items()}
+
+
+def frame(column: str = "", value: Any = None, **columns: Any) -> pd.DataFrame:
+    """Twenty patients, with another value in row 8 of a column, or with other columns."""
+    found = pd.DataFrame(
+        {
+            "age": np.arange(20),
+            "dose": np.arange(20) / 8,
+            "sick": ["yes", "no"] * 10,
+            "site": ["north"] * 5 + ["south"] * 15,
+            "fit": [True, False] * 10,
+        }
+    ).assign(**columns)
+    if column:
+        values = found[column].astype(object)
+        values[7] = value
+        found[column] = values
+    return found
+
+
+def saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
+    stream = io.BytesIO()
+    save(stream, *arrays, **named)
+    return stream.getvalue()
+
+
+PNG = saved(partial(Image.new("RGB", (200, 200), (1, 2, 3)).save, format="png"))
+
+# Names of refusals.yaml: calls in Python, and folders of runs
+
+SMALL = small_experiment().model_dump(mode="json")
+
+
+class Redefined(own_objects.Plain):
+    __module__ = "own_objects"
+    __qualname__ = "Plain"
+
+
+def made(**sections: Any) -> Experiment:
+    return Experiment.from_dict({**SMALL, **sections})
+
+
+def arrays(**changed: Any) -> Dataset:
+    return dataclasses.replace(own_objects.data(), **changed)
+
+
+def nodes(*gpus: float) -> list[Node]:
+    return [Node(f"node{i}", 16, g, 64e9) for i, g in enumerate(gpus)]
+
+
+def plan(cluster: list[Node], **settings: Any) -> int:
+    known = {key: settings.pop(key) for key in ("actor_bytes",) if key in settings}
+    return plan_actors(EngineSettings(**settings), cluster, **known)
+
+
+def change_experiment(path: Path, before: str, after: str) -> None:
+    file = path / "experiment.yaml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def write_manifests(path: Path, content: str | None) -> None:
+    """Replace the manifest and its copy; None removes them."""
+    for name in NAMES:
+        (path / name).unlink()
+        if content is not None:
+            (path / name).write_text(content)
+
+
+def link(path: Path, name: str, to: str = "") -> None:
+    """Put a link to elsewhere where a file or folder of a run is."""
+    change_manifest(path, status="failed")
+    write(path.parent / "elsewhere" / "mine.txt", "precious")
+    there = path / name
+    there.parent.mkdir(exist_ok=True)
+    if there.is_dir():
+        shutil.rmtree(there)
+    there.unlink(missing_ok=True)
+    there.symlink_to(path.parent / "elsewhere" / to)
+
+
+def to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def pipe(path: Path) -> None:
+    """Put a pipe into a run, from which nobody should wait to read."""
+    change_manifest(path, status="failed")
+    os.mkfifo(path / "weights" / "round-1.safetensors")
+
+
+def evaluated(expression: str, **known: Any) -> Any:
+    return eval(expression, {**globals(), **known})
+
+
+def written() -> Iterator[Row]:
+    """The rows of refusals.yaml."""
+    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    for number, line in enumerate(EXPERIMENT.splitlines(), 1):
+        section = line.partition(":")[0]
+        for value, said in table["values"].get(section, {}).items():
+            place = f"small.yaml:{number}: {section}"
+            yield Row("run small.yaml", place + said, {section: f"{section}: {value}"})
+        for other, said in table["lines"].get(section, {}).items():
+            yield Row("run small.yaml", said, {section: other})
+    for command, lines in table["sweeps"].items():
+        for line, said in lines.items():
+            yield Row(f"{command} small.yaml", said, {"engine": line})
+    for override, said in table["overrides"].items():
+        words = f"run small.yaml {shlex.quote(override)}"
+        yield Row(words, f"override {override}: {said}")
+    for words, said in table["words"].items():
+        yield Row(f"run small.yaml {words}", said)
+    for words, said in table["commands"].items():
+        yield Row(words, said)
+    for name, contents in table["files"].items():
+        for content, said in contents.items():
+            end = ":" if READERS[name] is read_keel else ": "
+            yield in_file(name, evaluated(content), f"{end}{said}")
+    for section, contents in table["data"].items():
+        for content, said in contents.items():
+            yield Row(partial(load, **yaml.safe_load(section)), said, files=evaluated(content))
+    for call, said in table["python"].items():
+        yield Row(partial(evaluated, call), said)
+    for change, said in table["runs"].items():
+        changes = partial(lambda change, run: evaluated(change, run=run), change)
+        yield Row("resume run", f"HERE/run{said}", change=changes)
+
+
+def in_file(name: str, content: Any, said: str) -> Row:
+    """What is said of a file of `READERS`, after its name."""
+    return Row(partial(READERS[name], Path(name)), f"{name}{said}", files={name: content})
+
+
+# What would be long in refusals.yaml
+
+
+class Harmful:
+    """Makes a folder when it is unpickled by a reader that lets it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("mark",)
+
+
+def flipped(content: bytes) -> bytes:
+    """With another bit in the middle."""
+    half = len(content) // 2
+    return content[:half] + bytes([content[half] ^ 0x10]) + content[half + 1 :]
+
+
+PACKED = {"file.gz": gzip.compress(idx(IMAGES)), "file.xz": lzma.compress(idx(IMAGES))}
+BATCH = pickle.dumps({"data": FLAT, "labels": [1, 2, 3, 4]}, 4)
+NPY, ARCHIVE = saved(np.save, X), saved(np.savez, x=X, y=Y)
+CUT = ": cannot be read: Compressed file ended before the end-of-stream marker was reached"
+UNREADABLE = {
+    "a.npz": (b"", b"PK\x03\x04", ARCHIVE[:100], ARCHIVE[:-30], b"no archive"),
+    "a.npy": (b"", b"no array", NPY[:20], NPY[:-1]),
+    "test_batch": (b"", BATCH[:7], BATCH[:49], BATCH[:196], BATCH[: len(BATCH) // 2], BATCH[:-1]),
+    **{name: (b"plain text, by mistake", flipped(whole)) for name, whole in PACKED.items()},
+}
+PAIR = partial(files.read_idx_images, Path("images"), Path("labels"))
+HUGE = ("9" * 400, "9" * 5000)
+FILES = [
+    *(
+        in_file(name, content, ": cannot be read: ...")
+        for name, contents in UNREADABLE.items()
+        for content in contents
+    ),
+    *(
+        in_file(name, whole[:length], CUT)
+        for name, whole in PACKED.items()
+        for length in (len(whole) // 2, -1)
+    ),
+    *(
+        in_file(
+            "test_batch",
+            pickle.dumps({"data": FLAT, "labels": Harmful()}, protocol),
+            ": cannot be read: ... not allowed",
+        )
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    ),
+    *(
+        Row(partial(PAIR, classes), said, files={"images": idx(x), "labels": idx(y)})
+        for classes, x, y, said in (
+            (10, IMAGES[:, :27], LABELS, "images: images of 27×28 pixels, expected 28×28"),
+            (10, IMAGES[:0], LABELS[:0], "images: contains no images"),
+            (10, IMAGES, LABELS[:3], "labels: 3 labels for the 4 images of images"),
+            (10, IMAGES, LABELS + 1, "labels: record 1 has label 10, expected 0 to 9"),
+            (10, IMAGES, IMAGES, "labels: IDX magic number 2051, expected 2049 (unsigned ..."),
+            (10, LABELS, LABELS, "images: 12 bytes, shorter than its IDX header of 16"),
+        )
+    ),
+    Row(
+        partial(PAIR, 26, first=1),
+        "labels: record 1 has label 0, expected 1 to 26",
+        files={"images": idx(IMAGES), "labels": idx(np.array([1, 0, 2, 3], np.uint8))},
+    ),
+    *(
+        Row(
+            partial(load, name="table", path="a.csv", **of),
+            "a.csv: column 'age' has ...99... in row 8, expected a number...",
+            files={"a.csv": frame("age", digits)},
+        )
+        for of in ({"label": "sick"}, {"target": "age"})
+        for digits in HUGE
+    ),
+    *(
+        Row(
+            partial(load, name="folder", path="d"),
+            "d/train/cat/2.png: cannot be read: ...",
+            files={"d/train/cat/1.png": PNG, "d/train/cat/2.png": damaged},
+        )
+        for damaged in (b"", b"no image at all", PNG[:60])
+    ),
+    *(
+        Row(
+            partial(load, name="keel", path="a.dat", test_fraction=fraction),
+            f"a.dat: {rows} examples cannot be split with test_fraction={fraction}: ...",
+            files={"a.dat": f"{HEADER}@data\n" + "1,2\n" * rows},
+        )
+        for rows, fraction in ((1, 0.2), (3, 0.9))
+    ),
+    Row(
+        "run small.yaml",
+        "data/mnist/train-labels-idx1-ubyte: record 1 has label 10, expected 0 to 9",
+        {"data": "data: {name: mnist}"},
+        mnist(LABELS + 1),
+    ),
+]
+
+LONG = f"{'a' * 300}/{'b' * 5000}"
+AXES = {f"train.{key}": [*range(1, 201)] for key in ("rounds", "local_epochs", "batch_size")}
+COMMANDS = [
+    *(
+        Row(f"{command} small.yaml", f"small.yaml:{said}", {"engine": line})
+        for command, line, said in (
+            # Rich reads ":100:" as the name of a pictogram.
+            ("run", "\n" * 93 + "engin: {}", "100: engin: unknown key; did you mean 'engine'?"),
+            # It would take seconds to read.
+            ("run", "#" * 600_000, " is 0.6 MB long, too long for an experiment"),
+            (
+                *("grid", f"grid: {json.dumps({'axes': AXES})}"),
+                "7: grid.axes: 8,000,000 cells, ...; the maximum is 100,000",
+            ),
+        )
+    ),
+    Row(
+        "run small.yaml",
+        "small.yaml:1: name: String should have at most 100 characters",
+        {"name": f"name: {'a' * 300}"},
+    ),
+    Row(
+        "run small.yaml",
+        "pipe.npz: is a pipe, not a file",
+        {"data": "data: {name: npz, path: pipe.npz}"},
+        {"pipe.npz": os.mkfifo},
+    ),
+    Row(
+        "run small.yaml",
+        "HERE/runs/small/...: cannot be made: ...Not a directory...",
+        files={"runs": "a file where the folder should be"},
+    ),
+    Row(
+        "run small.yaml model.name=exits:net",
+        "override ...: model.name: model 'exits:net' cannot be imported: it exits (0)",
+        files={"exits.py": "import sys\nsys.exit(0)\n"},
+    ),
+    *(
+        Row(f"{words} {LONG}", said)
+        for words, said in (
+            ("run", "aaa...b: cannot be read: File name too long"),
+            ("grid", "aaa...b: cannot be read: File name too long"),
+            ("run small.yaml --out", "aaa...b: the name is too long"),
+        )
+    ),
+    *(
+        Row(f"{command} {where}", f"HERE/{said}", files=files, change=change)
+        for command in ("report", "verify", "pack", "resume", "explain")
+        for where, said, files, change in (
+            (LONG, "...b: there is no such folder", {}, None),
+            ("link", "link: there is no such folder", {"link": to_itself}, None),
+            ("run", "run/weights: is a symbolic link, ...", {}, partial(link, name="weights")),
+            ("run", "run/weights/round-1.safetensors: is neither a file nor a ...", {}, pipe),
+        )
+    ),
+    *(
+        Row(
+            "run small.yaml",
+            f"...:{line}: {section}.name: {section} '{module}:It' cannot be imported: {said}",
+            {section: f"{section}: {{name: {module}:It}}"},
+            {f"{module}.py": source},
+        )
+        for section, line in (("model", 4), ("method", 5))
+        for module, source, said in (
+            ("no_python", "def it(:\n", "invalid syntax (no_python.py, line 1)"),
+            ("no_name", "nothing_here\n", "name 'nothing_here' is not defined"),
+        )
+    ),
+]
+
+ROWS = [*written(), *FILES, *COMMANDS]
