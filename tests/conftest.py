@@ -26,7 +26,7 @@ from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
-from fedsim.federation import RunSpec
+from fedsim.federation import RunSpec, limit_threads
 from fedsim.launch import run as launch
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
@@ -112,6 +112,14 @@ def one_fork_server(ray_apart: None) -> Iterator[None]:
 
         patch.setattr(forked_workers, "fork_server", lambda folder: nullcontext(path()))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a client actor: the threads of small networks wait for each other."""
+    undo = limit_threads(1)
+    yield
+    undo()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,6 @@ TIMES = ["seconds", "explain_seconds"]
 # Two classes each, by their words; the tasks of two clients, three in turn.
 WORDS = {"a": "one two", "b": "three four", "c": "one three", "d": "two four"}
 TASKS = [[["a", "b"], ["c", "d"], ["a", "b", "c"]], [["c", "d"], ["a", "d"], ["b", "c"]]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stream(folder: Path, method: str, rounds: int = 3) -> Sections:

@@ -19,7 +19,6 @@ from torch.nn.functional import max_unpool2d
 
 from experiments import examples
 from fedsim.errors import ExperimentError
-from fedsim.federation.engine import limit_threads
 from fedsim.models.masked_autoencoder import (
     MaskedAutoencoder,
     patchify,
@@ -41,14 +40,6 @@ TOY = {
     **{"width": 8, "depth": 1, "heads": 2},
     **{"decoder_width": 4, "decoder_depth": 1, "decoder_heads": 2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a worker: on a busy machine, threads of small networks wait for each other."""
-    undo = limit_threads(1)
-    yield
-    undo()
 
 
 @pytest.fixture

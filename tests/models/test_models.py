@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet8": {"width": 2},
 }
 NETWORKS = [n for n, model in models.items() if not issubclass(model, RuleModel | TextModel)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(name: str, **fields: Any) -> Model:

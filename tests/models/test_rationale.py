@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,14 +18,6 @@ from fedsim.objectives import Rationales
 from fedsim.training import FlatModel, representation
 
 D, V = 5, 9
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(seed: int = 0, vectors: tuple[int, int] = (V, D), **fields: Any) -> RationaleClassifier:

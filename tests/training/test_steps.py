@@ -27,15 +27,6 @@ CPU = torch.device("cpu")
 SHAPE, CLASSES = (2, 4, 4), 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # networks
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,11 @@ from fedsim.analysis.attacks.inversion import (
     train_denoiser,
 )
 from fedsim.errors import ExperimentError
-from fedsim.federation.engine import limit_threads
 from fedsim.support.rng import keyed_torch_rng, torch_seed
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 HELD_OUT = 200
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a worker: on a busy machine, threads of small networks wait for each other."""
-    undo = limit_threads(1)
-    yield
-    undo()
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple
 from fractions import Fraction
 from typing import Any
@@ -40,17 +39,6 @@ from fedsim.training import Train, logits
 
 CPU = torch.device("cpu")
 SOON = Train.model_validate({"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 20})
-
-
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    """No warning, and one thread: networks this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-    torch.set_num_threads(before)
 
 
 def by_loop(members: list[int], others: list[int]) -> Outcome:

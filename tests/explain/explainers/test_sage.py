@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,15 +20,6 @@ from fedsim.models import models
 
 CLASSES = 3
 SHAPES = {"table": (4,), "series": (2, 2), "images": (2, 4, 3)}  # four features each, size 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks are slower with more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(shape: tuple[int, ...]) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -45,15 +45,6 @@ RULES: dict[str, dict[str, Any]] = {
     "average": {"name": "tsk", "rules": 6, "fuzziness": 1.2, "inference": "average"},
     "tree_rules": {"name": "tree_rules", "rules": 7},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small networks are slower with more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Documents(nn.Module):
