@@ -37,6 +37,7 @@ from fedsim.analysis.attacks.membership import (
 from fedsim.errors import ExperimentError
 from fedsim.training import Train, logits
 
+pytestmark = pytest.mark.filterwarnings("error")
 CPU = torch.device("cpu")
 SOON = Train.model_validate({"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 20})
 
