@@ -282,10 +282,11 @@ class TestFedBABU:
         accuracy = {}
         for fine_tune in ("nothing", "head", "all"):
             done = finish(
+                data={"name": "digits", "subset": 0.5},
                 method={"name": "fedbabu", "fine_tune": fine_tune},
                 partition={"test_fraction": 0.3, "alpha": 0.1, "min_samples": 4},
-                train={"rounds": 6, "participation": 0.5},
-                evaluate={"clients": True, "every": 6},
+                train={"rounds": 4, "participation": 0.5},
+                evaluate={"clients": True, "every": 4},
             )
             accuracy[fine_tune] = done.rounds["client_accuracy"].iloc[-1]
             # Fine-tuning is no training of the federation's.
