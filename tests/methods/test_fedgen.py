@@ -72,7 +72,9 @@ class TestMathematics:
         method = {**SMALL, "noise": noise, "generator_steps": 3, "generator_batch_size": 8}
         method |= {"generator_lr": 1e-3, "decay": 0.5, "diversity": 0.3}
         experiment = small_experiment(
-            method=method, train={"rounds": 2, "participation": 0.3, "optimizer": SLOW}
+            method=method,
+            partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
+            train={"rounds": 2, "participation": 0.2, "optimizer": SLOW},
         )
         dataset, splits, _ = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
@@ -97,6 +99,7 @@ class TestMathematics:
             )
             labels = {k: dataset.y[splits.train[k]] for k in cohort}
             held = np.unique(np.concatenate(list(labels.values())))
+            assert len(held) < 10  # and no other class is drawn
             assert np.flatnonzero(states[t].classes).tolist() == held.tolist()
             rng = keyed_rng(experiment.seed, "server/generator", t)
             for _ in range(3):
