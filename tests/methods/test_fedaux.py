@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import load
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 from torch import nn
@@ -29,6 +30,7 @@ Finish = Callable[..., Run]
 SHARE = {"server_fraction": 0.2}  # 287 digits: 57 negatives, 230 to distil on
 PLAIN = {"name": "fedaux", "pretrain_epochs": 0}
 TO_DISTIL = 230
+FLAT = {"name": "synthetic", "shape": [16]}
 
 
 def headless(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -72,12 +74,6 @@ class TestScores:
         expected = expit(to_score.double().numpy() / norm @ theta[:-1] + theta[-1]) + 1e-8
         np.testing.assert_allclose(found.numpy(), expected, atol=2e-5)
         assert found.dtype == torch.float32
-
-    def test_own_inputs_score_high(self) -> None:
-        own, negatives = self.features(6)
-        method = FedAUX(regression="code", epsilon=None)
-        scored = method.scores(own, negatives, torch.cat([own, negatives]), None)  # type: ignore
-        assert scored[: len(own)].mean() > scored[len(own) :].mean() + 0.2
 
     def test_sigma_is_that_of_the_gaussian_mechanism(self) -> None:
         # √(2·ln 125,000) = 4.84481, and a sensitivity of 2/(12,500·0.01) = 0.016.
@@ -150,16 +146,6 @@ class TestScores:
             assert np.abs(gradient(w)).max() < 1e-8
             np.testing.assert_allclose(found, expit(to_distil / norm @ w), atol=2e-5)
 
-    def test_each_client_sends_them_once_before_it_first_trains(self, finish: Finish) -> None:
-        done = finish(method=PLAIN, partition=SHARE, train={"rounds": 6, "participation": 0.3})
-        rows, size = done.clients, sum(tensor.numel() for tensor in done.weights().values())
-        first = rows["round"] == rows.groupby("client")["round"].transform("min")
-        assert 0 < first.sum() < len(rows) == 18
-        assert (rows["one_off_up"].fillna(0) == np.where(first, 4 * TO_DISTIL, 0)).all()
-        assert (rows["one_off_down"].fillna(0) == np.where(first, 4 * size, 0)).all()
-        assert (rows["bytes_up"] - rows["one_off_up"].fillna(0) == 4 * size).all()
-        assert (rows["bytes_down"] - rows["one_off_down"].fillna(0) == 4 * size).all()
-
     def test_noise_is_each_client_s_own(self) -> None:
         common = {"partition": SHARE, "train": {"rounds": 1}}
         _, noisy = server_states(small_experiment(method=PLAIN, **common))
@@ -198,10 +184,7 @@ class TestDistillation:
         states, fed = server_states(experiment), federation(experiment)
 
         def network(weights: Any) -> nn.Module:
-            built = spec.build_model()
-            flat = torch.tensor(weights, dtype=torch.float32)
-            nn.utils.vector_to_parameters(flat, built.parameters())
-            return built
+            return load(spec.build_model(), fed.server.model, weights)
 
         fed.runner.begin(2)
         cohort = fed.sample(2)
@@ -228,31 +211,6 @@ class TestDistillation:
                 adam.step()
         expected = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
         np.testing.assert_allclose(states[2].weights, expected, atol=2e-5)
-
-    def test_without_it_and_without_pretraining_it_is_fedavg(self, finish: Finish) -> None:
-        common = {"partition": SHARE, "train": {"rounds": 3, "participation": 0.5}}
-        plain, other = finish(**common), finish(method={**PLAIN, "epochs": 0}, **common)
-        for name, tensor in plain.weights().items():
-            torch.testing.assert_close(other.weights()[name], tensor, rtol=0, atol=1e-7)
-        assert list(other.rounds) == list(plain.rounds)
-        for column in ("accuracy", "bytes_up", "bytes_down", "train_loss"):
-            np.testing.assert_allclose(other.rounds[column], plain.rounds[column], atol=1e-6)
-
-    def test_batch_norm(self) -> None:
-        experiment = small_experiment(
-            method={"name": "fedaux", "pretrain_epochs": 1},
-            partition=SHARE,
-            model={"name": "resnet8", "width": 2},
-            train={"rounds": 2, "optimizer": {"lr": 0.01}},
-        )
-        start, first, second = server_states(experiment)
-        fed = federation(experiment)
-        P = fed.server.model.num_parameters
-        variances = fed.server.model.named(torch.tensor(second.weights))["features.1.running_var"]
-        assert (variances > 0).all()
-        assert not np.array_equal(start.weights[P:], fed.initial_weights()[P:])
-        assert not np.array_equal(first.weights[P:], second.weights[P:])
-        np.testing.assert_array_equal(second.initial, start.weights)
 
 
 class TestPretraining:
@@ -325,47 +283,51 @@ class TestPretraining:
         assert finish(method=method, partition=SHARE, train={"rounds": 1}).result_hash
 
 
+def refusal(**sections: Any) -> str:
+    with pytest.raises(ExperimentError) as refused:
+        prepare(small_experiment(**{"partition": SHARE, "method": {"name": "fedaux"}, **sections}))
+    return str(refused.value)
+
+
 class TestRefusals:
-    def refusal(self, finish: Finish, **sections: Any) -> str:
-        with pytest.raises(ExperimentError) as refused:
-            finish(**{"partition": SHARE, **sections})
-        return str(refused.value)
+    @pytest.mark.parametrize(
+        ("sections", "line"),
+        [
+            ({"partition": {}}, "needs unlabelled auxiliary inputs on the"),
+            (
+                {"model": {"name": "test_fedaux:headless"}},
+                "needs a model with features and a head",
+            ),
+            (
+                {"data": FLAT},
+                "pretrains on images (channels, height, width); the data's inputs have shape "
+                "(16,): set method.pretrain_epochs=0, or name pretrained features in "
+                "method.encoder",
+            ),
+        ],
+    )
+    def test_what_it_cannot_work_with(self, sections: dict[str, Any], line: str) -> None:
+        assert refusal(**sections).startswith(f"method.name=fedaux {line}")
 
-    def test_no_auxiliary_inputs(self, finish: Finish) -> None:
-        message = self.refusal(finish, method={"name": "fedaux"}, partition={})
-        assert message.startswith("method.name=fedaux needs unlabelled auxiliary inputs on the")
-
-    def test_a_network_without_a_head(self, finish: Finish) -> None:
-        model = {"name": "test_fedaux:headless"}
-        message = self.refusal(finish, method={"name": "fedaux"}, model=model)
-        assert message.startswith("method.name=fedaux needs a model with features and a head")
-
-    def test_pretraining_without_images(self, finish: Finish) -> None:
-        flat = {"name": "synthetic", "shape": [16]}
-        message = self.refusal(finish, method={"name": "fedaux"}, data=flat)
-        assert message == (
-            "method.name=fedaux pretrains on images (channels, height, width); the data's inputs "
-            "have shape (16,): set method.pretrain_epochs=0, or name pretrained features in "
-            "method.encoder"
-        )
-        assert finish(method=PLAIN, data=flat, partition=SHARE, train={"rounds": 1}).result_hash
+    def test_without_pretraining_any_data_do(self, finish: Finish) -> None:
+        assert finish(method=PLAIN, data=FLAT, partition=SHARE, train={"rounds": 1}).result_hash
 
     def test_encoders_that_do_not_fit(self, finish: Finish, tmp_path: Path) -> None:
         path = tmp_path / "encoder.safetensors"
         method = {"name": "fedaux", "encoder": str(path)}
-        message = self.refusal(finish, method=method)
+        message = refusal(method=method)
         assert message.startswith(f"method.encoder: {path} cannot be read: ")
         path.write_text("no tensors")
-        message = self.refusal(finish, method=method)
+        message = refusal(method=method)
         assert message.startswith(f"method.encoder: {path} cannot be read: ")
         done = finish(model={"name": "mlp", "hidden": [16]}, train={"rounds": 1})
         path.write_bytes((done.path / "weights" / "final.safetensors").read_bytes())
-        assert self.refusal(finish, method=method) == (
+        assert refusal(method=method) == (
             f"method.encoder: {path} has no 'features.1.weight' of shape (32, 64), which "
             "the model's features need, but one of shape (16, 64); use the final.safetensors of "
             "a run with the same model"
         )
-        message = self.refusal(finish, method=method, model={"name": "cnn"})
+        message = refusal(method=method, model={"name": "cnn"})
         assert f"{path} has no 'features.0.weight' of shape (16, 1, 5, 5), which" in message
         assert "but one" not in message
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import load
 from torch import nn
 
-from experiments import federation, server_states, small_experiment
-from fedsim import Experiment, Run, resume, run
+from experiments import federation, interrupted, server_states, small_experiment
+from fedsim import Run, resume
 from fedsim.data import Dataset, Source
 from fedsim.data.sources.generated import Synthetic
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.launch.prepare import prepare
-from fedsim.methods.feddf import FedDF
 from fedsim.methods.shared.auxiliary import draw_batches, ensemble
 from fedsim.support.rng import keyed_rng
 
@@ -56,10 +56,7 @@ class TestMathematics:
         states, fed = server_states(experiment), federation(experiment)
 
         def network(weights: Any) -> nn.Module:
-            built = spec.build_model()
-            flat = torch.tensor(weights, dtype=torch.float32)
-            nn.utils.vector_to_parameters(flat, built.parameters())
-            return built
+            return load(spec.build_model(), fed.server.model, weights)
 
         for t in (1, 2):
             fed.runner.begin(t)
@@ -94,9 +91,6 @@ class TestMathematics:
             np.testing.assert_allclose(states[t].weights, found, atol=2e-5)
             assert np.abs(found - mean).max() > 1e-2
 
-    def test_the_rate_decays_along_a_cosine(self) -> None:
-        assert [FedDF().rate(s, 4) for s in (0, 2, 4)] == pytest.approx([1e-3, 5.25e-4, 5e-5])
-
     def test_an_epoch_is_the_default_and_its_loss_is_on_record(self, finish: Finish) -> None:
         """Steps counted out come to the same as the epochs that they make up."""
         common = {"partition": SHARE, "train": {"rounds": 2}}
@@ -104,14 +98,6 @@ class TestMathematics:
         by_count = finish(method={"name": "feddf", "steps": 3}, **common)  # 287 = 128 + 128 + 31
         assert by_default.result_hash == by_count.result_hash
         assert (by_default.rounds["distillation_loss"] > 0).all()
-
-    @pytest.mark.parametrize("nothing", [{"steps": 0}, {"epochs": 0}])
-    def test_without_steps_it_is_fedavg(self, finish: Finish, nothing: dict[str, int]) -> None:
-        common = {"partition": SHARE, "train": {"participation": 0.5}}
-        plain = finish(**common)
-        assert finish(method={"name": "feddf", **nothing}, **common).result_hash == (
-            plain.result_hash
-        )
 
     def test_teachers_are_in_eval_mode_and_the_student_is_not(self) -> None:
         experiment = small_experiment(
@@ -132,9 +118,7 @@ class TestMathematics:
 
         logits = []
         for w in models.values():
-            teacher = spec.build_model()
-            tensors = fed.server.model.named(torch.tensor(w))
-            teacher.load_state_dict(tensors, strict=False)
+            teacher = load(spec.build_model(), fed.server.model, w)
             logits.append(teacher.eval()(x[rows]).detach())
         weighted = s[rows, None] * logits[0] + (1 - s)[rows, None] * logits[1]
         torch.testing.assert_close(targets[rows], weighted.softmax(dim=1))
@@ -183,16 +167,10 @@ class TestAuxiliaryInputs:
             x = np.random.default_rng(seed).random((80, 1, 8, 8), dtype=np.float32)
             np.savez(auxiliary, x=x, y=np.arange(80) % 10)
 
-        def interrupt(event: Any) -> None:
-            if isinstance(event, dict) and event["round"] == 6:
-                raise KeyboardInterrupt
-
         write(0)
         source = {"name": "npz", "path": str(auxiliary)}
         experiment = small_experiment(method={"name": "feddf", "auxiliary": source})
-        with pytest.raises(KeyboardInterrupt):
-            run(experiment, tmp_path, interrupt)
-        (folder,) = (tmp_path / "small").iterdir()
+        folder = interrupted(experiment, tmp_path, after=6)
         write(1)
         with pytest.raises(RunFolderError, match="the data changed since the run started"):
             resume(folder)
@@ -222,20 +200,6 @@ class TestAuxiliaryInputs:
         assert len(loads) == 3
         assert (done.rounds["distillation_loss"] > 0).all()
 
-    def test_it_is_part_of_the_experiment(self, tmp_path: Path) -> None:
-        experiment = small_experiment(method={"name": "feddf", "auxiliary": ELSEWHERE})
-        path = tmp_path / "experiment.yaml"
-        path.write_text(experiment.to_yaml())
-        again = Experiment.load(path)
-        assert again == experiment
-        assert again.method.auxiliary.samples == 60
-        with pytest.raises(ExperimentError) as refused:
-            Experiment.load(path, ["method.auxiliary.name=cifar_100"])
-        assert "override method.auxiliary.name=cifar_100: method.auxiliary.name: " in (
-            str(refused.value)
-        )
-        assert "unknown data set 'cifar_100'; did you mean 'cifar100'?" in str(refused.value)
-
     def test_what_does_not_fit_is_refused(self, finish: Finish) -> None:
         refusals: list[tuple[dict[str, Any], str]] = [
             (
@@ -257,16 +221,6 @@ class TestAuxiliaryInputs:
             with pytest.raises(ExperimentError) as refused:
                 finish(**sections)
             assert str(refused.value) == message
-
-
-def test_bytes_are_those_of_fedavg(finish: Finish) -> None:
-    done = finish(
-        method={"name": "feddf"}, partition=SHARE, train={"rounds": 2, "participation": 0.5}
-    )
-    size = sum(tensor.numel() for tensor in done.weights().values())
-    assert (done.clients["bytes_up"] == 4 * size).all()
-    assert (done.clients["bytes_down"] == 4 * size).all()
-    assert "one_off_up" not in done.clients
 
 
 def test_a_round_without_any_model_is_an_error(finish: Finish) -> None:

@@ -14,14 +14,13 @@ import torch
 from torch import nn
 
 from experiments import federation, server_states, small_experiment
-from fedsim import Experiment, Run, resume, run
+from fedsim import Experiment, Run
 from fedsim.data import Dataset, Source
 from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.fedfed import FedFed, balanced, mosaics, split
 from fedsim.methods.shared.pool import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
-from fedsim.simulate import Progress
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 
@@ -109,23 +108,6 @@ class TestSharing:
         assert torch.equal(rx, x - gx)
         assert float((rx + gx - x).abs().max()) <= 2**-24  # half a unit in the last place of 1
         assert not G.training
-
-    def test_the_noise_is_what_it_is_said_to_be(self) -> None:
-        experiment = small_experiment(method=fedfed(1), train={"rounds": 3})
-        _, distilled, pooled, _ = server_states(experiment)
-        dataset, splits, _ = prepare(experiment)
-        x = torch.tensor(dataset.x[splits.train.values])
-        rx = split(generator(experiment.method, (1, 8, 8), distilled.generator), x).numpy()
-        noise1, noise2 = pooled.shared1 - rx, pooled.shared2 - rx
-        for noise, sigma in ((noise1, 0.15), (noise2, 0.25)):
-            entries = noise.size
-            assert noise.std() == pytest.approx(sigma, rel=4 / np.sqrt(2 * entries))
-            assert abs(noise.mean()) < 4 * sigma / np.sqrt(entries)
-            # Each image has noise of its own, and each pixel.
-            assert noise.mean(axis=0).std() < 2 * sigma / np.sqrt(len(noise))
-            assert noise.mean(axis=(1, 2, 3)).std() < 2 * sigma / np.sqrt(64)
-        correlation = np.corrcoef(noise1.reshape(-1), noise2.reshape(-1))[0, 1]
-        assert abs(correlation) < 4 / np.sqrt(noise1.size)
 
     def test_the_pool_travels_once(self, finish: Finish) -> None:
         done = finish(data=FEW, method=fedfed(2), train={"rounds": 6, "participation": 0.5})
@@ -402,91 +384,8 @@ class TestTraining:
             after.weights, np.average(trained, axis=0, weights=weights), atol=1e-5
         )
 
-    @pytest.mark.parametrize("clients_per_step", [1, 3])
-    def test_without_a_pool_it_is_fedavg(self, finish: Finish, clients_per_step: int) -> None:
-        common: dict[str, Any] = {
-            "train": {"rounds": 4, "participation": 0.5, "local_epochs": 2},
-            "engine": {"kind": "local", "clients_per_step": clients_per_step},
-        }
-        plain, without = finish(**common), finish(**common, method=fedfed(0))
-        for name, weights in plain.weights().items():
-            assert torch.equal(without.weights()[name], weights)
-        for table in ("rounds", "clients"):
-            one, other = (getattr(r, table).drop(columns="seconds") for r in (plain, without))
-            assert one.equals(other.drop(columns="phase", errors="ignore"))
-
-
-INTERRUPTED: dict[str, Any] = {
-    "data": FEW,
-    "method": fedfed(2),
-    "train": {"rounds": 6, "participation": 0.5},
-    "checkpoint": {"every": 1},
-}
-
-
-@pytest.fixture(scope="class")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(small_experiment(**INTERRUPTED), tmp_path_factory.mktemp("undisturbed"))
-
 
 class TestRuns:
-    @pytest.mark.parametrize("interrupted", [1, 2, 3, 4])
-    def test_goes_on_where_it_was_interrupted(
-        self, undisturbed: Run, tmp_path: Path, interrupted: int
-    ) -> None:
-        """In stage 1, before and after stage 2, and in stage 3."""
-
-        def interrupt(event: Progress) -> None:
-            if isinstance(event, dict) and event["round"] == interrupted:
-                raise KeyboardInterrupt
-
-        out = tmp_path / "interrupted"
-        with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**INTERRUPTED), out, interrupt)
-        (folder,) = (out / "small").iterdir()
-        events: list[Progress] = []
-        resumed = resume(folder, events.append)
-        assert events[0] == f"continuing after round {interrupted}"
-        assert resumed.result_hash == undisturbed.result_hash
-
-    def test_rounds_are_pure_in_the_state(self) -> None:
-        experiment = small_experiment(data=FEW, method=fedfed(2), train={"rounds": 4})
-        fed, method = federation(experiment), experiment.method
-        state = method.init(fed)
-        for t in (1, 2, 3, 4):
-            fed.runner.begin(t)
-            before = {name: np.copy(value) for name, value in vars(state).items()}
-            once, again = method.round(fed, state, t), method.round(fed, state, t)
-            for name, value in before.items():
-                np.testing.assert_array_equal(getattr(state, name), value)
-                np.testing.assert_array_equal(getattr(once, name), getattr(again, name))
-            state = once
-
-    def test_batch_norm(self, tmp_path: Path) -> None:
-        """Its statistics are averaged in stages 1 and 3; batches of one example are left out."""
-        partition = tmp_path / "partition.json"
-        partition.write_text(json.dumps([[*range(33)], [*range(33, 50)], [*range(50, 53)]]))
-        experiment = small_experiment(
-            method=fedfed(2),
-            partition={"kind": "file", "path": str(partition)},
-            model={"name": "resnet8", "width": 2},
-            train={"rounds": 5, "optimizer": {"lr": 0.01}},
-        )
-        states = server_states(experiment)
-        fed = federation(experiment)
-        P = fed.server.model.num_parameters
-        for before, after in ((states[1], states[2]), (states[4], states[5])):
-            assert np.isfinite(after.weights).all()
-            assert not np.array_equal(before.weights[P:], after.weights[P:])
-            variances = fed.server.model.named(torch.tensor(after.weights))[
-                "features.1.running_var"
-            ]
-            assert (variances > 0).all()
-        vae = FlatModel(Autoencoder((1, 8, 8), 4), torch.device("cpu"))
-        variances = vae.named(torch.tensor(states[-1].generator))["encoder.1.running_var"]
-        assert (variances > 0).all()
-        assert np.isfinite(states[-1].shared1).all()
-
     def test_a_client_with_one_example(self, finish: Finish, tmp_path: Path) -> None:
         partition = tmp_path / "partition.json"
         partition.write_text(json.dumps([[0], [*range(1, 34)]]))

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import load
 from torch import Tensor, nn
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation import Federation
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedgen import FedGen, Generator, diversity, label_shares
+from fedsim.methods.fedgen import FedGen, diversity, label_shares
 from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 
 SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
-FEW = {"name": "digits", "test_fraction": 0.75}
 SLOW = {"lr": 0.01}  # the paper's learning rate
 WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
 GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
@@ -50,13 +49,6 @@ def one_hot(y: Tensor, classes: int = 10) -> Tensor:
     return torch.eye(classes)[y]
 
 
-def load(network: nn.Module, fed: Federation, weights: Any) -> nn.Module:
-    """A network of its own with the federation's flat weights."""
-    views = fed.server.model.named(torch.tensor(weights))
-    network.load_state_dict({name: view.clone() for name, view in views.items()}, strict=False)
-    return network
-
-
 class TestPieces:
     def test_label_shares(self) -> None:
         counts = np.array([[3, 0, 1, 0], [1, 4, 0, 0], [0, 4, 1, 0]], dtype=np.int32)
@@ -72,10 +64,6 @@ class TestPieces:
         torch.testing.assert_close(g, h)
         assert float(diversity(noise, torch.ones(6, 7))) == 1  # all the same: the largest
 
-    def test_the_generator_of_the_papers_configuration(self) -> None:
-        G = Generator(noise=64, classes=10, hidden=512, size=512)
-        assert sum(p.numel() for p in G.parameters()) == 302_080
-
 
 class TestMathematics:
     @pytest.mark.parametrize("noise", ["uniform", "gaussian"])
@@ -84,7 +72,9 @@ class TestMathematics:
         method = {**SMALL, "noise": noise, "generator_steps": 3, "generator_batch_size": 8}
         method |= {"generator_lr": 1e-3, "decay": 0.5, "diversity": 0.3}
         experiment = small_experiment(
-            method=method, train={"rounds": 2, "participation": 0.3, "optimizer": SLOW}
+            method=method,
+            partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
+            train={"rounds": 2, "participation": 0.2, "optimizer": SLOW},
         )
         dataset, splits, _ = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
@@ -109,6 +99,7 @@ class TestMathematics:
             )
             labels = {k: dataset.y[splits.train[k]] for k in cohort}
             held = np.unique(np.concatenate(list(labels.values())))
+            assert len(held) < 10  # and no other class is drawn
             assert np.flatnonzero(states[t].classes).tolist() == held.tolist()
             rng = keyed_rng(experiment.seed, "server/generator", t)
             for _ in range(3):
@@ -153,7 +144,7 @@ class TestMathematics:
         arguments = {"generator": states[1].generator, "classes": classes}
         sent = fed.gather(method.local_update, [4], weights=states[1].weights, **arguments)
 
-        network = load(spec.build_model(), fed, states[1].weights)
+        network = load(spec.build_model(), fed.server.model, states[1].weights)
         flat = fed.server.network("generator", method.build(fed.server.model))
         flat.load(torch.tensor(states[1].generator))
         G = flat.module.eval()
@@ -205,48 +196,6 @@ class TestMathematics:
         fed.gather(method.local_update, [0], weights=fed.initial_weights(), **arguments)
         assert calls == [8] * 4  # nine examples: two steps in each of two epochs
 
-    def test_classes_that_nobody_holds_are_never_drawn(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        on_server, on_clients = [], []
-        forward = Generator.forward
-
-        def spy(self: Generator, noise: Tensor, y: Tensor) -> Tensor:
-            (on_server if self.training else on_clients).append(y[-32:])
-            return forward(self, noise, y)
-
-        monkeypatch.setattr(Generator, "forward", spy)
-        experiment = small_experiment(
-            method=SMALL,
-            partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
-            train={"rounds": 2, "participation": 0.2, "optimizer": SLOW},
-        )
-        _, first, second = server_states(experiment)
-        for state, drawn in ((first, on_server[:50] + on_clients), (second, on_server[50:])):
-            held = np.flatnonzero(state.classes)
-            assert 0 < len(held) < 10
-            np.testing.assert_array_equal(np.unique(torch.cat(drawn)), held)
-
-
-class TestEquivalence:
-    @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "resnet8", "width": 2}])
-    def test_without_its_terms_it_is_fedavg(self, model: dict[str, Any]) -> None:
-        # In small batches batch norm makes much of how a step is rounded.
-        train = {"rounds": 3, "participation": 0.5, "batch_size": 64, "optimizer": SLOW}
-        common: dict[str, Any] = {"data": FEW, "train": train, "model": model}
-        fedavg = server_states(small_experiment(**common))
-        fedgen = server_states(small_experiment(**common, method={**SMALL, "a": 0, "b": 0}))
-        for one, other in zip(fedavg, fedgen, strict=True):
-            np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
-
-    def test_with_its_terms_it_is_not(self) -> None:
-        common: dict[str, Any] = {"train": {"rounds": 2, "optimizer": SLOW}}
-        fedavg = server_states(small_experiment(**common))
-        for terms in ({"a": 0}, {"b": 0}):
-            fedgen = server_states(small_experiment(**common, method={**SMALL, **terms}))
-            np.testing.assert_allclose(fedgen[1].weights, fedavg[1].weights, atol=1e-6)
-            assert np.abs(fedgen[2].weights - fedavg[2].weights).max() > 1e-3
-
 
 class TestRuns:
     def test_counts_its_bytes(self, finish: Finish) -> None:
@@ -260,19 +209,6 @@ class TestRuns:
             [WEIGHTS + GENERATOR + 2],
             [WEIGHTS + GENERATOR + 2],
         ]
-
-    def test_batch_norm(self) -> None:
-        experiment = small_experiment(
-            data=FEW,
-            method=SMALL,
-            model={"name": "resnet8", "width": 2},
-            train={"rounds": 2, "optimizer": SLOW},
-        )
-        P = federation(experiment).server.model.num_parameters
-        _, first, second = server_states(experiment)
-        assert np.isfinite(second.weights).all()
-        assert np.isfinite(second.generator).all()
-        assert not np.array_equal(first.weights[P:], second.weights[P:])
 
     def test_a_cohort_of_failures_ends_the_run(self, finish: Finish) -> None:
         train = {"rounds": 3, "on_client_error": "skip", "optimizer": {"lr": 1e30}}

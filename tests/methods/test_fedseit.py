@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import federation, small_experiment
-from fedsim import Client, Experiment, Federation, Run, resume, run
+from experiments import federation, interrupted, small_experiment
+from fedsim import Client, Experiment, Federation, resume, run
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import Examples, Update
 from fedsim.federation.cohort import draw_cohort
@@ -23,9 +23,9 @@ from fedsim.launch.prepare import prepare
 from fedsim.methods.fedseit import FedSeIT, similarity
 from fedsim.methods.fedweit import FedWeIT, FedWeITState
 from fedsim.methods.fedweit.compat import first_of_classes
-from fedsim.methods.fedweit.knowledge import dense, sparse
+from fedsim.methods.fedweit.knowledge import dense
 from fedsim.methods.fedweit.method import text_features
-from fedsim.methods.fedweit.tasks import Documents, read_documents
+from fedsim.methods.fedweit.tasks import Documents
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.objectives.continual import continual
@@ -96,6 +96,15 @@ def sections(
 
 def experiment(path: Path, tasks: Any = TWO, **fields: Any) -> Experiment:
     return small_experiment(**sections(path, tasks, **fields))
+
+
+def centres_of(made: Experiment) -> np.ndarray:
+    """What client 0 sends of its first documents."""
+    fed = federation(made)
+    fed.runner.begin(1)
+    method: Any = made.method
+    found: np.ndarray = fed.gather(method.centres, [0])[0]
+    return found
 
 
 def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[int, Any]]]:
@@ -236,27 +245,6 @@ def test_validation_reads_as_predictions_do_and_adds_no_drift(name: str) -> None
     torch.testing.assert_close(found(1, True) - found(1, False), pruned - whole)
 
 
-@pytest.mark.parametrize("kind", ["fedweit", "fedseit", "dls"])
-def test_the_task_reaches_all_that_belongs_to_it(kind: str) -> None:
-    """Of the cross-entropy alone."""
-    none = {"lam1": 0.0, "lam2": 0.0, "mask_l1": 0.0, "weight_decay": 0.0}
-    method = (FedWeIT if kind == "fedweit" else FedSeIT)(**none)
-    rest, reader, documents, leaves = setup_of_loss(method.rest, 3, kind == "dls")
-    B, A, m, before = leaves.values()
-    method.loss(rest, reader, documents, B, A, m, before).backward()
-    assert B.grad is not None
-    assert B.grad.any()
-    for of_tasks in (A.grad, m.grad):
-        assert of_tasks is not None
-        assert of_tasks[-1].any()
-        assert not of_tasks[:-1].any()
-    for parameter_name, parameter in rest.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        assert parameter.grad.any(), parameter_name
-    assert rest.attention.grad is not None
-    assert (rest.attention.grad != 0).all()
-
-
 # what is trained
 
 
@@ -316,22 +304,6 @@ def test_frozen_masks_learn_nothing_of_the_task(path: Path, name: str) -> None:
     assert changed(made, 3, 4) & {"mask 0", "mask 1"} == set()
     made = experiment(path, method={"name": name, "compat": alone})
     assert changed(made, 3, 4) >= {"mask 0", "mask 1"}  # by the drift, and by weight decay
-
-
-def test_frozen_nothing_of_others_reaches_the_network(path: Path) -> None:
-    rest, reader, documents, _ = setup_of_loss(ProjectedRest, 1)
-    examples: Any = SimpleNamespace(x=documents.x, y=documents.y)
-    found = read_documents(rest, reader, examples, (0, 1, 2), frozen=True)
-    assert found.digested.shape == documents.digested.shape
-    assert documents.digested.any()
-    assert not found.digested.any()
-    # Of the released code's foreign convolutions nothing but the biases was left.
-    theta = torch.randn(rest.layout.size)
-    before = rest(reader(found.x), theta, found.digested)
-    rest.attention.data += 1
-    torch.testing.assert_close(rest(reader(found.x), theta, found.digested), before)
-    rest.foreign_bias.data += 1  # type: ignore[operator]
-    assert (rest(reader(found.x), theta, found.digested) != before).any()
 
 
 SEEN: list[dict[str, Any]] = []
@@ -408,8 +380,7 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
     made = experiment(path, method={"name": name, "lam2": 0.5}, train={"local_epochs": 1})
     method = made.method
     assert isinstance(method, FedWeIT)
-    _, states, kept = played(made)
-    fed = federation(made)
+    fed, states, kept = played(made)
     layout = method.layout(text_features(fed.server.model), method.slots(2))
     for k in (0, 1):
         before = kept[2][k]
@@ -489,60 +460,10 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
 # a local network as a special case
 
 
-def test_without_weight_for_others_it_is_a_local_network() -> None:
-    rest, reader, documents, _ = setup_of_loss(ProjectedRest, 1)
-    assert isinstance(rest, ProjectedRest)
-    with torch.no_grad():
-        rest.attention.zero_()
-        rest.foreign_bias.zero_()
-        for layer in rest.projections:
-            layer.weight.zero_()
-            layer.bias.zero_()
-    theta = torch.randn(rest.layout.size)
-    found = rest(reader(documents.x), theta, rest.digest(reader, documents.x))
-    words = reader.vectors[documents.x].transpose(1, 2)
-    pooled = []
-    for s, (width, weight) in enumerate(zip((1, 2), rest.layout.windows(theta), strict=True)):
-        filled = nn.functional.pad(words, (0, width - 1))
-        bias = rest.bias[3 * s : 3 * s + 3]
-        pooled.append(nn.functional.conv1d(filled, weight, bias).relu().amax(dim=2))
-    z = torch.cat([*pooled, torch.zeros(6, 6)], dim=1)
-    expected = rest.head(rest.combination(z).relu())
-    torch.testing.assert_close(found, expected)
-    rest.foreign.normal_()
-    torch.testing.assert_close(
-        rest(reader(documents.x), theta, rest.digest(reader, documents.x)), expected
-    )
-    rest.attention.data.fill_(1.0)  # and W_f still 0
-    torch.testing.assert_close(
-        rest(reader(documents.x), theta, rest.digest(reader, documents.x)), expected
-    )
-
-
-@both
-def test_others_matter_otherwise(path: Path, name: str) -> None:
-    """In the second task a client's B depends on the A's that it was sent."""
-    made = experiment(path, method=name)
-    method = made.method
-    assert isinstance(method, FedWeIT)
-    bases = []
-    for scale in (1.0, 5.0):
-        fed = federation(made)
-        torch.manual_seed(0)
-        state = method.init(fed)
-        for t in (1, 2):
-            fed.runner.begin(t)
-            state = method.round(fed, state, t)
-        for item in state.knowledge.values():
-            item["values"] = scale * item["values"]
-        fed.runner.begin(3)
-        bases.append(method.round(fed, state, 3).weights)
-    assert np.abs(bases[0] - bases[1]).max() > 1e-4
-
-
 # forgetting
 
 
+@pytest.mark.night
 @both
 def test_what_holds_past_tasks_lessens_forgetting(tmp_path: Path, name: str) -> None:
     file = write(tmp_path / "documents.txt", 60)
@@ -588,8 +509,9 @@ def test_similarity_is_over_all_pairs(kind: Any) -> None:
     assert similarity(one, np.zeros((3, D), np.float32), kind) == 0
 
 
-@pytest.mark.parametrize("similarity", ["mean", "rectified"])
-@pytest.mark.parametrize("top_k", [1, 2, 4, 20])
+@pytest.mark.parametrize(
+    ("top_k", "similarity"), [(1, "mean"), (2, "rectified"), (4, "mean"), (20, "mean")]
+)
 def test_the_most_alike_of_all_finished_tasks_are_chosen(
     path: Path, top_k: int, similarity: str
 ) -> None:
@@ -623,26 +545,6 @@ def test_the_most_alike_of_all_finished_tasks_are_chosen(
                 if j < len(found):
                     item = states[t].knowledge[f"{found[j][0]}/{found[j][1]}"]
                     np.testing.assert_array_equal(foreign[j][foreign[j] != 0], item["values"])
-
-
-def test_of_equals_the_first_by_client_and_task_is_chosen() -> None:
-    same = np.ones((2, D), np.float32)
-    places = ["10/0", "2/1", "2/0", "10/1", "0/11", "0/2", "1/0"]
-    state = FedWeITState(
-        weights=np.zeros(1, np.float32),
-        begun=np.zeros(11, np.int64),
-        knowledge={place: {} for place in places},
-        centres={**dict.fromkeys(places, same), "3/0": -same},
-    )
-    fed: Any = SimpleNamespace(
-        server=SimpleNamespace(splits=SimpleNamespace(task=12)),
-        gather=lambda _, new: dict.fromkeys(new, same),
-    )
-    found = FedSeIT(top_k=4).choose(fed, state, [3, 7])
-    for k in ("3", "7"):
-        assert [place[:2] for place in found.chosen[k]] == [(0, 2), (0, 11), (1, 0), (2, 0)]
-    assert {"3/12", "7/12"} < set(found.centres)
-    assert state.chosen == {}
 
 
 def test_attention_begins_with_the_scores() -> None:
@@ -679,13 +581,8 @@ def test_centres(tmp_path: Path, each: int) -> None:
     data = {"test_path": str(test)}
     aside = {"validation_fraction": 0.0}
     made = experiment(file, [[["a", "b"]]], data=data, partition=aside, method={"top_k": 1})
-    found = []
-    for _ in range(2):
-        fed = federation(made)
-        fed.runner.begin(1)
-        assert isinstance(made.method, FedSeIT)
-        found.append(fed.gather(made.method.centres, [0])[0])
-    np.testing.assert_array_equal(found[0], found[1])
+    found = centres_of(made)
+    np.testing.assert_array_equal(found, centres_of(made))
     dataset, splits, _ = prepare(made)
     vectors = []
     for row in dataset.x[splits.train[0]]:
@@ -693,15 +590,15 @@ def test_centres(tmp_path: Path, each: int) -> None:
         vectors.append(np.mean(known, axis=0))
     assert len(vectors) == 2 * each
     if each == 100:
-        np.testing.assert_allclose(found[0], vectors, atol=1e-6)
+        np.testing.assert_allclose(found, vectors, atol=1e-6)
         return
-    assert found[0].shape == (200, D)
-    assert found[0].dtype == np.float32
-    distances = np.linalg.norm(np.array(vectors)[:, None] - found[0][None], axis=2)
+    assert found.shape == (200, D)
+    assert found.dtype == np.float32
+    distances = np.linalg.norm(np.array(vectors)[:, None] - found[None], axis=2)
     nearest = distances.argmin(axis=1)
     for q in range(200):
         own = [v for v, n in zip(vectors, nearest, strict=True) if n == q]
-        np.testing.assert_allclose(found[0][q], np.mean(own, axis=0), atol=1e-5)
+        np.testing.assert_allclose(found[q], np.mean(own, axis=0), atol=1e-5)
 
 
 def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -> None:
@@ -711,96 +608,40 @@ def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("one 1 0\ntwo 0 1\n")
     data = {"vectors": str(vectors), "test_path": str(file)}
-    made = experiment(
-        file,
-        [[["a", "b"]]],
-        data=data,
-        partition={"validation_fraction": 0.0},
-        method={"top_k": 1},
-        train={"rounds": 1},
-    )
-    fed = federation(made)
-    fed.runner.begin(1)
-    assert isinstance(made.method, FedSeIT)
-    found = fed.gather(made.method.centres, [0])[0]
+    partition = {"validation_fraction": 0.0}
+    made = experiment(file, [[["a", "b"]]], data=data, partition=partition, method={"top_k": 1})
     expected = [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 1], [1 / 3, 2 / 3]]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(centres_of(made), expected, atol=1e-6)
 
 
 def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
+    """From whom the server chose, in the round in which a task begins."""
     made = experiment(path, THREE, method={"top_k": 2}, train={"rounds": 3, "local_epochs": 1})
     _, states, _ = played(made)
     found = run(made, tmp_path).explanations
     assert set(found["explainer"]) == {"transfer"}
     assert len(found) == 2 * 3 * 2
-    names = [[set(task) for task in own] for own in THREE]
     for (k, task), rows in found.groupby(["client", "task"]):
         assert set(rows["round"]) == {task + 1}
         chosen = states[task + 1].chosen[str(k)]
         assert list(zip(rows["from_client"], rows["from_task"], strict=True)) == [
             place[:2] for place in chosen
         ]
-        shared = [len(names[k][task] & names[c][i]) for c, i, _ in chosen]
+        shared = [len({*THREE[k][task]} & {*THREE[c][i]}) for c, i, _ in chosen]
         assert rows["shared_classes"].tolist() == shared
-        of_all = sorted(
-            (len(names[k][task] & names[c][i]) for c in range(3) for i in range(task)),
-            reverse=True,
-        )
-        assert rows["of_best_choice"].tolist() == [
-            pytest.approx(sum(shared) / sum(of_all[:2]))
-        ] * len(rows)
-        assert (rows["attention"] >= 0).all()
 
 
 # controls
 
 
-def features_by_hand(
-    reader: Reader, x: Tensor, layout: Layout, theta: Tensor, bias: Tensor
-) -> Tensor:
-    """(n, features) f(x; θ), by PyTorch's own convolutions."""
-    words = reader.vectors[x].transpose(1, 2)
-    parts = []
-    F = layout.filters
-    for s, (width, weight) in enumerate(zip(layout.kernels, layout.windows(theta), strict=True)):
-        found = nn.functional.conv1d(nn.functional.pad(words, (0, width - 1)), weight)
-        parts.append((found.amax(dim=2) + bias[s * F : (s + 1) * F]).relu())
-    return torch.cat(parts, dim=1)
-
-
 @pytest.mark.parametrize("share_dense", [False, True])
-def test_without_others_the_dense_layer_reads_own_features_alone(
-    path: Path, share_dense: bool
-) -> None:
-    """ReLU(W_c·[f, 0] + b), in every task; and nothing but B is sent."""
+def test_without_others_nothing_is_kept_of_them(path: Path, share_dense: bool) -> None:
     made = experiment(path, method={"top_k": 0, "share_dense": share_dense})
-    method = made.method
-    assert isinstance(method, FedSeIT)
-    fed, states, kept = played(made)
+    _, states, kept = played(made)
     assert not states[4].knowledge
     assert not states[4].centres
     assert states[4].chosen == {"0": [], "1": []}
-    dataset, _, _ = prepare(made)
-    x = torch.tensor(dataset.test_x[(dataset.test_x != 0).all(axis=1)])
-    reader = fed.server.model.module.get_submodule("features.reader")
-    assert isinstance(reader, Reader)
-    for state in kept[4].values():
-        for i in (0, 1):
-            rest = method.build(text_features(fed.server.model), method.slots(2), 2)
-            assert isinstance(rest, ProjectedRest)
-            FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][i]))
-            rest.eval()
-            A, m = (torch.tensor(state[n][i]) for n in ("adaptive", "masks"))
-            theta = torch.tensor(state["base"]) * gates(rest.layout, m) + A
-            f = features_by_hand(reader, x, rest.layout, theta, rest.bias)
-            if share_dense:
-                W_c, b = theta[rest.layout.convolutional :].view(5, -1), rest.hidden_bias
-            else:
-                W_c, b = rest.combination.weight, rest.combination.bias
-            expected = rest.head((f @ W_c[:, :6].T + b).relu())
-            found = rest(reader(x), theta, rest.digest(reader, x))
-            torch.testing.assert_close(found, expected)
-            assert expected.std() > 0
+    assert not any(foreign.any() for state in kept[4].values() for foreign in state["foreign"])
 
 
 def scores(fields: dict[str, Any], path: Path, folder: Path) -> Any:
@@ -843,7 +684,7 @@ def test_frozen_others_are_as_none(path: Path, tmp_path: Path) -> None:
 # bytes
 
 
-@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_k": 2, "share_dense": True}])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 2, "share_dense": True}])
 def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     method = {**fields, "lam1": 0.02}
     made = experiment(path, THREE, method=method, train={"rounds": 9, "local_epochs": 1})
@@ -883,90 +724,38 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
     assert len(done.clients) == 27
 
 
-def test_a_message_is_the_vector(path: Path) -> None:
-    vector = torch.tensor([0.0, 1.5, 0.0, -2.0, 0.0])
-    message = sparse(vector)
-    assert message["kept"].tolist() == [False, True, False, True, False]
-    assert message["values"].tolist() == [1.5, -2.0]
-    assert torch.equal(dense(message), vector)
-    assert torch.equal(dense(sparse(torch.zeros(3))), torch.zeros(3))
+# whole runs
 
 
-def test_with_selection_bytes_do_not_grow_with_the_federation(tmp_path: Path) -> None:
-    pairs = list(itertools.combinations("abcd", 2))
-    down, up = {}, {}
-    for clients, T, top_k in ((5, 3, 2), (20, 4, 2), (5, 3, None), (20, 2, None)):
-        tasks = [[list(pairs[(k + i) % 6]) for i in range(T)] for k in range(clients)]
-        uses = max(sum(label in task for own in tasks for task in own) for label in WORDS)
-        file = write(tmp_path / f"{clients}.txt", 2 * uses)
-        test = write(tmp_path / "test.txt", 5, seed=1)
-        made = experiment(
-            file,
-            tasks,
-            data={"test_path": str(test)},
-            method={"top_k": top_k, "lam1": 0.0},
-            train={"rounds": T, "local_epochs": 1},
-            partition={"validation_fraction": 0.25},
-            evaluate={"every": T},
-        )
-        done = run(made, tmp_path)
-        assert len(done.clients) == T * clients
-        assert done.rounds["failed"].sum() == 0
-        later = done.clients[done.clients["round"] > 1]
-        down[clients, top_k] = later["bytes_down"].max(), later["bytes_down"].min()
-        up[clients, top_k] = done.clients["bytes_up"].median()
-    Pc = 3 * D * 3
-    item = math.ceil(Pc / 8) + 4 * Pc
-    assert down[5, 2] == down[20, 2] == (4 * Pc + 2 * item,) * 2
-    assert up[5, 2] == up[20, 2]
-    assert down[5, None] == (4 * Pc + 5 * item,) * 2
-    assert down[20, None] == (4 * Pc + 20 * item,) * 2
+@both
+def test_it_learns(path: Path, tmp_path: Path, name: str) -> None:
+    train = {"local_epochs": 8, "optimizer": {"name": "adam", "lr": 0.02}}
+    done = run(experiment(path, method=name, train=train), tmp_path)
+    assert continual(done.tasks).tta > 0.9
+    assert done.rounds["accuracy"].notna().all()
+    assert done.tasks.query("round == 2")["task"].tolist() == [0, 0]
+    assert done.tasks.query("round == 3")["task"].tolist() == [0, 1, 0, 1]
+    by_round = done.tasks.groupby("round")["accuracy"].mean()
+    np.testing.assert_allclose(done.rounds["accuracy"], by_round)
+    assert set(done.weights()) == {"base"}
 
 
-# the same bits
-
-
-SAME: list[dict[str, Any]] = [
-    {"method": {"top_k": 2}, "train": {"participation": 0.7}},
-    {"method": "fedweit"},
-]
-
-
-def complete(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
-    train = {"rounds": 6, "local_epochs": 1, **fields.get("train", {})}
-    return sections(path, THREE, **{**fields, "train": train})
-
-
-@pytest.fixture(scope="module", params=SAME)
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    path = write(folder / "documents.txt", 24)
-    common = {**complete(path, request.param), "checkpoint": {"every": 1}}
-    return run(small_experiment(**common), folder)
-
-
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_resumed_in_a_task_and_between_tasks(undisturbed: Run, tmp_path: Path, after: int) -> None:
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(undisturbed.experiment, tmp_path / "again", interrupt)
-    (folder,) = (tmp_path / "again" / "small").iterdir()
-    events: list[Any] = []
-    again = resume(folder, events.append)
-    assert f"continuing after round {after}" in events
-    assert again.result_hash == undisturbed.result_hash
-    assert again.tasks.equals(undisturbed.tasks)
+@pytest.mark.parametrize("method", ["fedweit", {"top_k": 2}])
+def test_resumed_in_a_task_and_between_tasks(path: Path, tmp_path: Path, method: Any) -> None:
+    train = {"rounds": 6, "local_epochs": 1, "participation": 0.7}
+    made = experiment(path, THREE, method=method, train=train, checkpoint={"every": 1})
+    undisturbed = run(made, tmp_path)
+    for after in (3, 4):
+        again = resume(interrupted(made, tmp_path / str(after), after), progress=False)
+        assert again.result_hash == undisturbed.result_hash
+        assert again.tasks.equals(undisturbed.tasks)
 
 
 # learning rates
 
 
-@both
 def test_the_learning_rate_falls_after_epochs_without_improvement(
-    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SEEN.clear()
     rates: list[float] = []
@@ -980,14 +769,14 @@ def test_the_learning_rate_falls_after_epochs_without_improvement(
     made = experiment(
         path,
         method={"name": "test_fedseit:Spied", "patience": 2},
-        train={"rounds": 6, "local_epochs": 9, "optimizer": {"name": "adam", "lr": 0.3}},
+        train={"rounds": 4, "local_epochs": 9, "optimizer": {"name": "adam", "lr": 0.3}},
     )
     played(made)
     fallen: dict[tuple[int, int], float] = {}
     expected = []
     for seen in SEEN:
         k, t, task = seen["client"].id, seen["client"].round, seen["client"].splits.task
-        lr = 0.3 if t in (1, 4) else fallen[k, task]
+        lr = 0.3 if t in (1, 3) else fallen[k, task]
         expected.append(lr)
         best, waited = math.inf, 0
         assert len(seen["held out"]) == 9
@@ -1017,23 +806,13 @@ def test_below_the_least_learning_rate_nobody_trains(path: Path, tmp_path: Path)
     assert done.rounds["accuracy"].notna().all()
 
 
-@pytest.mark.parametrize("field", [{"lr_decay": 0.5}, {"clip_norm": 1.0}])
-def test_settings_of_training_that_would_do_nothing_are_refused(
-    path: Path, field: dict[str, float]
-) -> None:
-    with pytest.raises(BadInput, match=next(iter(field))):
-        experiment(path, train=field)
-
-
 # what cannot be
 
 
-def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
-    for name in METHODS:
-        content = sections(path, method=name)
-        content["partition"] = {"kind": "iid", "clients": 2}
-        with pytest.raises(BadInput, match="learns sequences of tasks, and the"):
-            run(small_experiment(**content), tmp_path)
+DIGITS: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]},
+}
 
 
 @pytest.mark.parametrize(
@@ -1050,6 +829,15 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
             {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
             "its own weight decay; set .* method.weight_decay",
         ),
+        ({"train": {"lr_decay": 0.5}}, "lr_decay"),
+        ({"train": {"clip_norm": 1.0}}, "clip_norm"),
+        ({"partition": {"kind": "iid", "clients": 2}}, "learns sequences of tasks, and the"),
+        (
+            {"method": {"name": "fedweit"}, "partition": {"kind": "iid", "clients": 2}},
+            "learns sequences of tasks, and the",
+        ),
+        ({**DIGITS}, "model.name=text_cnn takes documents, and the data are"),
+        ({**DIGITS, "model": {"name": "mlp"}}, "method.name=fedseit needs model.name=text_cnn"),
         ({"method": {"top_k": -1}}, "method.top_k: must be greater than or equal to 0"),
         ({"method": {"dense_layer": True}}, "dense_layer: .*fedseit always has dense layers"),
         ({"method": {"name": "fedweit", "dense_layer": 2}}, "method.dense_layer"),
@@ -1071,19 +859,8 @@ def test_what_does_not_fit_is_refused(
     content = sections(path)
     with pytest.raises(BadInput, match=message):  # noqa: PT012
         for key, change in changes.items():
-            whole = key in ("privacy", "model", "evaluate")
-            content[key] = change if whole else {**content[key], **change}
-        run(small_experiment(**content), tmp_path)
-
-
-def test_data_that_are_no_documents_are_refused(path: Path, tmp_path: Path) -> None:
-    content = sections(path)
-    content["data"] = {"name": "digits"}
-    content["partition"] = {"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]}
-    with pytest.raises(BadInput, match=r"model.name=text_cnn takes documents, and the data are"):
-        run(small_experiment(**content), tmp_path)
-    content["model"] = {"name": "mlp"}
-    with pytest.raises(BadInput, match=r"method.name=fedseit needs model.name=text_cnn"):
+            whole = not {"name", "kind"}.isdisjoint(change)
+            content[key] = change if whole else {**content.get(key, {}), **change}
         run(small_experiment(**content), tmp_path)
 
 
@@ -1117,37 +894,43 @@ def test_odd_documents(tmp_path: Path) -> None:
         assert (last["accuracy"], last["loss"]) == (1, 0)  # of one class
 
 
-def test_a_class_that_slices_leave_out(tmp_path: Path) -> None:
-    """All of a class's few documents may be kept for validation, or none."""
+SOME = [f"a\tone {word}" for word in ("two", "three", "four", "five", "six", "seven")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "tasks", "fraction"),
+    [
+        *(
+            ([*SOME, "b\tnine", "c\teight", "c\teight two"], [["a", "b"], ["a", "c"]], fraction)
+            for fraction in (0.125, 0.5, 0.7)
+        ),
+        (["a\tone", "b\ttwo"], [["a"], ["b"]], 0.125),
+    ],
+)
+def test_few_documents_for_validation(
+    tmp_path: Path, lines: list[str], tasks: Any, fraction: float
+) -> None:
+    """All of a class's few documents may be kept for it, or none, or none of a task."""
     file = tmp_path / "documents.txt"
-    lines = [f"a\tone {word}" for word in ("two", "three", "four", "five", "six", "seven")]
-    file.write_text("\n".join([*lines, "b\tnine", "c\teight", "c\teight two"]) + "\n")
-    tasks = [[["a", "b"], ["a", "c"]]]
-    for fraction in (0.125, 0.5, 0.7):
-        made = experiment(
-            file,
-            tasks,
-            data={"test_path": str(file)},
-            train={"rounds": 2},
-            partition={"validation_fraction": fraction},
-        )
-        assert np.isfinite(run(made, tmp_path).rounds["loss"]).all()
+    file.write_text("\n".join(lines) + "\n")
+    made = experiment(
+        file,
+        [tasks],
+        data={"test_path": str(file)},
+        train={"rounds": 2},
+        partition={"validation_fraction": fraction},
+    )
+    done = run(made, tmp_path)
+    assert np.isfinite(done.rounds[["loss", "accuracy"]]).all(axis=None)
 
 
-@pytest.mark.parametrize("method", ["fedweit", "fedseit", {"top_k": 1}])
+@pytest.mark.parametrize(
+    "method", [{"name": "fedweit", "compat": {"eval": True}}, "fedweit", {"top_k": 1}]
+)
 def test_without_documents_for_validation(path: Path, tmp_path: Path, method: Any) -> None:
     made = experiment(path, method=method, partition={"validation_fraction": 0.0})
     done = run(made, tmp_path)
     assert (done.clients["lr"] == 0.01).all()
-
-
-def test_a_task_of_one_document(tmp_path: Path) -> None:
-    """Of which none can be kept for validation."""
-    file = tmp_path / "documents.txt"
-    file.write_text("a\tone\nb\ttwo\n")
-    data = {"test_path": str(file)}
-    made = experiment(file, [[["a"], ["b"]]], data=data, train={"rounds": 2})
-    assert run(made, tmp_path).rounds["accuracy"].tolist() == [1, 1]
 
 
 def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
@@ -1173,21 +956,6 @@ def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
     assert set((done.tasks["accuracy"] * 64) % 1) == {0}
 
 
-def test_what_the_released_code_tests_on_without_validation(path: Path, tmp_path: Path) -> None:
-    made = experiment(
-        path,
-        method={"name": "fedweit", "compat": {"eval": True}},
-        partition={"validation_fraction": 0.0},
-    )
-    done = run(made, tmp_path)
-    dataset, splits, _ = prepare(made)
-    assert splits.sequence is not None
-    (last,) = done.tasks.query("round == 4 and client == 0 and task == 1").to_dict("records")
-    labels = splits.sequence.labels[0][1]
-    tested = min(64, int(np.isin(dataset.test_y, labels).sum()))
-    assert last["accuracy"] * tested == pytest.approx(round(last["accuracy"] * tested))
-
-
 @both
 def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) -> None:
     tasks = [list(own) for own in (*TWO, *TWO)]
@@ -1208,14 +976,6 @@ def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) 
     late = [(k, t) for t in (2, 4, 6) for k in cohorts[t] if k not in cohorts[t - 1]]
     assert any(t > 2 for _, t in late)
     _, states, kept = played(made)
-    for t in range(1, 7):
-        for k, state in kept[t].items():
-            assert (
-                state["begun"]
-                == [i for i in took[k] if i <= (t - 1) // 2 and state["begun"]][
-                    : len(state["begun"])
-                ]
-            )
     assert {k: state["begun"] for k, state in kept[6].items()} == dict(took)
     assert set(states[6].knowledge) == {f"{k}/{i}" for k, own in took.items() for i in own}
     done = run(made, tmp_path)
@@ -1261,15 +1021,19 @@ def test_who_fails_when_a_task_begins_begins_it_later(
 
 
 class FailingCentres(FedSeIT):
-    """Client 1 cannot send the centres of one of its tasks."""
+    """Some clients cannot send the centres of one of their tasks."""
 
     name: str = "test_fedseit:FailingCentres"
     fails: int
+    clients: list[int]
 
     def centres(self, client: Client) -> Any:
-        if client.id == 1 and client.splits.task == self.fails:
+        if client.id in self.clients and client.splits.task == self.fails:
             raise ValueError("no")
         return super().centres(client)
+
+
+FAILING = {"name": "test_fedseit:FailingCentres", "top_k": 2}
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])
@@ -1277,7 +1041,7 @@ def test_who_fails_to_send_centres_is_skipped(path: Path, tmp_path: Path, fails:
     made = experiment(
         path,
         THREE,
-        method={"name": "test_fedseit:FailingCentres", "fails": fails, "top_k": 2},
+        method={**FAILING, "fails": fails, "clients": [1]},
         train={"on_client_error": "skip", "rounds": 3, "local_epochs": 1},
     )
     run(made, tmp_path)
@@ -1287,61 +1051,18 @@ def test_who_fails_to_send_centres_is_skipped(path: Path, tmp_path: Path, fails:
         assert states[fails + 1].chosen.get("1") != states[fails].chosen["1"]
 
 
-def test_all_entries_pruned(path: Path, tmp_path: Path) -> None:
-    """An A of zeros is a message of no values, and can be resumed from."""
-    made = experiment(
-        path, method={"lam1": 10.0, "top_k": 2}, train={"local_epochs": 1}, checkpoint={"every": 1}
-    )
-    done = run(made, tmp_path / "one")
-    _, states, _ = played(made)
-    assert all(len(item["values"]) == 0 for item in states[4].knowledge.values())
-
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(made, tmp_path / "two", interrupt)
-    (folder,) = (tmp_path / "two" / "small").iterdir()
-    assert resume(folder).result_hash == done.result_hash
-
-
-@both
-def test_a_run_leaves_what_it_should(path: Path, tmp_path: Path, name: str) -> None:
-    done: Run = run(experiment(path, method=name), tmp_path)
-    assert done.rounds["accuracy"].notna().all()
-    assert done.tasks.query("round == 2")["task"].tolist() == [0, 0]
-    assert done.tasks.query("round == 3")["task"].tolist() == [0, 1, 0, 1]
-    by_round = done.tasks.groupby("round")["accuracy"].mean()
-    np.testing.assert_allclose(done.rounds["accuracy"], by_round)
-    assert set(done.weights()) == {"base"}
-    again = run(experiment(path, method=name), tmp_path)
-    assert again.result_hash == done.result_hash
-
-
-def test_both_methods_learn(path: Path, tmp_path: Path) -> None:
-    for name in METHODS:
-        train = {"local_epochs": 8, "optimizer": {"name": "adam", "lr": 0.02}}
-        done = run(experiment(path, method=name, train=train), tmp_path)
-        assert continual(done.tasks).tta > 0.9
-
-
-class NobodysCentres(FedSeIT):
-    """No client can send the centres of its second task."""
-
-    name: str = "test_fedseit:NobodysCentres"
-
-    def centres(self, client: Client) -> Any:
-        if client.splits.task == 1:
-            raise ValueError("no")
-        return super().centres(client)
-
-
 def test_all_fail_as_they_begin_a_task(path: Path, tmp_path: Path) -> None:
-    made = experiment(
-        path,
-        method={"name": "test_fedseit:NobodysCentres", "top_k": 2},
-        train={"on_client_error": "skip"},
-    )
+    method = {**FAILING, "fails": 1, "clients": [0, 1]}
+    made = experiment(path, method=method, train={"on_client_error": "skip"})
     with pytest.raises(RunError, match="round 3: every client of the cohort failed at the start"):
         run(made, tmp_path)
+
+
+def test_all_entries_pruned(path: Path, tmp_path: Path) -> None:
+    """An A of zeros is a message of no values, and can be resumed from."""
+    method, train = {"lam1": 10.0, "top_k": 2}, {"local_epochs": 1}
+    made = experiment(path, method=method, train=train, checkpoint={"every": 1})
+    _, states, _ = played(made)
+    assert all(len(item["values"]) == 0 for item in states[4].knowledge.values())
+    resumed = resume(interrupted(made, tmp_path / "again", 2), progress=False)
+    assert resumed.result_hash == run(made, tmp_path).result_hash

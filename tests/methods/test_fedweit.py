@@ -12,9 +12,9 @@ from torch import Tensor
 from fedsim.federation import Examples
 from fedsim.methods.fedseit import clusters, most_similar
 from fedsim.methods.fedweit.compat import digest, trained
-from fedsim.methods.fedweit.knowledge import key, of_task, place, selection, transfers
+from fedsim.methods.fedweit.knowledge import of_task, selection, transfers
 from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
-from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
+from fedsim.methods.fedweit.objective import Plateau
 from fedsim.methods.fedweit.tasks import TaskNetwork, evaluate, read_documents
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader, TextFeatures
@@ -34,42 +34,11 @@ def theta_by_hand(B: Tensor, A: Tensor, m: Tensor) -> list[float]:
     return found
 
 
-def some(n: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """B, A, m of n tasks, and W."""
+def some(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """B, A, m of n tasks."""
     torch.manual_seed(n)
     P, rows = LAYOUT.size, LAYOUT.rows
-    return torch.randn(P), torch.randn(n, P), torch.randn(n, rows), [torch.randn(2, 3)]
-
-
-def squares(*tensors: Tensor) -> float:
-    return sum(v * v for tensor in tensors for v in tensor.flatten().tolist())
-
-
-# Eq. 5
-
-
-def test_sparsity_is_of_all_tasks() -> None:
-    _, A, _, W = some(3)
-    expected = sum(abs(v) for tensor in (A, *W) for v in tensor.flatten().tolist())
-    assert float(sparsity(A, W)) == pytest.approx(expected, rel=1e-5)
-    assert float(sparsity(A, [])) < expected
-
-
-def test_decay_is_of_the_last_task_and_of_b_in_the_first() -> None:
-    B, A, m, W = some(3)
-    assert float(decay(B, A, m, W)) == pytest.approx(squares(A[2], m[2], *W), rel=1e-5)
-    A, m = A[:1], m[:1]
-    assert float(decay(B, A, m, W)) == pytest.approx(squares(A, m, B, *W), rel=1e-5)
-    assert float(decay(B, A, m, [])) == pytest.approx(squares(A, m, B), rel=1e-5)
-
-
-def test_drift_is_from_what_theta_was() -> None:
-    B, A, m, _ = some(2)
-    before = torch.randn(2, LAYOUT.size)
-    now = torch.tensor([theta_by_hand(B, a, mask) for a, mask in zip(A, m, strict=True)])
-    expected = squares(now - before)
-    assert float(drift(LAYOUT, B, A, m.sigmoid(), before)) == pytest.approx(expected, rel=1e-5)
-    assert float(drift(LAYOUT, B, A, m.sigmoid(), now)) < 1e-10
+    return torch.randn(P), torch.randn(n, P), torch.randn(n, rows)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +59,7 @@ def test_a_plateau(patience: int, losses: list[float], expected: list[bool]) -> 
 
 
 def test_tasks_are_added_to_the_memory() -> None:
-    B, A, m, _ = some(3)
+    B, A, m = some(3)
     memory: TaskMemory = {}
     foreign = torch.randn(3, 2, LAYOUT.size)
     for i, task in enumerate((0, 1, 4)):
@@ -110,7 +79,7 @@ def test_tasks_are_added_to_the_memory() -> None:
 
 
 def test_theta_of_all_tasks() -> None:
-    B, A, m, _ = some(2)
+    B, A, m = some(2)
     memory: TaskMemory = {"base": B, "adaptive": A, "masks": m}
     for prune in (None, 0.5):
         kept = A if prune is None else torch.where(A.abs() > prune, A, 0)
@@ -125,11 +94,6 @@ def test_entries_of_the_threshold_are_pruned() -> None:
 
 
 # the server's knowledge
-
-
-def test_keys() -> None:
-    assert key(12, 3) == "12/3"
-    assert place(key(12, 3)) == (12, 3)
 
 
 def test_the_as_of_one_task_by_client() -> None:
@@ -165,11 +129,14 @@ def test_rows_of_transfer() -> None:
 
 
 def test_the_most_similar_come_first() -> None:
+    """Of equals the first by client and task."""
     east, north = np.eye(2, dtype=np.float32)[:, None]
-    centres = {"0/0": north, "1/0": east, "0/1": east + north, "0/2": east, "9/9": east}
-    found = most_similar(east, ["0/0", "1/0", "0/1", "0/2"], centres, "mean")
-    assert [choice[:2] for choice in found] == [(0, 2), (1, 0), (0, 1), (0, 0)]
-    assert [choice[2] for choice in found] == pytest.approx([1, 1, math.sqrt(1 / 2), 0])
+    centres = {"0/0": north, "10/0": east, "1/0": east, "0/1": east + north, "0/2": east}
+    centres |= {"2/1": east, "0/11": east, "9/9": east}
+    found = most_similar(east, [name for name in centres if name != "9/9"], centres, "mean")
+    of_equals = [(0, 2), (0, 11), (1, 0), (2, 1), (10, 0)]
+    assert [choice[:2] for choice in found] == [*of_equals, (0, 1), (0, 0)]
+    assert [choice[2] for choice in found] == pytest.approx([1] * 5 + [math.sqrt(1 / 2), 0])
 
 
 def test_few_different_documents_are_their_own_centres() -> None:
@@ -221,36 +188,6 @@ def test_scores_of_a_task_document_by_document(kind: type[Rest], frozen: bool) -
         right += int(shares.argmax()) == label
     assert found["accuracy"] == pytest.approx(right / 230)
     assert found["loss"] == pytest.approx(loss / 230, rel=1e-4)
-
-
-@torch.no_grad()
-def test_dense_layers_with_others_weights_added_document_by_document() -> None:
-    """head(ReLU(W_c·[f, 0] + b)), f from θ + Σ_j α_j·A_j."""
-    rest, reader, theta, test = a_task(DenseRest)
-    assert isinstance(rest, DenseRest)
-    rest.foreign_bias.zero_()  # as they stay in training
-    for layer in rest.projections:
-        layer.bias.zero_()  # type: ignore[operator, union-attr]
-    rest.eval()
-    W_c, b = rest.combination.weight, rest.combination.bias
-    assert W_c.shape == (4, 8)
-    for x in test.x[:20]:
-        vectors = [*reader.vectors[x[x != 0].long()], torch.zeros(3)]
-        f: list[float] = []
-        for s, width in enumerate((1, 2)):
-            own = LAYOUT.windows(theta)[s].clone()
-            for j in range(2):
-                own += rest.attention[j, s] * LAYOUT.windows(rest.foreign[j])[s]
-            for i in range(2):
-                found = [
-                    sum(float(vectors[n + k] @ own[i, :, k]) for k in range(width))
-                    for n in range(len(vectors) - 1)
-                ]
-                f.append(max(0.0, max(found) + float(rest.bias[2 * s + i])))
-        h = (W_c[:, :4] @ torch.tensor(f) + b).relu()
-        expected = rest.head.weight @ h + rest.head.bias
-        found_logits = rest(reader(x[None]), theta, rest.digest(reader, x[None]))
-        torch.testing.assert_close(found_logits, expected[None], rtol=1e-4, atol=1e-4)
 
 
 @kinds

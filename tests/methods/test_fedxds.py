@@ -10,53 +10,49 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import load
 from torch import nn
 
-from experiments import federation, server_states, small_experiment
-from fedsim import Experiment, Run, resume, run
+from experiments import by_day, federation, server_states, small_experiment
+from fedsim import Experiment, Run, run
 from fedsim.conditions.gaussian import analytic_sigma
 from fedsim.data.augment import strong, weak
 from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import attributions, heatmap
 from fedsim.launch.prepare import prepare
 from fedsim.methods.fedxds import FedXDS, FedXDSState, augmented_loss, decode, encode
-from fedsim.models import models
 from fedsim.support.rng import keyed_rng
 
 Finish = Callable[..., Run]
 # LRP of a fully connected network.
 LRP = {"name": "lrp", "composite": "epsilon"}
 FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 2, "attribution": LRP}
+N = 400
+DATA = {"name": "digits", "subset": N}
 TRAIN = {"rounds": 5, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
 
 
 def experiment(train: dict[str, Any] | None = None, **fields: Any) -> Experiment:
-    return small_experiment(method={**FEDXDS, **fields}, train={**TRAIN, **(train or {})})
+    return small_experiment(
+        data=DATA, method={**FEDXDS, **fields}, train={**TRAIN, **(train or {})}
+    )
 
 
 # phases
 
 
 def test_the_phases(finish: Finish) -> None:
-    done = finish(method=FEDXDS, train=TRAIN)
+    done = finish(data=DATA, method=FEDXDS, train=TRAIN)
     assert done.rounds["phase"].tolist() == ["warm up"] * 2 + ["share"] + ["train"] * 2
-    assert done.rounds["pool"].dropna().tolist() == [1437]
+    assert done.rounds["pool"].dropna().tolist() == [N]
 
 
-def test_warm_up_is_fedavg() -> None:
-    states = server_states(experiment())
-    *_, plain = play_fedavg(2)
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_warm_up_is_fedavg(epochs: int) -> None:
+    states = server_states(experiment(warmup_epochs=epochs))
+    train = {**TRAIN, "rounds": 2, "local_epochs": epochs}
+    *_, plain = server_states(small_experiment(data=DATA, train=train))
     np.testing.assert_array_equal(states[2].weights, plain.weights)
-
-
-def play_fedavg(rounds: int) -> list[Any]:
-    return server_states(small_experiment(train={**TRAIN, "rounds": rounds}))
-
-
-def test_with_nothing_shared_it_is_fedavg() -> None:
-    states = server_states(experiment(fraction=0.0))
-    assert [s.phase for s in states] == ["train"] * 6
-    np.testing.assert_array_equal(states[-1].weights, play_fedavg(5)[-1].weights)
 
 
 @pytest.mark.parametrize("start", ["fresh", "continue"])
@@ -71,25 +67,19 @@ def test_where_training_starts(start: str) -> None:
 def test_without_warm_up_an_untrained_model_attributes() -> None:
     states = server_states(experiment(warmup_rounds=0))
     assert [s.phase for s in states] == ["share"] + ["train"] * 5
-    assert len(states[1].labels) == 1437
+    assert len(states[1].labels) == N
 
 
 def test_warm_up_of_all_clients(finish: Finish) -> None:
     """As in the released code: all of them, for local epochs of their own."""
     half = {**TRAIN, "participation": 0.5}
     method = {**FEDXDS, "warmup_clients": "all", "warmup_epochs": 3}
-    clients = finish(method=method, train=half).clients
+    clients = finish(data=DATA, method=method, train=half).clients
     rounds = clients.groupby("round")
     assert rounds.size().tolist() == [10, 10, 10, 5, 5]
     epochs = clients["steps"] / np.ceil(clients["samples"] / 16)
     assert (epochs[clients["round"] <= 2] == 3).all()
     assert (epochs[clients["round"] >= 4] == 1).all()
-
-
-def test_longer_warm_up_is_longer_fedavg() -> None:
-    states = server_states(experiment(warmup_epochs=3))
-    *_, plain = server_states(small_experiment(train={**TRAIN, "rounds": 2, "local_epochs": 3}))
-    np.testing.assert_array_equal(states[2].weights, plain.weights)
 
 
 # what is shared
@@ -110,9 +100,7 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
     assert isinstance(method, FedXDS)
     dataset, splits, spec = prepare(made)
     pool, start, found = states[3].shared, 0, []
-    network = spec.build_model()
-    named = fed.server.model.named(torch.tensor(states[2].weights))
-    network.load_state_dict({n: t.clone() for n, t in named.items()})
+    network = load(spec.build_model(), fed.server.model, states[2].weights)
     for k in range(fed.num_clients):
         x = torch.tensor(dataset.x[splits.train[k]])
         y = torch.tensor(dataset.y[splits.train[k]])
@@ -124,7 +112,9 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
     return found, states
 
 
-@pytest.mark.parametrize("name", [name for name, _ in attributions.items()])
+@pytest.mark.parametrize(
+    "name", by_day((name for name, _ in attributions.items()), ["lrp", "occlusion"])
+)
 def test_the_most_relevant_pixels_are_shared(name: str) -> None:
     made = experiment(attribution={"name": name}, sigma=0.0, clip=None, removed=75)
     found, _ = shared_of(made)
@@ -208,7 +198,7 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
     """Of these images most relevances of LRP are negative."""
     made = experiment()
     (found, states), fed = shared_of(made), federation(made)
-    done = finish(method=FEDXDS, train=TRAIN)
+    done = finish(data=DATA, method=FEDXDS, train=TRAIN)
     recorded = done.clients.set_index(["round", "client"])["negative_logits"].loc[3]
     fed.server.model.load(torch.tensor(states[2].weights))
     dataset, splits, _ = prepare(made)
@@ -216,7 +206,7 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
         y = torch.tensor(dataset.y[splits.train[k]])
         own = fed.server.model.module.eval()(x).gather(1, y[:, None])
         assert recorded[k] == int((own < 0).sum())
-    assert 0 < recorded.sum() < 1437
+    assert 0 < recorded.sum() < N
 
 
 # bytes
@@ -224,16 +214,16 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
 
 @pytest.mark.parametrize(("encoding", "size"), [("float32", 4), ("uint8", 1)])
 def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int) -> None:
-    done = finish(method={**FEDXDS, "encoding": encoding}, train=TRAIN)
+    done = finish(data=DATA, method={**FEDXDS, "encoding": encoding}, train=TRAIN)
     share = done.clients[done.clients["round"] == 3]
     model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
     item = size * 64 + 1
     assert (share["one_off_up"] == share["samples"] * item).all()
-    assert (share["one_off_down"] == model + 1437 * item).all()
+    assert (share["one_off_down"] == model + N * item).all()
     others = done.clients[done.clients["round"] != 3]
     assert (others["bytes_up"] == model).all()
     assert (others["bytes_down"] == model).all()
-    assert done.rounds["one_off_up"].sum() == 1437 * item
+    assert done.rounds["one_off_up"].sum() == N * item
 
 
 def test_levels_keep_zero_and_lose_half_a_level() -> None:
@@ -309,26 +299,6 @@ def test_the_loss_is_of_augmented_images(name: str, function: Callable[..., Any]
         torch.testing.assert_close(augmented_loss(network, x, y, drawn), expected)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    sections = {"method": FEDXDS, "train": TRAIN, "checkpoint": {"every": 1}}
-    return run(small_experiment(**sections), tmp_path_factory.mktemp("undisturbed"))
-
-
-@pytest.mark.parametrize("after", [1, 3, 4])
-def test_resumed_in_each_phase(undisturbed: Run, tmp_path: Path, after: int) -> None:
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(undisturbed.experiment, tmp_path / "again", interrupt)
-    (folder,) = (tmp_path / "again" / "small").iterdir()
-    events: list[Any] = []
-    assert resume(folder, events.append).result_hash == undisturbed.result_hash
-    assert f"continuing after round {after}" in events
-
-
 # what cannot be
 
 
@@ -352,22 +322,22 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], message: str) -> N
         experiment(**fields)
 
 
-def test_vectors_are_refused(tmp_path: Path) -> None:
-    made = small_experiment(data={"name": "synthetic"}, method=FEDXDS, train=TRAIN)
-    with pytest.raises(BadInput, match=r"takes images .* inputs have shape \(16,\)"):
-        run(made, tmp_path)
-
-
-def test_an_attribution_that_tells_no_pixel_from_another_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"size=8 makes one square of the 8×8 pixels"):
-        run(experiment(attribution={"name": "occlusion", "size": 8}), tmp_path)
-
-
-def test_layers_that_the_attribution_does_not_support_are_named(tmp_path: Path) -> None:
-    made = experiment(train={"rounds": 5})
-    made = made.model_copy(update={"model": models.parse({"name": "test_fedxds:normed"})})
-    with pytest.raises(BadInput, match=r"layer 1 \(LayerNorm\): no rule"):
-        run(made, tmp_path)
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"name": "synthetic"}}, r"takes images .* inputs have shape \(16,\)"),
+        (
+            {"method": {**FEDXDS, "attribution": {"name": "occlusion", "size": 8}}},
+            r"size=8 makes one square of the 8×8 pixels",
+        ),
+        ({"model": {"name": "test_fedxds:normed"}}, r"layer 1 \(LayerNorm\): no rule"),
+    ],
+)
+def test_data_and_models_that_do_not_fit_are_refused(
+    sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        prepare(small_experiment(**{"method": FEDXDS, "train": TRAIN, **sections}))
 
 
 def normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -379,9 +349,9 @@ def test_a_pool_too_large_is_refused_with_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Memory:
-        available = 500_000
+        available = 140_000
 
     monkeypatch.setattr("psutil.virtual_memory", Memory)
-    with pytest.raises(BadInput, match=r"a pool of 1,437 images, 0.0 GB; .*method.fraction"):
+    with pytest.raises(BadInput, match=r"a pool of 400 images, 0.0 GB; .*method.fraction"):
         run(experiment(), tmp_path)
     run(experiment(encoding="uint8"), tmp_path)

@@ -12,7 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from experiments import NEEDS, NETWORK_METHODS, by_day, private_ray, small_experiment
+from experiments import (
+    NEEDS,
+    NETWORK_METHODS,
+    by_day,
+    interrupted,
+    private_ray,
+    small_experiment,
+)
 from fedsim import Run, load, resume, run
 from fedsim.errors import BadInput, DataError, ExperimentError, RunError
 from fedsim.federation import draw_cohort
@@ -180,43 +187,32 @@ class TestEveryRuleMethod:
         assert row["rules"] >= 2
         assert 0 < row["coverage"] <= 1
 
-    def test_the_same_again(self, finish: Callable[..., Run], name: str, kind: str) -> None:
-        sections = {"model": KINDS[kind], "method": {"name": name}}
-        one, other = finish(**sections), finish(**sections)
-        assert one.result_hash == other.result_hash
-        if name != "centralised_rules":  # whom the partition does not matter
-            assert finish(**sections, seed=1).result_hash != one.result_hash
-
-    def test_each_clients_own_tests(
-        self, finish: Callable[..., Run], name: str, kind: str
+    def test_each_clients_own_tests_and_the_same_again(
+        self, finish: Callable[..., Run], tmp_path: Path, name: str, kind: str
     ) -> None:
-        done = finish(
-            model=KINDS[kind],
-            method={"name": name},
-            partition={"kind": "iid", "clients": 5, "test_fraction": 0.2},
-            evaluate={"clients": True},
-        )
+        """Also where it was interrupted."""
+        sections: dict[str, Any] = {
+            **SMALL,
+            "model": KINDS[kind],
+            "method": {"name": name},
+            "partition": {"kind": "iid", "clients": 5, "test_fraction": 0.2},
+            "evaluate": {"clients": True},
+        }
+        done = finish(**sections)
         tested = done.clients["test_r2"]
         assert len(tested) == 5
         assert done.rounds["client_r2"][0] == pytest.approx(tested.mean())
         assert done.rounds["worst_client_r2"][0] == tested.min()
+        folder = interrupted(small_experiment(**sections), tmp_path / "again", after=1)
+        again = resume(folder, progress=False)
+        assert again.result_hash == done.result_hash
+        assert again.explanations.equals(done.explanations)
+        if name != "centralised_rules":  # whom the partition does not matter
+            assert finish(**sections, seed=1).result_hash != done.result_hash
 
-    def test_goes_on_where_it_was_interrupted(
-        self, finish: Callable[..., Run], tmp_path: Path, name: str, kind: str
-    ) -> None:
-        sections = {"model": KINDS[kind], "method": {"name": name}}
-        undisturbed = finish(**sections)
 
-        def interrupt(event: Any) -> None:
-            if isinstance(event, dict):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**{**SMALL, **sections}), tmp_path / "again", interrupt)
-        (folder,) = (tmp_path / "again" / "small").iterdir()
-        resumed = resume(folder)
-        assert resumed.result_hash == undisturbed.result_hash
-        assert resumed.explanations.equals(undisturbed.explanations)
+def scores(rules: Rules, dataset: Any) -> dict[str, float]:
+    return Regression().scores_of(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)
 
 
 def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run]) -> None:
@@ -235,33 +231,25 @@ def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run
     found = done.weights()
     for name, array in merged.items():
         assert found[name].numpy().tobytes() == array.tobytes()
-    scores = Regression().scores_of(Tsk().predict(merged, dataset.test_x).values, dataset.test_y)
-    assert done.rounds["r2"][0] == scores["r2"]
+    assert done.rounds["r2"][0] == scores(merged, dataset)["r2"]
 
 
-def test_privacyised_rules_are_those_of_all_examples(finish: Callable[..., Run]) -> None:
-    done = finish(method={"name": "centralised_rules"})
-    dataset = done.experiment.data.load()
+def test_rules_that_nobody_sends(finish: Callable[..., Run]) -> None:
+    """Of all examples, and of each client's alone, which are scored one by one."""
+    together, alone = (finish(method={"name": n}) for n in ("centralised_rules", "local_rules"))
+    dataset, splits, _ = prepare(alone.experiment)
     rules = Tsk().train(dataset.x, dataset.y, np.random.default_rng(0))
-    for name, array in done.weights().items():
+    for name, array in together.weights().items():
         np.testing.assert_array_equal(array.numpy(), rules[name])
-    assert done.rounds["total_bytes_up"][0] == done.rounds["total_bytes_down"][0] == 0
-
-
-def test_local_rules_are_scored_one_by_one(finish: Callable[..., Run]) -> None:
-    done = finish(method={"name": "local_rules"})
-    dataset, splits, _ = prepare(done.experiment)
-    found = []
-    for rows in splits.train:
-        rules = Tsk().train(dataset.x[rows], dataset.y[rows], np.random.default_rng(0))
-        found.append(
-            Regression().scores_of(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)[
-                "r2"
-            ]
-        )
-    np.testing.assert_allclose(done.clients["r2"], found)
-    assert done.rounds["r2"][0] == pytest.approx(np.mean(found))
-    assert done.rounds["total_bytes_up"][0] == done.rounds["total_bytes_down"][0] == 0
+    own = [
+        Tsk().train(dataset.x[rows], dataset.y[rows], np.random.default_rng(0))
+        for rows in splits.train
+    ]
+    found = [scores(rules, dataset)["r2"] for rules in own]
+    np.testing.assert_allclose(alone.clients["r2"], found)
+    assert alone.rounds["r2"][0] == pytest.approx(np.mean(found))
+    for done in (together, alone):
+        assert done.rounds["total_bytes_up"][0] == done.rounds["total_bytes_down"][0] == 0
 
 
 def test_a_rule_model_of_ones_own(finish: Callable[..., Run]) -> None:
@@ -273,6 +261,7 @@ def test_a_rule_model_of_ones_own(finish: Callable[..., Run]) -> None:
     assert done.rounds["rule_length"][0] == 0
 
 
+@pytest.mark.night
 def test_two_hundred_clients_of_fifty_rows(finish: Callable[..., Run]) -> None:
     done = finish(
         data={"name": "friedman", "samples": 10_000, "test_samples": 300, "features": 10},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-import fedsim.methods.semifl
 from experiments import Driven, small_experiment
 from fedsim import Experiment, Run
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, LocalEngine
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng
 
@@ -183,17 +180,6 @@ class TestMathematics:
         assert any(sure[2])
         assert all(sure[3])
 
-    def test_where_nobody_is_sure_only_the_server_trains(self) -> None:
-        experiment = semifl(method={"threshold": 1.0}, train={"rounds": 3})
-        states, rows = server_states(experiment)
-        plain, w = Plain(experiment), torch.tensor(states[0].weights)
-        for t in (1, 2, 3):
-            w = plain.server(w, t, size=10)
-            np.testing.assert_allclose(states[t].weights, w, atol=1e-5)
-            assert not states[t].velocity.any()
-            assert [row["pseudo_labels"] for row in rows[t - 1]] == [0] * 10
-            assert not any("steps" in row for row in rows[t - 1])
-
     def test_a_client_without_images_is_left_out(self) -> None:
         """Of 42 examples, all but 0.42 are labelled: none is left for the client's own part."""
         experiment = semifl(
@@ -315,27 +301,9 @@ class TestNoClientLabel:
         assert sum(row["pseudo_labels"] for row in rows[-1]) > 0
         np.testing.assert_array_equal(states[-1].weights, others[-1].weights)
 
-    def test_labelled_examples_of_clients_stay_with_the_server(self) -> None:
-        """Without a share, clients use the images that they have no label of, and no other."""
-        experiment = semifl(
-            partition={"labelled_fraction": 0.2},
-            method={"threshold": 0.0},
-            train={"rounds": 1},
-        )
-        _, rows = server_states(experiment)
-        _, splits, _ = prepare(experiment)
-        found = [row["pseudo_labels"] for row in rows[0]]
-        assert found == splits.unlabelled.lengths.tolist()
-
 
 class TestRuns:
-    def test_learns(self, finish: Finish) -> None:
-        method = {"name": "semifl"}
-        train = {"rounds": 20, "local_epochs": 2}
-        done = finish(method=method, partition=SHARE, train=train)
-        assert done.rounds["accuracy"].iloc[-1] > 0.8
-        assert done.rounds["server_loss"].iloc[-1] < 0.5 * done.rounds["server_loss"].iloc[0]
-
+    @pytest.mark.night
     def test_what_clients_have_no_label_of_is_worth_something(self, finish: Finish) -> None:
         """With the network for images: better than the server's labels alone."""
         common = {
@@ -361,44 +329,15 @@ class TestRuns:
         assert (done.clients["bytes_down"] == 4 * size).all()
         assert len(done.clients) == 6 * 5
 
-    def test_stacks_change_nothing(self, finish: Finish) -> None:
-        common: dict[str, Any] = {
-            "method": {"name": "semifl", "threshold": 0.5},
-            "partition": SHARE,
-            "train": {"rounds": 4},
-        }
-        stacked = finish(**common, engine={"clients_per_step": 4})
-        assert stacked.clients["pseudo_labels"].sum() > 0
-        a, b = stacked.weights(), finish(**common).weights()
-        for name in a:
-            torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)
 
-    def test_state_survives_a_checkpoint(self, tmp_path: Path) -> None:
-        experiment = semifl(data=FEW, model=RESNET, method={"threshold": 0.3}, train={"rounds": 3})
-        fed, method = federation(experiment), experiment.method
-        states, _ = server_states(experiment)
-        Checkpoints(tmp_path).save(2, states[2], fed.runner, {})
-        found = Checkpoints(tmp_path).latest(method.init(fed), fed.runner)
-        assert found is not None
-        fed.runner.begin(3)
-        again = method.round(fed, found.state, 3)
-        np.testing.assert_array_equal(again.weights, states[3].weights)
-        np.testing.assert_array_equal(again.velocity, states[3].velocity)
-
-
-class TestRefusals:
-    def test_no_labels_for_the_server(self) -> None:
-        with pytest.raises(ExperimentError, match=r"server_fraction.*labelled_fraction"):
-            prepare(small_experiment(method={"name": "semifl"}))
-
-    def test_no_images(self) -> None:
-        with pytest.raises(ExperimentError, match=r"images.*\(16,\)"):
-            prepare(semifl(data={"name": "synthetic", "samples": 200}))
-
-    def test_thresholds_are_probabilities(self) -> None:
-        with pytest.raises(ExperimentError, match="threshold"):
-            semifl(method={"threshold": 1.01})
-
-
-def test_it_is_registered() -> None:
-    assert type(semifl().method) is fedsim.methods.semifl.SemiFL
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"partition": {}}, r"server_fraction.*labelled_fraction"),
+        ({"data": {"name": "synthetic", "samples": 200}}, r"images.*\(16,\)"),
+        ({"method": {"threshold": 1.01}}, "threshold"),
+    ],
+)
+def test_what_does_not_fit_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        prepare(semifl(**sections))

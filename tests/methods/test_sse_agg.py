@@ -34,17 +34,6 @@ TABLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("common", [{"partition": SHARE}, TABLE], ids=["images", "table"])
-def test_without_a_price_on_disagreement_it_is_fedavg(
-    finish: Finish, common: dict[str, Any]
-) -> None:
-    common = {**common, "train": {"rounds": 3, "participation": 0.6}}
-    plain = finish(**common)
-    without = finish(**common, method={"name": "sse_agg", "beta": 0.0})
-    assert without.rounds["accuracy"].equals(plain.rounds["accuracy"])
-    assert np.allclose(without.rounds["loss"], plain.rounds["loss"], rtol=1e-6)
-
-
 def test_a_round_is_its_formula() -> None:
     method = {"name": "sse_agg", "beta": 4.0, "clusters": 2}
     experiment = small_experiment(**TABLE, method=method)
@@ -151,13 +140,6 @@ def test_inputs_may_have_two_axes(finish: Finish) -> None:
         for shape in ([4], [2, 2])
     )
     assert square.rounds["sketch_distance"].tolist() == flat.rounds["sketch_distance"].tolist()
-
-
-def test_only_models_are_sent(finish: Finish) -> None:
-    plain = finish(**TABLE)
-    done = finish(**TABLE, method={"name": "sse_agg"})
-    for way in ("bytes_up", "bytes_down"):
-        assert done.clients[way].equals(plain.clients[way])
 
 
 @pytest.mark.parametrize(

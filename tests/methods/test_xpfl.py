@@ -45,19 +45,6 @@ def one_round(made: Experiment) -> tuple[Federation, State]:
 # fedavg as a special case
 
 
-@pytest.mark.parametrize(
-    "how", [{"participation": 1.0}, {"participation": 0.5, "personalise": "everyone"}]
-)
-def test_without_teachers_and_personal_models_it_is_fedavg(how: dict[str, Any]) -> None:
-    train = {**TRAIN, "rounds": 4, "participation": how["participation"]}
-    method = {"name": "xpfl", "lam": 0, "psi": 0, **how}
-    method.pop("participation")
-    ours = server_states(small_experiment(method=method, train=train))
-    theirs = server_states(small_experiment(train=train))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one.weights, other.weights)
-
-
 @pytest.mark.parametrize("model", [CNN, {"name": "resnet8", "width": 2}])
 def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any]) -> None:
     """The classifier is put beside P_k and taken out again, statistics of batch norm and all."""
@@ -247,6 +234,7 @@ def test_without_teachers_labels_leak_as_well(leak: bool) -> None:
     assert (one[-1].weights == plain[-1].weights).all() != leak
 
 
+@pytest.mark.night
 def test_who_comes_late_begins_with_the_global_model() -> None:
     """Of many clients, few at a time, the global model learns from all."""
     sections: dict[str, Any] = {
@@ -270,19 +258,6 @@ def test_lost_uploads_are_left_out(finish: Finish) -> None:
 
 
 # personal models
-
-
-def test_fusion_is_that_of_the_paper() -> None:
-    made = experiment(method={"lam": 0})
-    fed, state = one_round(made)
-    alone, _ = one_round(experiment(method={"lam": 0, "psi": 1.0}))
-    own, fused = kept(alone), kept(fed)
-    w_g = state.weights.astype(np.float64)
-    for k in range(10):
-        w = own[k]["weights"].astype(np.float64)
-        psi = (1 + w @ w_g / np.linalg.norm(w) / np.linalg.norm(w_g)) / 2
-        expected = psi * w + (1 - psi) * w_g
-        np.testing.assert_allclose(fused[k]["weights"], expected, atol=1e-6)
 
 
 FUSED: list[tuple[Any, ...]] = []
@@ -416,8 +391,6 @@ def test_personal_models_are_explained(finish: Finish) -> None:
     assert (found["divergence_before"] < 10).all()
     assert (fallen != 0).all()
     assert (done.clients["bytes_up"] == 4 * size).all()  # explanations travel no wire
-    again = finish(**done.experiment.model_dump(mode="json"))
-    assert again.result_hash == done.result_hash
 
 
 def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
@@ -473,13 +446,21 @@ def test_what_does_not_fit_is_refused(
         run(experiment(**sections), tmp_path)
 
 
-def test_who_has_no_unlabelled_images_learns_without_a_teacher(finish: Finish) -> None:
-    partition = {"alpha": 0.05, "labelled_fraction": 0.99}
+ONE_CLASS = {"kind": "pathological", "clients": 10, "classes_per_client": 1, **SEMI}
+
+
+@pytest.mark.parametrize(
+    ("partition", "some"), [({"alpha": 0.05, "labelled_fraction": 0.99}, True), (ONE_CLASS, False)]
+)
+def test_who_has_no_unlabelled_images_learns_without_a_teacher(
+    finish: Finish, partition: dict[str, Any], some: bool
+) -> None:
+    """And clients of one class learn."""
     method = {"name": "xpfl", "teacher": LITTLE_TEACHER}
     done = finish(method=method, partition=partition, train=TRAIN)
     _, splits, _ = prepare(done.experiment)
     without = splits.unlabelled.lengths == 0
-    assert 0 < without.sum() < len(without)
+    assert (0 < without.sum() < len(without)) == some
     taught = done.clients.groupby("client")["teacher_loss"].count()
     assert ((taught == 0) == without).all()
     assert np.isfinite(done.rounds["loss"]).all()
@@ -490,10 +471,3 @@ def test_teachers_are_in_no_stack(tmp_path: Path) -> None:
     own = experiment(engine={"kind": "local", "clients_per_step": 4})
     run(own, tmp_path, lambda event: lines.append(str(event)))
     assert "clients are trained one by one: method.name=xpfl has its own training" in lines
-
-
-def test_clients_of_one_class_learn(finish: Finish) -> None:
-    partition = {"kind": "pathological", "clients": 10, "classes_per_client": 1, **SEMI}
-    method = {"name": "xpfl", "teacher": LITTLE_TEACHER}
-    done = finish(method=method, partition=partition, train=TRAIN)
-    assert np.isfinite(done.rounds["loss"]).all()
