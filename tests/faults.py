@@ -29,8 +29,10 @@ from fedsim.training import Context
 MERGE, TAKE_PARTIAL = WeightedMean.merge, Worker.take_partial
 
 
-def once(path: Path) -> bool:
-    """True the first time only, whichever process asks."""
+def once(path: Path | None) -> bool:
+    """True the first time only, whichever process asks; without a file, always."""
+    if path is None:
+        return True
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -58,10 +60,10 @@ def dropout_net(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class DyingClient(Scaffold):
-    """A client's actor is killed in the middle of round 3."""
+    """A client's actor is killed in the middle of round 3; without a marker, every time."""
 
     name: str = "faults:DyingClient"
-    marker: Path
+    marker: Path | None = None
 
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         update = super().local_update(client, weights, control)
@@ -83,10 +85,10 @@ class WaitingClient(Scaffold):
 
 
 class DyingDriver(FedAvg):
-    """The driver is killed in round 7."""
+    """The driver is killed in round 7; without a marker, every time."""
 
     name: str = "faults:DyingDriver"
-    marker: Path
+    marker: Path | None = None
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         state = super().round(fed, state, t)
@@ -122,32 +124,14 @@ class WaitingDriver(Scaffold):
         return super().round(fed, state, t)
 
 
-class DyingAlways(FedAvg):
-    """The driver is killed whenever it gets to round 7."""
-
-    name: str = "faults:DyingAlways"
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        if t == 7:
-            die()
-        return super().round(fed, state, t)
-
-
-class DeadlySums(FedAvg):
-    """Every actor dies when it is asked for its sums, as one that runs out of memory there."""
-
-    name: str = "faults:DeadlySums"
-
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        Worker.take_partial = lambda self, serial: die()  # type: ignore[assignment,return-value]
-        return super().local_update(client, weights)
-
-
 class DyingSums(Scaffold):
-    """The first actor that is asked for its sums is killed; those of others are there."""
+    """The first actor that is asked for its sums is killed; without a marker, every one.
+
+    As one that runs out of memory there. The sums of other actors are there.
+    """
 
     name: str = "faults:DyingSums"
-    marker: Path
+    marker: Path | None = None
 
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         def take_partial(worker: Worker, serial: int) -> Any:
@@ -182,17 +166,6 @@ def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:
     if ("client_actor.py", "__init__") in callers:
         die()
     return dropout_net(shape, classes)
-
-
-class AlwaysDying(FedAvg):
-    """Client 3 takes down every actor that works for it, as one that runs out of memory does."""
-
-    name: str = "faults:AlwaysDying"
-
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        if client.id == 3:
-            die()
-        return super().local_update(client, weights)
 
 
 class FailsUntil(FedAvg):

@@ -116,6 +116,7 @@ def test_scripts_are_in_order(script: Path) -> None:
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.night  # three nodes, which take 20 seconds to start
 class TestLaptop:
     @pytest.fixture(scope="class")
     def folder(self) -> Iterator[Path]:
@@ -274,6 +275,7 @@ class TestSlurm:
         assert not Path(f"/tmp/fedsim-job-{id}").exists()
         assert not running(f"/tmp/fedsim-job-{id}")
 
+    @pytest.mark.night
     def test_runs_on_all_nodes(self, tmp_path: Path, job: dict[str, str]) -> None:
         words = ["run", "experiments/quickstart.yaml", "train.rounds=2", "--out", str(tmp_path)]
         text = call(CLUSTER / "slurm.sh", *words, env=job)

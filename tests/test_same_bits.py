@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import ray
 from commands import Command
+from matrix import MODELS
 from ray.cluster_utils import Cluster
 
 from experiments import (
@@ -47,6 +49,58 @@ EXPLAINED: dict[str, dict[str, Any]] = {
     "centralised": {"share": None, "of": ["global"]},
     "ifca": {"share": None, "of": ["cohort"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
+}
+
+night = pytest.mark.night
+SCAFFOLD = with_method("scaffold", train={"participation": 0.7, "rounds": 3})
+SAME: dict[str, dict[str, Any]] = {
+    "stacks": SCAFFOLD,
+    "noise of privacy": {**SCAFFOLD, "privacy": {"clip": 1, "noise_multiplier": 1}},
+    "forged updates and their median": {
+        **SCAFFOLD,
+        "aggregation": {"name": "median"},
+        "adversaries": {"share": 0.3, "attack": {"name": "gaussian", "std": 0.1}},
+    },
+    "compressed": {**SCAFFOLD, "uplink": {"name": "topk"}, "downlink": {"name": "qsgd"}},
+    "a reduction of one's own": {
+        "method": {"name": "own_components:FedMedian"},
+        "train": {"rounds": 3},
+    },
+    "masked": {
+        "train": {"rounds": 3},
+        "secure_aggregation": {"dropout": 0.2, "threshold": 0.3},
+    },
+}
+LONGER = {"rounds": 4, "participation": 0.7}
+SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
+    # With each client's own model and random draws for attributions.
+    "phases of fedxds": with_method(
+        "fedxds",
+        data=FEW,
+        train=LONGER,
+        method={
+            **{"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"},
+            "attribution": {"name": "smoothgrad", "samples": 2},
+        },
+    ),
+    # Teachers and personal models, kept by the clients.
+    "xpfl": with_method(
+        "xpfl",
+        data=FEW,
+        train=LONGER,
+        method={
+            **{"name": "xpfl", "psi": None, "teacher": LITTLE_TEACHER},
+            "xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300},
+        },
+    ),
+    # Words that are drawn in training; 40 clients, an aspect each.
+    "fedrnl": {
+        "method": {"name": "fedrnl"},
+        "train": LONGER,
+        "data": {"name": "planted_reviews", "reviews": 10, "test_reviews": 5, "dimension": 4},
+        "partition": {"kind": "aspects", "clients": 40},
+        "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"},
+    },
 }
 
 
@@ -118,50 +172,10 @@ class TestOnRay:
             raise AssertionError("no run has lost an actor")
 
     @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            # In all its phases, with each client's own model and random draws for attributions.
-            {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
-            | {"attribution": {"name": "smoothgrad", "samples": 2}},
-            # Teachers and personal models, kept by the clients.
-            {"name": "xpfl", "psi": None, "teacher": LITTLE_TEACHER}
-            | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
-            # Words that are drawn in training; 40 clients, an aspect each.
-            {"name": "fedrnl"},
-        ],
-    )
-    def test_the_same_on_one_actor_and_three(self, finish: Finish, fields: dict[str, Any]) -> None:
-        train = {"rounds": 4, "participation": 0.7}
-        common = with_method(fields["name"], data=FEW, method=fields, train=train)
-        if fields["name"] == "fedrnl":
-            few = {"reviews": 10, "test_reviews": 5, "dimension": 4}
-            common |= {
-                "data": {"name": "planted_reviews", **few},
-                "partition": {"kind": "aspects", "clients": 40},
-                "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"},
-            }
-        local = finish(**common)
-        if fields["name"] == "fedxds":
-            assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
-        for actors in (1, 3):
-            there = finish(**common, engine={"kind": "ray", "actors": actors})
-            assert there.result_hash == local.result_hash
-
-    @pytest.mark.usefixtures("driver_here")
-    def test_tasks_in_turn_are_the_same_on_one_actor_and_three(self, tmp_path: Path) -> None:
+    def test_tasks_in_turn_are_the_same_when_an_actor_is_killed(self, tmp_path: Path) -> None:
         """FedSeIT's clients are sent what was chosen for each, and keep all of their tasks."""
-        documents = tmp_path / "documents.txt"
-        words = {"a": "one two three", "b": "four five six", "c": "one two four", "d": "three six"}
-        lines = [
-            f"{label}\t{text} {k % 7} {k % 3}" for label, text in words.items() for k in range(30)
-        ]
-        documents.write_text("\n".join(lines))
-        tasks = [[["a", "b"], ["c", "d"]], [["b", "c"], ["a", "d"]], [["c", "d"], ["a", "b"]]]
         common = {
-            "data": {"name": "text", "path": str(documents), "dimension": 7},
-            "partition": {"kind": "own_tasks", "tasks": tasks},
-            "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
+            **{key: MODELS["tasks"][key] for key in ("data", "partition", "model")},
             "method": {"name": "fedseit", "top_k": 2},
             "train": {"rounds": 4, "participation": 0.7, "batch_size": 8}
             | {"optimizer": {"name": "adam", "lr": 0.01}},
@@ -171,48 +185,30 @@ class TestOnRay:
             if isinstance(event, dict) and event["round"] == 1:
                 kill_newest_client_actor()
 
-        found = []
-        for engine in ({"kind": "local"}, *({"kind": "ray", "actors": n} for n in (1, 3))):
-            made = small_experiment(**common, engine=engine)
-            undisturbed = engine.get("actors") != 3
-            found.append(run(made, tmp_path, (lambda _: None) if undisturbed else kill_one))
-        local, *there = found
+        local = run(small_experiment(**common), tmp_path)
+        three = small_experiment(**common, engine={"kind": "ray", "actors": 3})
+        there = run(three, tmp_path, kill_one)
         assert len(local.explanations)
-        for other in there:
-            assert other.result_hash == local.result_hash
-            assert other.tasks.equals(local.tasks)
-            assert other.explanations.equals(local.explanations)
-
-    @pytest.mark.usefixtures("driver_here")
-    def test_noise_of_client_level_privacy_is_the_same_on_three_actors(
-        self, finish: Finish
-    ) -> None:
-        common = with_method("scaffold", train={"rounds": 3, "participation": 0.5})
-        common["privacy"] = {"clip": 1, "noise_multiplier": 1}
-        local = finish(**common)
-        there = finish(**common, engine={"kind": "ray", "actors": 3})
         assert there.result_hash == local.result_hash
+        assert there.tasks.equals(local.tasks)
+        assert there.explanations.equals(local.explanations)
 
     @pytest.mark.usefixtures("driver_here")
-    def test_forged_updates_and_their_median_are_the_same_on_two_actors(
-        self, finish: Finish
-    ) -> None:
-        common = with_method("scaffold", train={"rounds": 3, "participation": 0.7})
-        common["aggregation"] = {"name": "median"}
-        common["adversaries"] = {"share": 0.3, "attack": {"name": "gaussian", "std": 0.1}}
-        local = finish(**common)
-        for actors in (1, 2):
-            there = finish(**common, engine={"kind": "ray", "actors": actors})
+    @pytest.mark.parametrize(
+        "what", [*SAME, *(pytest.param(w, marks=night) for w in SAME_BY_NIGHT)]
+    )
+    def test_the_same_on_actors(self, finish: Finish, what: str) -> None:
+        common = {**SAME, **SAME_BY_NIGHT}[what]
+        stacks = {"clients_per_step": 3} if what == "stacks" else {}
+        local = finish(**common, engine={"kind": "local", **stacks})
+        for actors in (1, 3) if what in SAME_BY_NIGHT else (2,):
+            there = finish(**common, engine={"kind": "ray", "actors": actors, **stacks})
             assert there.result_hash == local.result_hash
-
-    @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize("name", ["scaffold", "moon"])
-    def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
-        common = with_method(name, train={"participation": 0.7, "rounds": 3})
-        local = finish(**common, engine={"kind": "local", "clients_per_step": 3})
-        three = finish(**common, engine={"kind": "ray", "actors": 3, "clients_per_step": 3})
-        assert local.result_hash == three.result_hash
-        assert local.manifest["clients_per_step"] == three.manifest["clients_per_step"] == 3
+            assert there.manifest.get("clients_per_step") == local.manifest.get("clients_per_step")
+        if what == "phases of fedxds":
+            assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
+        if what == "stacks":
+            assert local.manifest["clients_per_step"] == 3
 
     @pytest.mark.usefixtures("driver_here")
     def test_stacks_without_memory_are_halved(self, finish: Finish, tmp_path: Path) -> None:
@@ -290,19 +286,9 @@ class TestOnRay:
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
 
-    @pytest.mark.usefixtures("driver_here")
-    def test_a_block_that_always_kills_its_actor_stops_the_run(self, tmp_path: Path) -> None:
-        experiment = small_experiment(
-            method={"name": "faults:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
-        )
-        with pytest.raises(
-            RunError, match=r"3 actors in a row died while working on clients \[\d+\]"
-        ):
-            run(experiment, tmp_path)
-
     def test_a_driver_that_always_dies_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "faults:DyingAlways"}, engine={"kind": "ray", "actors": 1}
+            method={"name": "faults:DyingDriver"}, engine={"kind": "ray", "actors": 1}
         )
         lines: list[Any] = []
         with pytest.raises(RunError, match="the driver died 3 times in a row"):
@@ -314,12 +300,26 @@ class TestOnRay:
         assert list(load(folder).rounds["round"]) == [1, 2, 3, 4, 5]
 
     @pytest.mark.usefixtures("driver_here")
-    def test_actors_that_die_while_they_start_stop_the_run(self, tmp_path: Path) -> None:
-        experiment = small_experiment(
-            model={"name": "faults:deadly_net"}, engine={"kind": "ray", "actors": 1}
-        )
-        with pytest.raises(RunError, match="client actors cannot start: 3 died in a row"):
-            run(experiment, tmp_path)
+    @pytest.mark.parametrize(
+        ("sections", "message"),
+        [
+            (
+                {"method": {"name": "faults:DyingClient"}},
+                r"3 actors in a row died while working on clients \[\d+\]",
+            ),
+            ({"method": {"name": "faults:DyingSums"}}, "3 actors in a row died"),
+            (
+                {"model": {"name": "faults:deadly_net"}},
+                "client actors cannot start: 3 died in a row",
+            ),
+        ],
+        ids=["at a block", "with its sums", "at its start"],
+    )
+    def test_what_always_kills_an_actor_stops_the_run(
+        self, finish: Finish, sections: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(RunError, match=message):
+            finish(**sections, engine={"kind": "ray", "actors": 1})
 
     def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
         experiment = small_experiment(
@@ -329,31 +329,19 @@ class TestOnRay:
         with pytest.raises(ClientError, match=r"client \d, round 1, local_update: (?s:.*)'error'"):
             run(experiment, tmp_path)
 
-    def test_leaving_a_run_ends_its_driver(self, tmp_path: Path) -> None:
-        """Also in a process that goes on, and keeps the traceback."""
-        experiment = small_experiment(
-            train={"rounds": 1000}, engine={"kind": "ray", "actors": 1}, checkpoint={"every": 1}
-        )
-
-        def leave(event: Any) -> None:
-            if isinstance(event, dict) and event["round"] == 3:
-                raise LookupError("enough")
-
-        with pytest.raises(LookupError, match="enough") as kept:
-            run(experiment, tmp_path, leave)
-        (folder,) = (tmp_path / "small").iterdir()
-        time.sleep(1)
-        size = (folder / "log.txt").stat().st_size
-        time.sleep(2)
-        assert (folder / "log.txt").stat().st_size == size
-        assert load(folder).manifest["status"] == "failed"
-        del kept
-
-    def test_an_interrupted_run_ends_its_driver_before_it_writes_to_the_folder(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("error", "status"), [(LookupError, "failed"), (KeyboardInterrupt, "interrupted")]
+    )
+    def test_leaving_a_run_ends_its_driver_before_it_writes_to_the_folder(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        error: type[BaseException],
+        status: str,
     ) -> None:
-        """Also if Ray does not, as after the loss of its own processes."""
-        monkeypatch.setattr(ray, "kill", lambda actor: None)
+        """Also if Ray does not, as after the loss of its processes, and a traceback is kept."""
+        if error is KeyboardInterrupt:
+            monkeypatch.setattr(ray, "kill", lambda actor: None)
         monkeypatch.setattr("fedsim.launch.run.KILLED", 0.2)
         found: list[psutil.Process] = []
         process = launch._process
@@ -362,18 +350,18 @@ class TestOnRay:
             found.append(made := process(*driver))
             return made
 
-        def interrupt(event: Any) -> None:
+        def leave(event: Any) -> None:
             if isinstance(event, dict) and event["round"] == 3:
-                raise KeyboardInterrupt
+                raise error
 
         monkeypatch.setattr(launch, "_process", noted)
         endless = small_experiment(train={"rounds": 100_000}, engine={"kind": "ray", "actors": 1})
-        with pytest.raises(KeyboardInterrupt) as kept:
-            run(endless, tmp_path, interrupt)
+        with pytest.raises(error) as kept:
+            run(endless, tmp_path, leave)
         (driver,) = found
         driver.wait(60)
         (folder,) = (tmp_path / "small").iterdir()
-        assert load(folder).manifest["status"] == "interrupted"
+        assert load(folder).manifest["status"] == status
         del kept
 
     def test_the_driver_is_known_by_its_start_as_well(self) -> None:
@@ -388,14 +376,6 @@ class TestOnRay:
                 resume(folder)
 
         run(small_experiment(train={"rounds": 1}), tmp_path, resume_meanwhile)
-
-    @pytest.mark.usefixtures("driver_here")
-    def test_an_actor_that_dies_with_its_sums_stops_the_run(self, tmp_path: Path) -> None:
-        experiment = small_experiment(
-            method={"name": "faults:DeadlySums"}, engine={"kind": "ray", "actors": 1}
-        )
-        with pytest.raises(RunError, match=r"3 actors in a row died"):
-            run(experiment, tmp_path)
 
     @pytest.mark.usefixtures("driver_here")
     def test_what_is_told_of_nodes_and_of_their_store(
@@ -431,7 +411,10 @@ class TestOnRay:
         assert not (tmp_path / "refused").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+# By day an interrupted command on Ray is that of tests/test_signals.py.
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.night)]
+)
 def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
     marker = tmp_path / "marker"
@@ -479,9 +462,8 @@ def three_nodes() -> Iterator[tuple[Cluster, Any]]:
     cluster.shutdown()
 
 
+@pytest.mark.night  # a cluster of three nodes; by day is_lost stands in for one that is gone
 def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> None:
-    import threading
-
     cluster, node = three_nodes
     # 52,650 parameters: kept states of 200 kB, too large to travel inline, live on the nodes.
     common: dict[str, Any] = {"model": {"hidden": [200, 180]}, "train": {"rounds": 9}}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -77,18 +79,53 @@ def test_something_answers_that_is_no_ray(
 ) -> None:
     monkeypatch.setattr(connection, "TIMEOUT", 0.3)
     with answering(answer) as address:
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ClusterError) as told, connected(None):
-            pass
-    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason})"
+        assert refusal(monkeypatch, address) == (
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason})"
+        )
     assert not asked
 
 
-@pytest.fixture
-def gone() -> str:
+def refusal(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
+    """What is said if RAY_ADDRESS is this."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError) as told, connected(None):
+        pass
+    return str(told.value)
+
+
+def unused() -> str:
     """An address where nothing answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        *(
+            (address, f"no Ray cluster answers there ({reason})")
+            for address, reason in [
+                ("nobody", "Connection refused"),
+                ("head", "not of the form host:port"),
+                ("head:port", "not of the form host:port"),
+            ]
+        ),
+        *(
+            (
+                address,
+                "`fedsim run` must run on a machine of the cluster; from elsewhere, use "
+                "`fedsim submit FILE --address http://head:8265`",
+            )
+            for address in ("http://head:8265", "ray://head:10001")
+        ),
+    ],
+)
+def test_no_cluster_is_there(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str, told: str
+) -> None:
+    address = unused() if given == "nobody" else given
+    assert refusal(monkeypatch, address) == f"RAY_ADDRESS={address}: {told}"
+    assert not asked
 
 
 @pytest.fixture
@@ -100,109 +137,53 @@ def word(tmp_path: Path, head: str) -> Path:
     return word
 
 
-@pytest.mark.parametrize("given", [None, "", "local"])
-def test_a_private_one(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str | None
+@pytest.mark.parametrize(
+    ("given", "left", "mine", "taken"),
+    [
+        # By what is given, what was left on this machine, and by whom.
+        (None, None, True, "local"),
+        ("", None, True, "local"),
+        ("local", None, True, "local"),
+        ("HEAD", None, True, "HEAD"),
+        (None, "HEAD", True, "HEAD"),
+        ("", "HEAD", True, "HEAD"),
+        ("local", "HEAD", True, "local"),
+        (None, "HEAD", False, "local"),
+        (None, "", True, "local"),
+        (None, "no address", True, "local"),
+        (None, "NOBODY", True, "local"),
+    ],
+)
+def test_which_ray_is_used(
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    word: Path,
+    given: str | None,
+    left: str | None,
+    mine: bool,
+    taken: str,
 ) -> None:
+    def address(text: str) -> str:
+        return {"HEAD": head, "NOBODY": unused()}.get(text, text)
+
     if given is not None:
-        monkeypatch.setenv("RAY_ADDRESS", given)
-    lines: list[str] = []
-    with connected(None, lines.append):
-        pass
-    assert asked["address"] == "local"
-    assert lines == ["starting Ray …"]
-
-
-def test_the_one_that_is_named(
-    asked: dict[str, Any], head: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", head)
+        monkeypatch.setenv("RAY_ADDRESS", address(given))
+    word.write_text(address(left)) if left is not None else word.unlink()
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me if mine else me + 1)
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     lines: list[str] = []
     with connected(None, lines.append):
         pass
-    assert asked["address"] == head
-    assert lines == []
-    assert asked["runtime_env"]["env_vars"]["MKL_CBWR"] == "AVX2"  # as in this process
+    assert asked["address"] == address(taken)
+    if taken == "local":
+        assert lines == ["starting Ray …"]
+    else:
+        assert lines == []
+        assert asked["runtime_env"]["env_vars"]["MKL_CBWR"] == "AVX2"  # as in this process
 
 
-@pytest.mark.usefixtures("word")
-class TestOnThisMachine:
-    @pytest.mark.parametrize("given", [None, ""])
-    def test_ones_own(
-        self,
-        asked: dict[str, Any],
-        head: str,
-        monkeypatch: pytest.MonkeyPatch,
-        given: str | None,
-    ) -> None:
-        if given is not None:
-            monkeypatch.setenv("RAY_ADDRESS", given)
-        with connected(None):
-            pass
-        assert asked["address"] == head
-
-    def test_not_when_a_private_one_is_wanted(
-        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("RAY_ADDRESS", "local")
-        with connected(None):
-            pass
-        assert asked["address"] == "local"
-
-    def test_not_somebody_elses(
-        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        me = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: me + 1)
-        with connected(None):
-            pass
-        assert asked["address"] == "local"
-
-    @pytest.mark.parametrize("content", ["", "no address", "{gone}"])
-    def test_not_one_that_is_gone(
-        self, asked: dict[str, Any], word: Path, gone: str, content: str
-    ) -> None:
-        word.write_text(content.format(gone=gone))
-        with connected(None):
-            pass
-        assert asked["address"] == "local"
-
-
-@pytest.mark.parametrize("given", ["http://head:8265", "ray://head:10001"])
-def test_from_elsewhere(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", given)
-    with pytest.raises(ClusterError) as told, connected(None):
-        pass
-    assert str(told.value) == (
-        f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
-        "elsewhere, use `fedsim submit FILE --address http://head:8265`"
-    )
-    assert not asked
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ("{gone}", "Connection refused"),
-        ("head", "not of the form host:port"),
-        ("head:port", "not of the form host:port"),
-    ],
-)
-def test_nothing_answers(
-    asked: dict[str, Any], gone: str, monkeypatch: pytest.MonkeyPatch, given: str, reason: str
-) -> None:
-    address = given.format(gone=gone)
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterError) as told, connected(None):
-        pass
-    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason})"
-    assert not asked
-
-
-@pytest.mark.usefixtures("word")
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(
     ("error", "hint"),
@@ -213,17 +194,15 @@ def test_nothing_answers(
     ],
 )
 def test_it_does_not_let_us_in(
-    head: str, monkeypatch: pytest.MonkeyPatch, named: bool, error: Exception, hint: str
+    word: Path,
+    head: str,
+    monkeypatch: pytest.MonkeyPatch,
+    named: bool,
+    error: Exception,
+    hint: str,
 ) -> None:
-    def refuse(**_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(ray, "init", refuse)
-    if named:
-        monkeypatch.setenv("RAY_ADDRESS", head)
-    with pytest.raises(ClusterError) as told, connected(None):
-        pass
-    assert str(told.value) == (
+    monkeypatch.setattr(ray, "init", Mock(side_effect=error))
+    assert refusal(monkeypatch, head if named else "") == (
         f"the Ray cluster at {head} refused the connection: {error}{hint}"
         f"{'' if named else PRIVATE}"
     )
@@ -276,13 +255,7 @@ def test_a_folder_in_which_ray_cannot_be(
 def test_what_keeps_ray_from_starting_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(**_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray, "init", Mock(side_effect=error))
     monkeypatch.setattr(forked_workers, "fork_server", lambda _: nullcontext(""))
-    with (
-        pytest.raises(ClusterError, match=rf"^Ray does not start below /.*: .*{error}; "),
-        connected(None),
-    ):
-        pass
+    told = refusal(monkeypatch, "")
+    assert re.fullmatch(rf"Ray does not start below /.*: .*{error}; .*", told)

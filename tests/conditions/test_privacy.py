@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -14,24 +13,24 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
+from one_round import changes, one_mean
 
 from experiments import (
     MECHANISMS,
     NETWORK_METHODS,
     by_day,
     federation,
-    interrupted,
     server_states,
     small_experiment,
     with_method,
 )
-from fedsim import Client, Experiment, Federation, Run, State, Update, resume
+from fedsim import Experiment, Run
 from fedsim.conditions.gaussian import analytic_epsilon
 from fedsim.conditions.privacy import Privacy, clipped
-from fedsim.errors import BadInput, RunError
+from fedsim.errors import BadInput
 from fedsim.federation import draw_cohort
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
-from fedsim.methods.fedavg import FedAvg
 
 Finish = Callable[..., Run]
 TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
@@ -73,49 +72,36 @@ def test_a_reference_of_another_size_is_none() -> None:
 # the mean
 
 
-def one_mean(made: Experiment, cohort: list[int]) -> np.ndarray:
-    """The mean of one round's local training from the initial weights."""
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_without_noise_it_is_the_mean_of_clipped_changes(kind: Any) -> None:
+    """Of what was sent, an array or a tensor."""
+    made = experiment(clip=0.3, z=0.0, participation=1.0)
     fed = federation(made)
     fed.runner.begin(1)
-    return fed.mean(made.method.local_update, cohort, weights=fed.initial_weights()).weights
-
-
-def alone(k: int) -> np.ndarray:
-    """Client k's own model after a round, without any privacy."""
-    return one_mean(small_experiment(train=TRAIN), [k])
-
-
-def test_without_noise_it_is_the_mean_of_clipped_changes() -> None:
-    made = experiment(clip=0.3, z=0.0, participation=1.0)
-    start = federation(made).initial_weights().astype(np.float64)
-    changes = [alone(k) - start for k in range(10)]
-    norms = [np.linalg.norm(c) for c in changes]
+    sent = fed.initial_weights()
+    norms = np.linalg.norm(changes(), axis=1)
     assert min(norms) < 0.3 < max(norms)
-    expected = start + np.mean(
-        [c * min(1, 0.3 / n) for c, n in zip(changes, norms, strict=True)], 0
-    )
-    np.testing.assert_allclose(one_mean(made, list(range(10))), expected, atol=1e-6)
+    expected = sent + (changes() * np.minimum(1, 0.3 / norms)[:, None]).mean(axis=0)
+    found = fed.mean(made.method.local_update, range(10), weights=kind(sent))
+    np.testing.assert_allclose(found.weights, expected, atol=1e-6)
 
 
 def test_the_sum_is_divided_by_the_expected_number() -> None:
     made = experiment(clip=1e6, z=0.0, participation=0.35)
     fed = federation(made)
-    fed.runner.begin(1)
     cohort = fed.sample(1)
-    start = fed.initial_weights().astype(np.float64)
-    expected = start + sum(alone(int(k)) - start for k in cohort) / 3.5
-    np.testing.assert_allclose(one_mean(made, cohort.tolist()), expected, atol=1e-5)
+    expected = fed.initial_weights() + changes()[cohort].sum(axis=0) / 3.5
+    np.testing.assert_allclose(one_mean(made, cohort).weights, expected, atol=1e-5)
 
 
 def test_noise_has_its_size_and_is_another_each_time() -> None:
     quiet, noisy = (experiment(clip=0.5, z=z, participation=1.0) for z in (0.0, 4.0))
-    everyone = list(range(10))
-    fed = federation(noisy)
+    fed, without = federation(noisy), one_mean(quiet, range(10)).weights
     fed.runner.begin(1)
     drawn = []
     for _ in range(2):
-        mean = fed.mean(noisy.method.local_update, everyone, weights=fed.initial_weights())
-        drawn.append(mean.weights - one_mean(quiet, everyone))
+        mean = fed.mean(noisy.method.local_update, range(10), weights=fed.initial_weights())
+        drawn.append(mean.weights - without)
     for noise in drawn:
         assert noise.std() == pytest.approx(4 * 0.5 / 10, rel=0.05)
         assert abs(noise.mean()) < 0.2 / 10
@@ -153,22 +139,6 @@ def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
     assert fed.runner.ledger("privacy")["releases"] == [[0.1, 1, 1]]
 
 
-def test_a_tensor_is_a_reference_as_well() -> None:
-    made = experiment(clip=1e6, z=0.0, participation=1.0)
-    fed = federation(made)
-    fed.runner.begin(1)
-    sent = torch.from_numpy(fed.initial_weights())
-    mean = fed.mean(made.method.local_update, range(10), weights=sent)
-    np.testing.assert_array_equal(mean.weights, one_mean(made, list(range(10))))
-
-
-def test_a_mean_of_nobody_is_refused() -> None:
-    fed = federation(experiment(participation=1.0))
-    fed.runner.begin(1)
-    with pytest.raises(RunError, match="round 1: a mean of no clients"):
-        fed.mean(FedAvg().local_update, [], weights=fed.initial_weights())
-
-
 # the accountant
 
 
@@ -191,17 +161,11 @@ def test_epsilon_is_that_of_the_accountant() -> None:
         assert privacy.epsilon(releases) == accountant.get_epsilon(privacy.delta)
 
 
-def test_epsilon_grows_with_what_is_released() -> None:
-    privacy = Privacy(clip=1, noise_multiplier=2)
-
-    def epsilon(q: float, r: int, rounds: int) -> float:
-        return privacy.epsilon({(q, r): rounds})
-
+def test_epsilon_of_several_sums() -> None:
+    """Two sums of one cohort are one sum with half the variance of noise."""
+    privacy, less = (Privacy(clip=1, noise_multiplier=z) for z in (2, 2 / math.sqrt(2)))
+    assert privacy.epsilon({(0.1, 2): 10}) == pytest.approx(less.epsilon({(0.1, 1): 10}))
     assert privacy.epsilon({}) == 0
-    assert epsilon(0.1, 1, 10) < epsilon(0.1, 1, 20) < epsilon(0.2, 1, 20) < epsilon(1.0, 1, 20)
-    # Two sums of one cohort are one sum with half the variance of noise.
-    less = Privacy(clip=1, noise_multiplier=2 / math.sqrt(2))
-    assert epsilon(0.1, 2, 10) == pytest.approx(less.epsilon({(0.1, 1): 10}))
     assert Privacy(clip=1, noise_multiplier=0).epsilon({(0.1, 1): 1}) == math.inf
 
 
@@ -210,20 +174,6 @@ def test_epsilon_is_on_record(finish: Finish) -> None:
     privacy = Privacy(clip=1, noise_multiplier=1)
     expected = [privacy.epsilon({(0.5, 1): t}) for t in range(1, 11)]
     assert done.rounds["epsilon"].tolist() == pytest.approx(expected)
-
-
-def test_resumed_it_knows_what_it_has_spent(finish: Finish, tmp_path: Path) -> None:
-    sections: dict[str, Any] = {
-        "privacy": {"clip": 1, "noise_multiplier": 1},
-        "train": {"rounds": 4, "participation": 0.5},
-        "checkpoint": {"every": 1},
-    }
-    undisturbed = finish(**sections)
-
-    folder = interrupted(small_experiment(**sections), tmp_path / "again", 2)
-    resumed = resume(folder)
-    assert resumed.result_hash == undisturbed.result_hash
-    assert resumed.rounds["epsilon"].equals(undisturbed.rounds["epsilon"])
 
 
 def test_with_many_clients_it_learns(finish: Finish) -> None:
@@ -257,115 +207,37 @@ COVERED = [name for name in NETWORK_METHODS if name not in REFUSED]
 
 
 @pytest.mark.parametrize("name", by_day(COVERED, [*MECHANISMS, "fedavg", "fedadam"]))
-def test_without_noise_and_clipping_a_method_does_what_it_does(name: str) -> None:
-    """Of clients with equally many samples; each vector it sends has its reference."""
+def test_a_method_is_covered(name: str) -> None:
+    """Each vector that it sends has its reference.
+
+    Without noise and clipping it does what it does, here of clients with equally many samples.
+    Clipped, a model moves no further than the norm in a round, but for the server's own steps.
+    """
     sections = sections_of(
         name,
         data={"name": "synthetic", "samples": 400},
         partition={"kind": "iid", "clients": 10},
         train={**TRAIN, "rounds": 3},
     )
-    plain = server_states(small_experiment(**sections))
-    private = server_states(
-        small_experiment(**sections, privacy={"clip": 1e5, "noise_multiplier": 0})
+    plain, private, clipped, noisy = (
+        server_states(small_experiment(**sections, **privacy))
+        for privacy in (
+            {},
+            *(
+                {"privacy": {"clip": clip, "noise_multiplier": z}}
+                for clip, z in ((1e5, 0), (1e-3, 0), (1, 0.1))
+            ),
+        )
     )
     for one, other in zip(plain, private, strict=True):
         np.testing.assert_allclose(one.weights, other.weights, atol=2e-6)
+    before, after = (state.weights.astype(np.float64) for state in clipped[:2])
+    assert 0 < np.linalg.norm(after - before) < 1.01e-3
+    assert np.isfinite(noisy[-1].weights).all()
 
 
-@pytest.mark.parametrize("name", by_day(COVERED, [*MECHANISMS, "fedavg", "fedadam"]))
-def test_clipping_is_of_changes(name: str) -> None:
-    """A model moves no further than the norm in a round, but for the server's own steps."""
-    made = sections_of(name, train={**TRAIN, "rounds": 2})
-    privacy = {"clip": 1e-3, "noise_multiplier": 0}
-    before, after, _ = server_states(small_experiment(**made, privacy=privacy))
-    moved = np.linalg.norm(after.weights.astype(np.float64) - before.weights)
-    assert 0 < moved < 1.01e-3
-
-
-@pytest.mark.parametrize("name", by_day(NETWORK_METHODS, [*MECHANISMS, *REFUSED]))
-def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
-    sections = sections_of(name, train={"rounds": 4, "participation": 0.5})
-    privacy = {"clip": 1, "noise_multiplier": 0.1}
-    if name in COVERED:
-        done = finish(**sections, privacy=privacy)
-        assert np.isfinite(done.rounds["epsilon"]).all()
-    else:
-        with pytest.raises(BadInput, match=rf"method.name={name} .*(privacy|take another)"):
-            finish(**sections, privacy=privacy)
-
-
-class Gathers(FedAvg):
-    """Says nothing of what it gathers."""
-
-    name: str = "test_privacy:Gathers"
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        fed.gather(self.count, fed.sample(t))
-        return state
-
-    def count(self, client: Client) -> int:
-        return client.num_samples
-
-
-class Counts(FedAvg):
-    name: str = "test_privacy:Counts"
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        fed.log(largest=int(fed.server.num_samples.max()))
-        return state
-
-
-class Reads(FedAvg):
-    name: str = "test_privacy:Reads"
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        len(fed.server.labelled_data)
-        return state
-
-
-class SendsNothing(FedAvg):
-    name: str = "test_privacy:SendsNothing"
-
-    def local_update(self, client: Client, weights: torch.Tensor) -> Update:
-        return Update()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Gathers", r"the method gathers each client's message \(count\), which `privacy` hides"),
-        ("Counts", "the method reads each client's number of examples"),
-        ("Reads", "the method reads the clients' examples"),
-        ("SendsNothing", "round 1: no client of the cohort sent anything to add noise to"),
-    ],
-)
-def test_what_noise_does_not_cover_is_refused(finish: Finish, name: str, message: str) -> None:
-    with pytest.raises(RunError, match=message):
-        finish(method={"name": f"test_privacy:{name}"}, privacy={"clip": 1, "noise_multiplier": 1})
-
-
-def test_what_depends_on_others_numbers_of_samples_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"numbers of samples, .* set method.scale=none"):
-        experiment(method={"name": "feddyn"})
-
-
-def test_running_statistics_are_refused(finish: Finish) -> None:
-    with pytest.raises(BadInput, match=r"model.name=resnet8 .*'features.1.running_mean'"):
-        finish(model={"name": "resnet8", "width": 2}, privacy={"clip": 1, "noise_multiplier": 1})
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"clip": 0, "noise_multiplier": 1}, "privacy.clip: must be greater than 0"),
-        ({"clip": 1}, "privacy.noise_multiplier: missing"),
-        ({"clip": 1, "noise_multiplier": -1}, "privacy.noise_multiplier: must be greater than or"),
-        ({"clip": 1, "noise_multiplier": 1, "delta": 1}, "privacy.delta: must be less than 1"),
-        ({"clip": 1, "noise_multiplier": 1, "delta": 0}, "privacy.delta: must be greater than 0"),
-        ({"clip": 1, "noise": 1}, "privacy.noise: unknown key"),
-    ],
-)
-def test_what_does_not_fit_is_refused(section: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_method_that_is_not_covered_is_refused(name: str) -> None:
+    message = rf"method.name={name} .*(privacy|take another)"
     with pytest.raises(BadInput, match=message):
-        small_experiment(privacy=section)
+        prepare(experiment(**sections_of(name, train={"rounds": 4})))

@@ -61,6 +61,13 @@ def test_one_large_client_has_a_block_of_its_own() -> None:
     assert blocks[0] == [99]
 
 
+def test_stacks_are_of_clients_with_about_the_same_cost() -> None:
+    cohort, costs = np.arange(10, 20), np.array([5, 1, 9, 1, 7, 3, 2, 8, 6, 4])
+    blocks = cut_blocks(cohort, costs, 4)
+    assert blocks == [[12, 14, 17, 18], [10, 15, 19], [11, 13, 16]]
+    assert cut_blocks(cohort[:0], costs[:0], 4) == []
+
+
 @given(st.floats(0, 1), st.integers(1, 10_000))
 def test_cohorts_are_a_share_of_all(participation: float, clients: int) -> None:
     size = cohort_size(participation, clients)

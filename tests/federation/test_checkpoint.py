@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from fedsim.errors import Damaged
 from fedsim.federation.checkpoint import Arrays, Checkpoints, pack, read_tree, unpack, write_tree
@@ -124,35 +125,26 @@ def state(t: float) -> ServerState:
     return ServerState(np.full(3, t, dtype=np.float32), {"round": t, "deep": [np.arange(2)]})
 
 
+def save(
+    checkpoints: Checkpoints, t: int, fed: Clients, progress: dict[str, Any] | None = None
+) -> None:
+    checkpoints.save(t, state(t), fed, progress or {})  # type: ignore[arg-type]
+    checkpoints.prune()
+
+
 def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_every_client_state_has_a_checksum(folder: Path) -> None:
-    fed, saver = Clients(), Checkpoints(folder)
-    fed.kept = {1: {"control": np.ones(2)}}
-    saver.save(2, state(2), fed, {})  # type: ignore[arg-type]
-    content = read_tree(saver.path(2))
-    write_tree(saver.path(2), {**content, "checksums": {}})
-    assert saver.damage() == [f"{saver.path(2)}: is damaged: it does not contain a checkpoint"]
-
-
-def test_no_checkpoint_forgets_all_clients(folder: Path) -> None:
-    fed = Clients()
-    fed.kept = {3: {"control": np.ones(2)}}
-    assert Checkpoints(folder).latest(state(0), fed) is None  # type: ignore[arg-type]
-    assert fed.kept == {}
-
-
 def test_the_latest_is_taken_up(folder: Path) -> None:
-    fed, again = Clients(), Clients()
-    saver = Checkpoints(folder)
+    fed, again, saver = Clients(), Clients(), Checkpoints(folder)
+    again.kept = {3: {"control": np.ones(2)}}
+    assert Checkpoints(folder).latest(state(0), again) is None  # type: ignore[arg-type]
+    assert again.kept == {}
     fed.kept = {1: {"control": np.ones(2)}, 12: {"count": 4}}
-    saver.save(2, state(2), fed, {"chain": "ab", "total": 5})  # type: ignore[arg-type]
-    saver.prune()
+    save(saver, 2, fed, {"chain": "ab", "total": 5})
     fed.kept[12] = {"count": 5}
-    saver.save(4, state(4), fed, {"chain": "cd", "total": 9})  # type: ignore[arg-type]
-    saver.prune()
+    save(saver, 4, fed, {"chain": "cd", "total": 9})
     found = Checkpoints(folder).latest(state(0), again)  # type: ignore[arg-type]
     assert found is not None
     assert (found.round, found.progress) == (4, {"chain": "cd", "total": 9})
@@ -162,46 +154,31 @@ def test_the_latest_is_taken_up(folder: Path) -> None:
 
 
 def test_only_what_changed_is_written_and_two_checkpoints_kept(folder: Path) -> None:
-    fed = Clients()
-    saver = Checkpoints(folder)
+    fed, saver = Clients(), Checkpoints(folder)
     fed.kept = {1: {"n": 1}, 2: {"n": 1}}
-    saver.save(1, state(1), fed, {})  # type: ignore[arg-type]
-    saver.prune()
-    assert files(folder) == {
-        *("round-000001.safetensors", "clients/1-000001.safetensors"),
-        "clients/2-000001.safetensors",
-    }
+    save(saver, 1, fed)
+    first = {"round-000001.safetensors", "clients/1-000001.safetensors"}
+    assert files(folder) == {*first, "clients/2-000001.safetensors"}
     fed.kept[2] = {"n": 2}
-    saver.save(3, state(3), fed, {})  # type: ignore[arg-type]
-    saver.prune()
-    assert files(folder) == {
-        *("round-000001.safetensors", "round-000003.safetensors"),
-        *("clients/1-000001.safetensors", "clients/2-000001.safetensors"),
-        "clients/2-000003.safetensors",
-    }
-    resumed = Clients()
-    going_on = Checkpoints(folder)
+    save(saver, 3, fed)
+    third = {"round-000003.safetensors", "clients/2-000003.safetensors"}
+    assert files(folder) == {*first, "clients/2-000001.safetensors", *third}
+    resumed, going_on = Clients(), Checkpoints(folder)
     going_on.latest(state(0), resumed)  # type: ignore[arg-type]
-    going_on.save(4, state(4), resumed, {})  # type: ignore[arg-type]
-    going_on.prune()
-    assert files(folder) == {
-        *("round-000003.safetensors", "round-000004.safetensors"),
-        *("clients/1-000001.safetensors", "clients/2-000003.safetensors"),
-    }
+    save(going_on, 4, resumed)
+    fourth = {"clients/1-000001.safetensors", "round-000004.safetensors"}
+    assert files(folder) == {*third, *fourth}
 
 
 def test_files_of_others_are_left_alone(folder: Path) -> None:
-    saver = Checkpoints(folder)
     (folder / "clients").mkdir(parents=True)
-    for name in ("clients/notes.txt", "round-best.safetensors", "clients/1-a.safetensors"):
+    theirs = {"clients/notes.txt", "round-best.safetensors", "clients/1-a.safetensors"}
+    for name in theirs:
         (folder / name).write_text("mine")
+    saver = Checkpoints(folder)
     for t in (1, 2, 3):
-        saver.save(t, state(t), Clients(), {})  # type: ignore[arg-type]
-        saver.prune()
-    assert files(folder) == {
-        *("round-000002.safetensors", "round-000003.safetensors", "round-best.safetensors"),
-        *("clients/notes.txt", "clients/1-a.safetensors"),
-    }
+        save(saver, t, Clients())
+    assert files(folder) == {"round-000002.safetensors", "round-000003.safetensors", *theirs}
 
 
 @pytest.fixture
@@ -210,8 +187,7 @@ def saved(folder: Path) -> Path:
     fed, saver = Clients(), Checkpoints(folder)
     for t in (2, 4):
         fed.kept = {1: {"control": np.full(50, t)}, 2: {"control": np.ones(3)}}
-        saver.save(t, state(t), fed, {"t": t})  # type: ignore[arg-type]
-        saver.prune()
+        save(saver, t, fed, {"t": t})
     return folder
 
 
@@ -230,15 +206,40 @@ def taken_up(folder: Path) -> tuple[int | None, list[str]]:
 LATEST = ["round-000004.safetensors", "clients/1-000004.safetensors"]
 
 
+def truncated(share: float) -> Callable[[Path], None]:
+    def truncate(path: Path) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))])
+
+    return truncate
+
+
 @pytest.mark.parametrize("name", LATEST)
-@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
-def test_a_truncated_checkpoint_is_passed_over(saved: Path, name: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        *((truncated(share), "is damaged: ") for share in (0, 0.1, 0.5, 0.99)),
+        (lambda path: save_file({"0": np.zeros(3)}, path), "is damaged: "),  # weights alone
+        (Path.unlink, "is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    saved: Path, name: str, change: Callable[[Path], None], problem: str
+) -> None:
     path = saved / name
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
+    change(path)
+    if name == LATEST[0] and not path.exists():  # a checkpoint that was never made
+        assert taken_up(saved) == (2, [])
+        return
     t, (said,) = taken_up(saved)
     assert t == 2
-    assert said.startswith(f"{path}: is damaged: ")
+    assert said.startswith(f"{path}: {problem}")
+
+
+def test_every_client_state_has_a_checksum(saved: Path) -> None:
+    path = saved / LATEST[0]
+    write_tree(path, {**read_tree(path), "checksums": {}})
+    assert taken_up(saved) == (2, [f"{path}: is damaged: it does not contain a checkpoint"])
 
 
 @pytest.mark.parametrize("name", LATEST)
@@ -254,22 +255,6 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(saved: Path, name: str) -> 
         assert (t, len(said)) in ((2, 1), (4, 0)), place
         survived += t == 4
     assert survived < len(content) / 50  # blanks that fill up the header
-
-
-def test_a_missing_client_state_is_named(saved: Path) -> None:
-    path = saved / "clients/1-000004.safetensors"
-    path.unlink()
-    assert taken_up(saved) == (2, [f"{path}: is missing"])
-
-
-def test_weights_alone_are_no_checkpoint(saved: Path) -> None:
-    from safetensors.numpy import save_file
-
-    path = saved / "round-000004.safetensors"
-    save_file({"0": np.zeros(3)}, path)
-    t, (said,) = taken_up(saved)
-    assert t == 2
-    assert said.startswith(f"{path}: is damaged: ")
 
 
 def test_without_any_whole_checkpoint_a_run_begins_anew(saved: Path) -> None:

@@ -16,7 +16,7 @@ from own_components import CoordinateMedian
 
 from experiments import server_states, small_experiment
 from fedsim import Run
-from fedsim.errors import Diverged, ExperimentError
+from fedsim.errors import Diverged
 from fedsim.federation import Update
 from fedsim.federation.reduction import (
     Discard,
@@ -187,17 +187,6 @@ class TestOwn:
             alone.append(server_states(one)[1].weights)
         np.testing.assert_array_equal(median.weights, np.median(alone, axis=0))
 
-    @pytest.mark.usefixtures("own_ray", "driver_here")
-    def test_actors_change_no_bit(self, finish: Finish) -> None:
-        sections: dict[str, Any] = {"method": self.METHOD, "train": {"rounds": 3}}
-        local = finish(**sections)
-        ray = finish(**sections, engine={"kind": "ray", "actors": 3})
-        assert local.result_hash == ray.result_hash
-
     def test_what_cannot_be_reduced_is_the_clients_fault(self, finish: Finish) -> None:
         with pytest.raises(Diverged, match=r"round 1: client \d: NaN values in its message; l"):
             finish(method={"name": "own_components:Broken"}, train={"rounds": 1})
-
-    def test_privacy_does_not_cover_it(self) -> None:
-        with pytest.raises(ExperimentError, match="asks for what each client sends, which"):
-            small_experiment(method=self.METHOD, privacy={"clip": 1.0, "noise_multiplier": 1.0})

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,90 +34,73 @@ def content(sent: Sequence[tuple[str, WorkItem]]) -> list[tuple[str, list[int]]]
     return [(worker, [block[0] // 2 for block in item.blocks]) for worker, item in sent]
 
 
-@pytest.mark.parametrize("sums", [True, False])
-def test_blocks_dealt_out_at_once_bring_their_sums_if_there_are_any(sums: bool) -> None:
-    scheduler: Scheduler[str] = Scheduler(blocks(6), at_once=True, sums=sums)
-    sent = send(scheduler, ["a", "b", "c"])
-    assert content(sent)[:3] == [("a", [0, 5]), ("b", [1, 4]), ("c", [2, 3])]
-    assert {item.with_sum for _, item in sent} == {sums}
-
-
 def test_ray_is_not_needed() -> None:
     code = "import sys, fedsim.federation.scheduler; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class TestHandOut:
-    def test_in_order_one_round_of_workers_at_a_time(self) -> None:
-        sent = send(Scheduler(blocks(4)), ["a", "b"])
-        assert content(sent) == [("a", [0]), ("b", [1]), ("a", [2]), ("b", [3])]
-
-    def test_many_at_once_while_many_wait(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(16))
-        sent = send(scheduler, ["a", "b"])
-        assert content(sent) == [
-            ("a", [0, 3, 4, 7, 8]),  # dealt back and forth, for the first cost the most
-            ("b", [1, 2, 5, 6, 9]),
-            ("a", [10, 13]),
-            ("b", [11, 12]),
-        ]
-        assert scheduler.waiting == 2
-        assert not any(item.with_sum for _, item in sent)
-
-    def test_all_at_once(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(7), at_once=True)
-        sent = send(scheduler, ["a", "b"])
-        assert content(sent) == [("a", [0, 3, 4]), ("b", [1, 2, 5, 6])]
-        assert all(item.with_sum for _, item in sent)
+@pytest.mark.parametrize(
+    ("count", "at_once", "workers", "expected", "workers_in_all"),
+    [
+        (0, False, "a", [], 1),
+        (2, False, "", [], 2),
+        # In order, one round of workers at a time; what is left goes one by one.
+        (4, False, "ab", [("a", [0]), ("b", [1]), ("a", [2]), ("b", [3])], 2),
+        (3, False, "a", [("a", [0]), ("a", [1])], 1),
+        # Many at once while many wait, dealt back and forth, for the first cost the most.
+        (
+            16,
+            False,
+            "ab",
+            [("a", [0, 3, 4, 7, 8]), ("b", [1, 2, 5, 6, 9]), ("a", [10, 13]), ("b", [11, 12])],
+            2,
+        ),
+        # Workers that have not started are left their share.
+        (16, False, "a", [("a", [0, 1, 2]), ("a", [3, 4])], 4),
+        (8, True, "a", [("a", [0, 1, 2, 3]), ("a", [4, 5])], 2),
+        (7, True, "ab", [("a", [0, 3, 4]), ("b", [1, 2, 5, 6])], 2),
+    ],
+)
+def test_which_blocks_are_handed_out(
+    count: int, at_once: bool, workers: str, expected: list[Any], workers_in_all: int
+) -> None:
+    scheduler: Scheduler[str] = Scheduler(blocks(count), at_once)
+    sent = send(scheduler, list(workers), workers_in_all)
+    assert content(sent) == expected
+    assert scheduler.waiting == count - sum(len(some) for _, some in expected)
+    assert scheduler.all_accepted == (count == 0)
+    held = set()
+    for worker, item in sent:  # the sum comes with the only item that a worker holds
+        assert item.with_sum == (at_once and worker not in held)
+        held.add(worker)
+    if at_once and workers_in_all == len(workers):
         assert not scheduler.to_ask()
+    without: Scheduler[str] = Scheduler(blocks(count), at_once, sums=False)
+    assert not any(item.with_sum for _, item in send(without, list(workers), workers_in_all))
 
-    def test_at_once_with_workers_that_have_not_started(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(8), at_once=True)
-        sent = send(scheduler, ["a"], count=2)
-        assert content(sent) == [("a", [0, 1, 2, 3]), ("a", [4, 5])]
-        assert scheduler.waiting == 2
 
-    def test_at_once_what_was_lost_still_goes_alone(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(4), at_once=True)
-        send(scheduler, ["a", "b"])
-        assert scheduler.lose("b", "gone") == 2
-        assert content(send(scheduler, ["a", "c"])) == [("c", [1]), ("a", [2])]
+def test_what_is_left_goes_as_room_comes() -> None:
+    scheduler: Scheduler[str] = Scheduler(blocks(7))
+    sent = send(scheduler, ["a", "b"])  # two blocks, and one, each
+    scheduler.done(sent[1][1], None)
+    assert content(send(scheduler, ["a", "b"])) == [("b", [6])]
 
-    def test_what_is_left_goes_one_by_one(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(3))
-        sent = send(scheduler, ["a"])
-        assert content(sent) == [("a", [0]), ("a", [1])]
-        scheduler.done(sent[0][1], None)
-        assert content(send(scheduler, ["a"])) == [("a", [2])]
 
-    def test_nobody_holds_more_than_may_be_in_flight(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(50))
-        assert Counter(worker for worker, _ in send(scheduler, ["a", "b"])) == {
-            "a": IN_FLIGHT,
-            "b": IN_FLIGHT,
-        }
-        assert send(scheduler, ["a", "b"]) == []
+def test_at_once_what_was_lost_still_goes_alone() -> None:
+    scheduler: Scheduler[str] = Scheduler(blocks(4), at_once=True)
+    send(scheduler, ["a", "b"])
+    assert scheduler.lose("b", "gone") == 2
+    assert content(send(scheduler, ["a", "c"])) == [("c", [1]), ("a", [2])]
 
-    def test_room_is_taken_as_it_comes(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(7))
-        sent = send(scheduler, ["a", "b"])  # two blocks, and one, each
-        scheduler.done(sent[1][1], None)
-        assert content(send(scheduler, ["a", "b"])) == [("b", [6])]
 
-    def test_workers_that_have_not_started_are_left_their_share(self) -> None:
-        sent = send(Scheduler(blocks(16)), ["a"], count=4)
-        assert content(sent) == [("a", [0, 1, 2]), ("a", [3, 4])]
-
-    def test_none_without_workers(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(2))
-        assert send(scheduler, [], count=2) == []
-        assert not scheduler.all_accepted
+def test_nobody_holds_more_than_may_be_in_flight() -> None:
+    scheduler: Scheduler[str] = Scheduler(blocks(50))
+    held = Counter(worker for worker, _ in send(scheduler, ["a", "b"]))
+    assert held == {"a": IN_FLIGHT, "b": IN_FLIGHT}
+    assert send(scheduler, ["a", "b"]) == []
 
 
 class TestTheEnd:
-    def test_of_nothing_to_do(self) -> None:
-        assert Scheduler[str]([]).all_accepted
-
     def test_done_is_not_accepted(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(2))
         sent = send(scheduler, ["a", "b"])
@@ -167,24 +151,17 @@ class TestALoss:
         assert content(sent) == [("b", [0]), ("b", [1])]
         assert [item.deaths for _, item in sent] == [1, 1]
 
-    def test_what_waited_behind_it_is_not_blamed(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(2))
-        send(scheduler, ["a"])
-        assert scheduler.lose("a", "gone") == 2
-        assert [item.deaths for _, item in send(scheduler, ["b"])] == [1, 0]
-
-    def test_all_that_it_held_is_blamed_if_it_was_at_none(self) -> None:
+    @pytest.mark.parametrize(("done", "deaths"), [(False, [1, 0]), (True, [1, 1])])
+    def test_who_is_blamed(self, done: bool, deaths: list[int]) -> None:
+        """Not what waited behind it; all that it held if it was at none."""
         scheduler: Scheduler[str] = Scheduler(blocks(2))
         for _, item in send(scheduler, ["a"]):
-            scheduler.done(item, None)
-        assert scheduler.lose("a", "gone") == 2
-        assert [item.deaths for _, item in send(scheduler, ["b"])] == [1, 1]
-
-    def test_of_one_that_holds_nothing(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(1))
-        send(scheduler, ["a"])
-        assert scheduler.lose("b", "gone") == 0
+            if done:
+                scheduler.done(item, None)
+        assert scheduler.lose("b", "gone") == 0  # which holds nothing
         assert scheduler.waiting == 0
+        assert scheduler.lose("a", "gone") == 2
+        assert [item.deaths for _, item in send(scheduler, ["b"])] == deaths
 
     def test_others_keep_what_they_have(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from fedsim.methods.local import Local
 from fedsim.models import Classifier
 from fedsim.objectives import Batch, Classification, evaluate
 from fedsim.results.records import hashes
-from fedsim.simulate import Progress
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
@@ -81,22 +79,16 @@ class Watches(FedAvg):
     name: str = f"{__name__}:Watches"
 
     def watch(self, client: Client) -> dict[str, Any]:
-        sequence = client.splits.sequence
+        sequence, data, aside = client.splits.sequence, client.data, client.validation
         assert sequence is not None
-        T = sequence.num_tasks
-        tests = [task_test(client, i) for i in range(T)]
+        tests = [task_test(client, i) for i in range(sequence.num_tasks)]
         return {
-            **{
-                "task": client.splits.task,
-                "samples": client.num_samples,
-                "rows": client.data.table[0],
-            },
-            **{"x": client.data.x, "y": client.data.y},
-            **{"aside": client.validation.x, "aside_y": client.validation.y},
-            **{"labels": [list(sequence.labels[client.id][i]) for i in range(T)]},
-            **{"tests": [test.x for test in tests]},
-            **{"tests_y": [test.y for test in tests]},
-            **{"test": client.test.x, "unlabelled": client.unlabelled},
+            **{"task": client.splits.task, "samples": client.num_samples},
+            **{"rows": data.table[0], "x": data.x, "y": data.y},
+            **{"aside": aside.x, "aside_y": aside.y, "unlabelled": client.unlabelled},
+            "labels": [list(of_task) for of_task in sequence.labels[client.id]],
+            **{"tests": [test.x for test in tests], "tests_y": [test.y for test in tests]},
+            "test": client.test.x,
             "answers": client.model.module(client.central_test.x).argmax(dim=1),
         }
 
@@ -117,29 +109,26 @@ def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
     fed = federation(experiment)
     fed.runner.begin(t)
     assert fed.server.splits.task == now
+    fed.each(experiment.method.spoil, range(4))  # which is undone for the next call
     sent = fed.gather(experiment.method.watch, range(4))
     assert list(sent) == [0, 1, 2, 3]
     for k, seen in sent.items():
-        rows = of.train[2 * k + now]
-        assert seen["task"] == now
-        assert seen["samples"] == len(rows) == fed.server.num_samples[k]
-        assert np.array_equal(seen["x"], data.x[rows])
-        assert np.array_equal(seen["rows"], data.x[rows])
-        assert np.array_equal(seen["y"], data.y[rows])
-        classes = sorted(int(name) for name in OWN[k][now])
-        assert sorted(set(seen["y"].tolist())) == classes
-        aside = of.validation[2 * k + now]
-        assert np.array_equal(seen["aside"], data.x[aside])
-        assert np.array_equal(seen["aside_y"], data.y[aside])
-        for i, names in enumerate(OWN[k]):
-            labels = sorted(int(name) for name in names)
-            assert seen["labels"][i] == labels
-            among = np.isin(data.test_y, labels)
-            assert np.array_equal(seen["tests"][i], data.test_x[among])
-            assert np.array_equal(seen["tests_y"][i], data.test_y[among])
-        assert np.array_equal(seen["test"], seen["tests"][now])
+        rows, aside = of.train[2 * k + now], of.validation[2 * k + now]
+        labels = [sorted(int(name) for name in names) for names in OWN[k]]
+        among = [np.isin(data.test_y, own) for own in labels]
+        expected = {
+            **{"task": now, "samples": len(rows), "labels": labels},
+            **{"rows": data.x[rows], "x": data.x[rows], "y": data.y[rows]},
+            **{"aside": data.x[aside], "aside_y": data.y[aside]},
+            "tests": [data.test_x[own] for own in among],
+            "tests_y": [data.test_y[own] for own in among],
+            "test": data.test_x[among[now]],
+        }
+        np.testing.assert_equal({name: seen[name] for name in expected}, expected)
+        assert fed.server.num_samples[k] == len(rows)
+        assert sorted(set(seen["y"].tolist())) == labels[now]
         assert len(seen["unlabelled"]) == 0
-        assert set(seen["answers"].tolist()) <= set(classes)
+        assert set(seen["answers"].tolist()) <= set(labels[now])
 
 
 def test_without_a_stream_there_are_no_tasks() -> None:
@@ -148,15 +137,6 @@ def test_without_a_stream_there_are_no_tasks() -> None:
     fed.runner.begin(7)
     assert (fed.server.splits.task, fed.server.splits.sequence) == (0, None)
     fed.each(experiment.method.without, [0, 3])
-
-
-def test_what_a_client_did_to_the_answers_is_undone_for_the_next() -> None:
-    experiment = streams(method={"name": f"{__name__}:Watches"})
-    fed = federation(experiment)
-    fed.runner.begin(1)
-    fed.each(experiment.method.spoil, range(4))
-    for k, seen in fed.gather(experiment.method.watch, range(4)).items():
-        assert set(seen["answers"].tolist()) <= {int(name) for name in OWN[k][0]}
 
 
 # answers among some classes
@@ -216,6 +196,8 @@ def test_only_some_classes_are_answered_and_learnt(
     free, start = model.module(x).detach(), model.weights()
     place = torch.tensor([labels.index(label) for label in y.tolist()])
     expected = model.gradient(cross_entropy(model.module(x)[:, labels], place)).clone()
+    model.restrict_classes(None)  # which they are not yet
+    assert torch.equal(model.module(x), free)
 
     model.restrict_classes(labels)
     among = model.module(x)
@@ -237,26 +219,14 @@ def test_only_some_classes_are_answered_and_learnt(
     assert np.array_equal(model.weights(), start)
 
 
-def test_copies_of_a_network_answer_alike() -> None:
-    model = network()
+@pytest.mark.parametrize("kind", ["classifier", "head first"])
+def test_it_is_what_a_network_or_its_copy_returns_that_is_lowered(kind: str) -> None:
+    model = network(kind)
     model.restrict_classes([1, 4])
     twin = copy.deepcopy(model.module)
     model.restrict_classes([0, 5])
-    assert set(twin(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {0, 5}
-
-
-def test_lifting_what_was_never_laid_on_changes_nothing() -> None:
-    model = network()
-    x = torch.randn(3, 4)
-    before = model.module(x)
-    model.restrict_classes(None)
-    assert torch.equal(model.module(x), before)
-
-
-def test_it_is_what_the_network_returns_that_is_lowered() -> None:
-    model = network("head first")
-    model.restrict_classes([1, 4])
-    assert set(model.module(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {1, 4}
+    for module in (model.module, twin):
+        assert set(module(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {0, 5}
 
 
 # evaluation
@@ -282,62 +252,49 @@ def check_seen(done: Run) -> None:
         assert list(done.rounds[name]) == pytest.approx(list(seen[name].mean()))
 
 
-def test_a_global_model_is_tested_on_each_task_as_written_out(finish: Finish) -> None:
-    sections: dict[str, Any] = {**SMALL, "train": {"rounds": 4}}
-    done = finish(**sections)
-    data, splits, spec = prepare(small_experiment(**sections))
+TESTED = {"evaluate": {"clients": True}}
+
+
+@pytest.fixture(scope="module")
+def of_stream(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(streams(**TESTED), tmp_path_factory.mktemp("stream"))
+
+
+def test_a_global_model_is_tested_on_each_task_as_written_out(of_stream: Run) -> None:
+    data, splits, spec = prepare(of_stream.experiment)
     plain = spec.build_model()
-    plain.load_state_dict(done.weights())
-    last = {
-        (row["client"], row["task"]): row
-        for row in done.tasks[done.tasks["round"] == 4].to_dict("records")
-    }
-    assert len(last) == 8
-    for k, tasks in enumerate(stream(splits).labels):
-        for i, labels in enumerate(tasks):
+    plain.load_state_dict(of_stream.weights())
+    tasks = of_stream.tasks.set_index(["round", "client", "task"])
+    assert len(tasks.loc[4]) == 8
+    for k, own in enumerate(stream(splits).labels):
+        for i, labels in enumerate(own):
             loss, accuracy = slow_scores(plain, data, labels)
-            row = last[k, i]
+            row = tasks.loc[4, k, i]
             assert row["accuracy"] == pytest.approx(accuracy)
             assert row["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
             assert row["classes"] == len(labels)
-    check_seen(done)
-    assert done.rounds["accuracy"].iloc[-1] > 0.6
+    check_seen(of_stream)
+    assert of_stream.rounds["accuracy"].iloc[-1] > 0.6
+    for row in of_stream.clients.to_dict("records"):  # who test the task under way
+        of = tasks.loc[row["round"], row["client"], (row["round"] - 1) // 2]
+        assert row["test_accuracy"] == pytest.approx(of["accuracy"])
+        assert row["test_loss"] == pytest.approx(of["loss"], rel=1e-5)
+    assert "client_accuracy" in of_stream.rounds
 
 
-def test_the_table_of_tasks(finish: Finish) -> None:
-    done = finish(**SMALL, train={"rounds": 4}, evaluate={"every": 3})
-    tasks = done.tasks
-    assert list(tasks.columns) == [
-        "round",
-        "client",
-        "task",
-        "seen",
-        "classes",
-        "loss",
-        "accuracy",
-    ]
+def test_the_table_of_tasks(finish: Finish, of_stream: Run) -> None:
+    tasks = finish(**SMALL, train={"rounds": 4}, evaluate={"every": 3}).tasks
+    columns = ["round", "client", "task", "seen", "classes", "loss", "accuracy"]
+    assert list(tasks.columns) == columns
     assert tasks["seen"].dtype == bool
     expected = [(t, k, i) for t in (3, 4) for k in range(4) for i in range(2)]
     assert list(tasks[["round", "client", "task"]].itertuples(index=False, name=None)) == expected
     assert tasks["seen"].all()  # the second task is under way in round 3
-    first = finish(**SMALL, train={"rounds": 4}).tasks
+    first = of_stream.tasks
     assert list(first[~first["seen"]]["round"].unique()) == [1, 2]
     assert set(first[~first["seen"]]["task"]) == {1}
     assert finish(train={"rounds": 1}).tasks.empty
-    again = pd.read_parquet(done.path / "tasks.parquet")
-    assert again.equals(tasks)
-
-
-def test_clients_test_the_task_under_way(finish: Finish) -> None:
-    done = finish(**SMALL, train={"rounds": 4}, evaluate={"clients": True})
-    tasks = {
-        (row["round"], row["client"], row["task"]): row for row in done.tasks.to_dict("records")
-    }
-    for row in done.clients.to_dict("records"):
-        of = tasks[row["round"], row["client"], (row["round"] - 1) // 2]
-        assert row["test_accuracy"] == pytest.approx(of["accuracy"])
-        assert row["test_loss"] == pytest.approx(of["loss"], rel=1e-5)
-    assert "client_accuracy" in done.rounds
+    assert pd.read_parquet(of_stream.path / "tasks.parquet").equals(first)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -419,21 +376,6 @@ def of_images(name: str) -> dict[str, Any]:
     return {**sections, **rounds, "data": digits, "partition": {"kind": "own_tasks", "tasks": TWO}}
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    @cache
-    def done(name: str) -> Run:
-        folder = tmp_path_factory.mktemp("runs")
-        return run(small_experiment(**of_images(name), evaluate={"clients": True}), folder)
-
-    return done
-
-
-def test_every_method_is_tested() -> None:
-    assert {*RUNNING, *REFUSED} == set(NETWORK_METHODS)
-    assert set(WITH_SHARES) == {"fedaux", "feddf", "semifl", "sse_agg", "xpfl"}
-
-
 # Clients train on classes of others (a pool, a generator), are asked for something once, or
 # explain a class by how it stands out from all; or the server compares their models.
 REFUSED = [
@@ -444,6 +386,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_cannot_are_refused(name: str) -> None:
+    assert name not in RUNNING
     sections = {**of_images(name), "method": {"name": name}, "train": {"rounds": 20}}
     message = f"method.name={name} cannot learn sequences of tasks; methods that can: .*fedseit"
     with pytest.raises(ExperimentError, match=message):
@@ -451,8 +394,8 @@ def test_methods_that_cannot_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", by_day(RUNNING, [*MECHANISMS, "fedavg", "moon", "ditto"]))
-def test_any_method_learns_a_stream(done: Callable[[str], Run], name: str) -> None:
-    found = done(name)
+def test_any_method_learns_a_stream(tmp_path: Path, name: str) -> None:
+    found = run(small_experiment(**of_images(name), evaluate={"clients": True}), tmp_path)
     T, R = 2, len(found.rounds)
     assert len(found.tasks) == R * 2 * T
     assert list(found.tasks["seen"]) == [t > R // 2 or i == 0
@@ -463,13 +406,9 @@ def test_any_method_learns_a_stream(done: Callable[[str], Run], name: str) -> No
     check_seen(found)
     assert found.rounds["accuracy"].max() > 0.5  # more than guessing between two
     assert found.clients["test_accuracy"].notna().all()
-
-
-@pytest.mark.parametrize("name", by_day(RUNNING, [*MECHANISMS, "fedavg", "moon", "ditto"]))
-def test_losses_are_those_of_the_tasks_classes(done: Callable[[str], Run], name: str) -> None:
-    losses = done(name).rounds["train_loss"].dropna()
+    losses = found.rounds["train_loss"].dropna()  # among the classes of each task
     assert len(losses)
-    assert losses.max() < 100, losses.tolist()
+    assert losses.max() < 100
 
 
 @pytest.mark.parametrize("name", WITH_SHARES)
@@ -487,25 +426,16 @@ def test_methods_whose_clients_hold_unlabelled_examples_are_refused(name: str) -
 # stacks, hashes, checkpoints
 
 
-def finished(folder: Path, **sections: Any) -> tuple[Run, list[str]]:
-    said: list[str] = []
-
-    def listen(event: Progress) -> None:
-        if isinstance(event, str):
-            said.append(event)
-
-    return run(streams(**sections), folder, listen), said
-
-
 @pytest.mark.parametrize("wanted", [2, "auto"])
-def test_clients_of_a_stream_are_trained_one_by_one(tmp_path: Path, wanted: Any) -> None:
-    alone, _ = finished(tmp_path / "alone")
-    stacked, said = finished(
-        tmp_path / "stacked", engine={"kind": "local", "clients_per_step": wanted}
-    )
+def test_clients_of_a_stream_are_trained_one_by_one(
+    tmp_path: Path, of_stream: Run, wanted: Any
+) -> None:
+    said: list[Any] = []
+    engine = {"kind": "local", "clients_per_step": wanted}
+    stacked = run(streams(**TESTED, engine=engine), tmp_path, said.append)
     assert "clients are trained one by one: clients learn different tasks" in said
     assert stacked.manifest["clients_per_step"] == 1
-    assert stacked.result_hash == alone.result_hash
+    assert stacked.result_hash == of_stream.result_hash
 
 
 def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
@@ -519,9 +449,8 @@ def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
         means.append(experiment.method.round(fed, experiment.method.init(fed), 3).weights)
         notices = list(engine.notices)
         engine.close()
-    assert notices == [
-        "clients are not stacked, but trained one by one: clients learn different tasks"
-    ]
+    told = "clients are not stacked, but trained one by one: clients learn different tasks"
+    assert notices == [told]
     assert np.allclose(means[0], means[1], atol=1e-6)
 
 
@@ -531,7 +460,7 @@ def hash_of(**partition: Any) -> dict[str, str]:
     return hashes(data, splits, experiment)
 
 
-def test_the_hash_of_a_partition_is_that_of_its_stream() -> None:
+def test_the_hash_of_a_partition_is_that_of_its_stream(tmp_path: Path, of_stream: Run) -> None:
     first = hash_of()
     assert hash_of() == first
     others = [
@@ -543,25 +472,17 @@ def test_the_hash_of_a_partition_is_that_of_its_stream() -> None:
     for other in others:
         assert other["data_hash"] == first["data_hash"]
         assert other["partition_hash"] != first["partition_hash"]
-
-
-def test_the_result_depends_on_the_order_of_tasks(tmp_path: Path) -> None:
     swapped = {**STREAM, "tasks": [own[::-1] for own in OWN]}
-    first, again, other = (
-        finished(tmp_path / name, partition=partition)[0]
-        for name, partition in (("a", STREAM), ("b", STREAM), ("c", swapped))
-    )
-    assert first.result_hash == again.result_hash != other.result_hash
+    other_order = run(streams(**TESTED, partition=swapped), tmp_path)
+    assert other_order.result_hash != of_stream.result_hash
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
-@pytest.mark.parametrize("stop", [2, 3])  # at the end of a task, and within one
+# At the end of a task, and within one.
+@pytest.mark.parametrize(("method", "stop"), [("fedavg", 2), ("local", 3)])
 def test_a_stream_goes_on_after_an_interruption(tmp_path: Path, method: str, stop: int) -> None:
     sections: dict[str, Any] = {"method": {"name": method}, "checkpoint": {"every": 1}}
-    whole, _ = finished(tmp_path / "whole", **sections)
-
-    folder = interrupted(streams(**sections), tmp_path / "cut", stop)
-    continued = resume(folder)
+    whole = run(streams(**sections), tmp_path / "whole")
+    continued = resume(interrupted(streams(**sections), tmp_path / "cut", stop))
     assert continued.result_hash == whole.result_hash
     assert continued.tasks.equals(whole.tasks)
 
@@ -597,14 +518,10 @@ def test_a_method_reports_of_tasks_what_it_likes(finish: Finish) -> None:
         for t in range(1, 5) for k in (0, 2)
     ]  # fmt: skip
     assert done.tasks.to_dict("records") == expected
-
-
-@pytest.mark.parametrize("column", ["seen", "classes", "round"])
-def test_columns_of_tasks_that_are_filled_anyway(finish: Finish, column: str) -> None:
-    with pytest.raises(ClientError, match=f"'{column}' is a built-in column"):
-        finish(
-            **SMALL, method={"name": f"{__name__}:Reports", "column": column}, train={"rounds": 2}
-        )
+    for column in ("seen", "classes", "round"):  # which are filled anyway
+        method = {"name": f"{__name__}:Reports", "column": column}
+        with pytest.raises(ClientError, match=f"'{column}' is a built-in column"):
+            finish(**SMALL, method=method, train={"rounds": 2})
 
 
 # what is each client's own
