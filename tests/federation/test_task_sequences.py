@@ -384,9 +384,12 @@ REFUSED = [
 ]
 
 
+def test_every_method_runs_or_is_refused() -> None:
+    assert {*RUNNING, *REFUSED} == set(NETWORK_METHODS)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_cannot_are_refused(name: str) -> None:
-    assert name not in RUNNING
     sections = {**of_images(name), "method": {"name": name}, "train": {"rounds": 20}}
     message = f"method.name={name} cannot learn sequences of tasks; methods that can: .*fedseit"
     with pytest.raises(ExperimentError, match=message):
