@@ -265,9 +265,7 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[
     words_at: dict[Location, list[str]] = {}
     given_at: dict[Location, str] = {}
     for problem in error.errors():
-        # A union ("a whole number or auto") reports each branch, named by its type.
-        within = (str(p) for p in problem["loc"] if not re.search(r"\bint\b|\[", str(p)))
-        location = (*above, *within)
+        location = (*above, *_keys(problem["loc"]))
         if problem["type"] == "unknown_key":
             about = _about_unknown_key(problem["ctx"]["within"], location, sheet)
             words_at.setdefault(location, []).append(about or problem["msg"])
@@ -280,11 +278,20 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[
             words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
             if a_value:
                 given_at[location] = f", not {problem['input']!r}"
+    # A section that is given may be of another kind as well; what is wrong within it says more.
+    within = {location[:depth] for location in words_at for depth in range(len(location))}
     return [
         f"{sheet.where(location)}: {'.'.join(location)}: {' or '.join(words)}"
         f"{given_at.get(location, '')}"
         for location, words in words_at.items()
+        if location not in within
     ]
+
+
+def _keys(location: Sequence[str | int]) -> list[str]:
+    """The keys of a problem's location, in which a union also names its branch by the type."""
+    types = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")
+    return [str(part) for part in location if not types.fullmatch(str(part))]
 
 
 def _about_unknown_key(within: Sequence[str], location: Location, sheet: RawConfig) -> str | None:
