@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder --durations=20
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 .PHONY: quickstart test night test-all
 

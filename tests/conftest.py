@@ -54,13 +54,10 @@ ON_RAY = {
 NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are deselected, and groups become part of ids
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Ray's tests first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.path.stem not in ON_RAY)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     config.stash[NIGHT] = sum(item.get_closest_marker("night") is not None for item in items)
     if hasattr(config, "workeroutput"):
         config.workeroutput["night"] = config.stash[NIGHT]

@@ -78,9 +78,7 @@ def found(name: str) -> Trained:
     return trained(name)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.xdist_group(f"trained {n}")) for n in TRAINED]
-)
+@pytest.mark.parametrize("name", TRAINED)
 class TestTrained:
     def test_keeps_the_contract(self, found: Trained, name: str, tmp_path: Path) -> None:
         testing._check_run(found.run, tmp_path)
