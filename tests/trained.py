@@ -41,7 +41,7 @@ PERSONAL = [
     *("apfl", "ditto", "fedavg_ft", "fedbabu tuned", "fedbn", "fedper", "fedrep", "ifca"),
     *("lg_fedavg", "local", "perfedavg", "pfedme", "xpfl"),
 ]
-ROUNDS = 6
+ROUNDS = 5  # as many as the phases of FedFed and FedXDS take
 
 
 @dataclass
