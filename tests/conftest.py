@@ -36,9 +36,9 @@ settings.register_profile("day", deadline=None)
 settings.register_profile("night", deadline=None, max_examples=500)
 settings.load_profile("day")
 
-# Files with tests that start Ray: they take the longest.
-ON_RAY = {
-    *("test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
+# Files that take the longest, most of them as they start Ray.
+LONGEST = {
+    *("test_matrix", "test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
     *(
         "test_layout",
         "test_loggers",
@@ -56,8 +56,8 @@ NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Ray's tests first, so that no process is left alone with them at the end."""
-    items.sort(key=lambda item: item.path.stem not in ON_RAY)
+    """The longest first, so that no process is left alone with them at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     config.stash[NIGHT] = sum(item.get_closest_marker("night") is not None for item in items)
     if hasattr(config, "workeroutput"):
         config.workeroutput["night"] = config.stash[NIGHT]
