@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from fedsim import Method, Update
@@ -23,6 +24,11 @@ class Plain:
 class Called:
     def __call__(self, *_):
         raise SystemExit
+
+
+class Capitals(FedAvg):
+    name: str = "own_mistakes:Capitals"
+    Mu: float = Field(0.1, ge=0)
 
 
 number = 3

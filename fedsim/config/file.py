@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -167,7 +167,7 @@ class RawConfig:
             with paths_from(self.folder):
                 return schema.model_validate(content)
         except ValidationError as error:
-            raise ExperimentError("\n".join(_explain(error, self, above))) from None
+            raise ExperimentError("\n".join(_explain(error, self, above, content))) from None
         except ExperimentError as error:
             raise ExperimentError(f"{self.where(above)}: {error}") from None
 
@@ -258,14 +258,15 @@ _WORDS = {
     "tuple_type": "a list",
     "missing": "missing",
 }
+_TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")
 
 
-def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[str]:
+def _explain(error: ValidationError, sheet: RawConfig, above: Location, content: Any) -> list[str]:
     """A line for each thing that is wrong: where, what, and what would be right."""
     words_at: dict[Location, list[str]] = {}
     given_at: dict[Location, str] = {}
     for problem in error.errors():
-        location = (*above, *_keys(problem["loc"]))
+        location = (*above, *_keys(problem["loc"], content))
         if problem["type"] == "unknown_key":
             about = _about_unknown_key(problem["ctx"]["within"], location, sheet)
             words_at.setdefault(location, []).append(about or problem["msg"])
@@ -288,10 +289,15 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[
     ]
 
 
-def _keys(location: Sequence[str | int]) -> list[str]:
-    """The keys of a problem's location, in which a union also names its branch by the type."""
-    types = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")
-    return [str(part) for part in location if not types.fullmatch(str(part))]
+def _keys(location: Sequence[str | int], content: Any) -> Iterator[str]:
+    """The keys of a problem's location, in which a union also names its branch by a type."""
+    for part in location:
+        given = range(len(content)) if isinstance(content, list) else content
+        if isinstance(given, Mapping | range) and part in given:
+            content = content[part]
+        elif _TYPE.fullmatch(str(part)):
+            continue
+        yield str(part)
 
 
 def _about_unknown_key(within: Sequence[str], location: Location, sheet: RawConfig) -> str | None:
