@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import doctest
 import json
 import logging
@@ -71,9 +70,9 @@ MECHANISMS = (
 )
 
 
-def by_day(names: Iterable[str], chosen: Container[str] = MECHANISMS) -> list[Any]:
+def by_day(values: Iterable[Any], chosen: Container[Any] = MECHANISMS) -> list[Any]:
     """Values of a parameter: those chosen by day, all of them by night."""
-    return [n if n in chosen else pytest.param(n, marks=pytest.mark.night) for n in names]
+    return [v if v in chosen else pytest.param(v, marks=pytest.mark.night) for v in values]
 
 
 def examples(count: int) -> settings:
@@ -132,15 +131,8 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def _folder_of_runs() -> Path:
-    folder = tempfile.mkdtemp(prefix="fedsim-runs-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-@cache
 def _ran(sections: str) -> Run:
-    return run(small_experiment(**json.loads(sections)), _folder_of_runs())
+    return run(small_experiment(**json.loads(sections)), Path(tempfile.mkdtemp(dir=WRITTEN)))
 
 
 def ran(**sections: Any) -> Run:

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedsim
-from experiments import Say, grid_in_process, interrupted, small_experiment
+from experiments import Say, examples, grid_in_process, interrupted, small_experiment
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results import manifest as manifests
 from fedsim.support import atomic
@@ -181,32 +181,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"begun": begun, "finished": finished, "grid": grid}
 
 
-def edits(count: int) -> settings:
-    return settings(
-        max_examples=count,
-        phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-
-
 @given(st.data())
-@edits(12)
+@settings(
+    examples(24),
+    phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_no_edit_ends_in_a_traceback(
     folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject
 ) -> None:
-    one_edit(folders, say, tmp_path, data)
-
-
-@pytest.mark.night
-@given(st.data())
-@edits(120)
-def test_nor_do_many(
-    folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject
-) -> None:
-    one_edit(folders, say, tmp_path, data)
-
-
-def one_edit(folders: dict[str, Path], say: Say, tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(folders)))
     path = tmp_path / "edited"
     shutil.rmtree(path, ignore_errors=True)

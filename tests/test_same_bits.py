@@ -51,7 +51,6 @@ EXPLAINED: dict[str, dict[str, Any]] = {
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
 
-night = pytest.mark.night
 SCAFFOLD = with_method("scaffold", train={"participation": 0.7, "rounds": 3})
 SAME: dict[str, dict[str, Any]] = {
     "stacks": SCAFFOLD,
@@ -194,9 +193,7 @@ class TestOnRay:
         assert there.explanations.equals(local.explanations)
 
     @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize(
-        "what", [*SAME, *(pytest.param(w, marks=night) for w in SAME_BY_NIGHT)]
-    )
+    @pytest.mark.parametrize("what", by_day([*SAME, *SAME_BY_NIGHT], SAME))
     def test_the_same_on_actors(self, finish: Finish, what: str) -> None:
         common = {**SAME, **SAME_BY_NIGHT}[what]
         stacks = {"clients_per_step": 3} if what == "stacks" else {}
@@ -412,9 +409,7 @@ class TestOnRay:
 
 
 # By day an interrupted command on Ray is that of tests/test_signals.py.
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.night)]
-)
+@pytest.mark.parametrize("how", by_day([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
 def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
     marker = tmp_path / "marker"

@@ -185,6 +185,11 @@ def arrays_of(own: ClientModel) -> dict[str, Any]:
     return dict(own)
 
 
+def vector(own: ClientModel) -> Tensor:
+    assert isinstance(own, Tensor)
+    return own
+
+
 def assert_same(one: ClientModel, other: ClientModel) -> None:
     a, b = arrays_of(one), arrays_of(other)
     assert a.keys() == b.keys()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from strided import LAYOUTS, Strided
 
-from experiments import small_experiment
+from experiments import by_day, small_experiment
 from fedsim import run
 
 REAL = Path(os.environ.get("FEDSIM_DATA", "nowhere"))
@@ -55,9 +55,7 @@ BY_NIGHT = {
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
 class TestOnRay:
-    @pytest.mark.parametrize(
-        "name", [*CASES, *(pytest.param(name, marks=pytest.mark.night) for name in BY_NIGHT)]
-    )
+    @pytest.mark.parametrize("name", by_day([*CASES, *BY_NIGHT], CASES))
     def test_one_run_here_and_one_on_an_actor_end_with_the_same_hash(
         self, tmp_path: Path, name: str
     ) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from experiments import by_day
 from fedsim.data import Dataset, datasets, text
 from fedsim.data.sources import files
 from fedsim.data.sources import text as text_sources
@@ -605,9 +606,7 @@ DOCUMENTS_OF = {  # how many there are, and how some of them begin, by their pla
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["trec6", *(pytest.param(n, marks=pytest.mark.night) for n in ("trec50", "r8", "tmn"))]
-)
+@pytest.mark.parametrize("name", by_day(["trec6", "trec50", "r8", "tmn"], ["trec6"]))
 def test_real_documents(name):
     if not (REAL / name.rstrip("650")).exists():
         pytest.skip(f"{name} is not in FEDSIM_DATA")

@@ -19,6 +19,7 @@ from trained import (
     assert_same_state,
     settings,
     trained,
+    vector,
 )
 
 from experiments import (
@@ -36,7 +37,7 @@ from experiments import (
     with_method,
 )
 from fedsim import replay, testing
-from fedsim.analysis.replay import ClientModel, ModelSnapshot, client_models
+from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.errors import BadInput
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
@@ -208,11 +209,6 @@ class TestTrained:
 def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
     objective = model.again.spec.objective
     return scores_of(objective, evaluate(objective, model.network(), Batch(x, y)))
-
-
-def vector(own: ClientModel) -> Tensor:
-    assert isinstance(own, Tensor)
-    return own
 
 
 @pytest.mark.parametrize("name", by_day(NETWORK_METHODS))

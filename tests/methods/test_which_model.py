@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from trained import trained
+from trained import trained, vector
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.analysis.replay import ClientModel, ModelSnapshot, client_models
+from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.errors import BadInput
 from fedsim.launch.prepare import prepare
 
@@ -28,11 +27,6 @@ def test_final_weights_have_the_last_score() -> None:
         dataset = ModelSnapshot.of(done).dataset
         found = network.eval()(torch.tensor(dataset.test_x)).argmax(dim=1).numpy()
         assert done.rounds["accuracy"].iloc[-1] == pytest.approx((found == dataset.test_y).mean())
-
-
-def vector(own: ClientModel) -> Tensor:
-    assert isinstance(own, Tensor)
-    return own
 
 
 def test_the_cohort_of_ditto_is_fedavg_s(finish: Finish) -> None:

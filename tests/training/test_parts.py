@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments import FEW, LATE, NETWORK_METHODS, federation, small_experiment, with_method
+from experiments import (
+    FEW,
+    LATE,
+    NETWORK_METHODS,
+    by_day,
+    federation,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
@@ -46,13 +54,7 @@ def test_parts_cover_a_batch(n: int, parts: int, most: int, normalised: bool) ->
         assert max(sizes) <= most
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in OWN_GRADIENTS else pytest.mark.night)
-        for name in sorted(ALIKE)
-    ],
-)
+@pytest.mark.parametrize("name", by_day(sorted(ALIKE), OWN_GRADIENTS))
 def test_a_method_does_not_depend_on_the_number_of_parts(finish: Finish, name: str) -> None:
     """Batches of 16 in one part, and in three."""
     data = {"name": "digits", "subset": 0.2}
