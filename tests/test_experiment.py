@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from experiments import NETWORK_METHODS, small_experiment, with_method
+from experiments import NETWORK_METHODS, examples, small_experiment, with_method
 from fedsim import Experiment
 from fedsim.cli import main
 from fedsim.config.file import RawConfig
@@ -148,7 +148,7 @@ contents = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(contents)
 def test_yaml_and_back(content: dict[str, Any]) -> None:
     experiment = Experiment.from_dict(content)

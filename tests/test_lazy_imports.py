@@ -11,6 +11,7 @@ import pytest
 import fedsim
 
 HEAVY = {"torch", "ray", "numpy", "pandas", "matplotlib", "sklearn", "omegaconf", "optuna"}
+HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 
 @pytest.fixture(scope="module")

@@ -282,6 +282,8 @@ def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(se
             *("pathological", {"clients": 20, "classes_per_client": 3}),
             *("PathologicalPartitioner", (20, "label", 3, "deterministic")),
         ),
+        (*("iid", {"clients": 20}), *("IidPartitioner", (20,))),
+        (*("natural", {"column": "writer"}), *("NaturalIdPartitioner", ("writer",))),
     ],
 )
 def test_counts_are_those_of_flower_datasets(
@@ -289,16 +291,23 @@ def test_counts_are_those_of_flower_datasets(
 ) -> None:
     """Where it is installed: its pinned versions of other libraries are not ours."""
     theirs = getattr(pytest.importorskip("flwr_datasets.partitioner"), name)(*arguments)
-    data = small_experiment().data.load()
-    rows = {"row": np.arange(len(data.y)), "label": data.y}
+    digits = small_experiment().data.load()
+    writer = np.arange(len(digits.y)) % 20
+    data = Dataset.of(digits.x, digits.y, digits.test_x, digits.test_y, writer=writer)
+    rows = {"row": np.arange(len(data.y)), "label": data.y, "writer": writer}
     theirs.dataset = pytest.importorskip("datasets").Dataset.from_dict(rows)
     parts = [np.array(theirs.load_partition(k)["row"]) for k in range(20)]
     shares = make(kind, **fields).split(data, np.random.default_rng(0))
+    if kind == "iid":  # who holds what is drawn
+        assert sorted(map(len, shares)) == sorted(map(len, parts))
+        return
     found, expected = (
         np.stack([np.bincount(data.y[part], minlength=10) for part in all_of_them])
         for all_of_them in (shares, parts)
     )
-    if kind == "pathological":  # who holds which class is drawn; how it is cut is not
+    if kind == "natural":  # of groups the order is free
+        assert {frozenset(share) for share in shares} == {frozenset(part) for part in parts}
+    if kind in ("natural", "pathological"):  # so is who holds which class; how it is cut is not
         found, expected = np.sort(found, axis=0), np.sort(expected, axis=0)
     np.testing.assert_array_equal(found, expected)
 

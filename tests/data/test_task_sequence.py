@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from experiments import examples, small_experiment
-from fedsim.data import ClientSplits, Dataset, TaskSequence, partitions
+from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
 from fedsim.data.splits import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng
+
+REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 
 # The 15 tasks that FedSeIT's released code draws, by the number of classes.
 DRAWN = {
@@ -114,6 +118,23 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
         [list(task) for task in client] for client in of.labels
     ]
     assert (of.num_tasks, len(of.train), len(of.validation)) == (5, 15, 15)
+
+
+@pytest.mark.night
+@pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
+@pytest.mark.parametrize("name", ["r8", "tmn", "trec6"])
+def test_published_streams_of_real_documents(name: str) -> None:
+    if not (REAL / name.removesuffix("6")).is_dir():
+        pytest.skip(f"{name} is not in FEDSIM_DATA")
+    data = datasets.parse({"name": name, "root": REAL, "dimension": 1}).load()
+    classes = len(data.classes)
+    for seed in ALLOCATED:
+        splits = deal(data, seed)
+        assert drawn(splits) == published(classes, seed)
+        assert in_order(splits, seed) == slowly(data.y, range(len(data.y)), TASKS[classes])
+        of = stream(splits)
+        for train, aside in zip(of.train, of.validation, strict=True):
+            assert len(aside) == np.ceil((len(train) + len(aside)) / 8)
 
 
 @given(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from snippets import ROOT
 from torch import Tensor, nn
-from torch.nn.functional import max_unpool2d
+from torch.nn.functional import interpolate, max_unpool2d
 
 from experiments import examples
 from fedsim.errors import ExperimentError
@@ -355,6 +355,25 @@ def share_of_variance(network: nn.Module, x: Tensor) -> float:
     """The mean squared error of reconstructions, as a share of that of the mean image."""
     error = (network.reconstruct(x) - x).square().mean()
     return float(error / (x - x.mean(dim=0)).square().mean())
+
+
+@pytest.mark.night
+def test_it_learns_to_fill_in_digits() -> None:
+    x = digits()
+    losses = train(build(**SMALL), x, 24, 0.5)
+    assert float(losses[-1]) < 0.4 * float(losses[0])
+    # Less than of the mean image, so that it looks at what is visible.
+    assert float(losses[-1]) < 0.9 * float((x - x.mean(dim=0)).square().mean())
+
+
+@pytest.mark.night
+def test_the_convolutional_one_learns_to_reconstruct_digits() -> None:
+    x = interpolate(digits(), scale_factor=2)
+    torch.manual_seed(0)
+    network = ConvolutionalAutoencoder((1, 16, 16), float(x.min()), float(x.max()))
+    losses = train(network, x, 10)
+    assert float(losses[-1]) < 0.5 * float(losses[0])
+    assert share_of_variance(network, x) < 0.75
 
 
 def test_it_learns_to_reconstruct_digits() -> None:

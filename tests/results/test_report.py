@@ -333,6 +333,7 @@ def test_a_report_is_as_written_down(name: str, tmp_path: Path) -> None:
     if "WRITE_PAGES" in os.environ:
         written.parent.mkdir(exist_ok=True)
         written.write_text(found)
+        pytest.skip("written; look at what has changed")
     assert found.splitlines() == written.read_text().splitlines()
 
 
