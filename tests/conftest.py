@@ -38,7 +38,7 @@ settings.load_profile("day")
 
 # Files that take the longest, most of them as they start Ray.
 LONGEST = {
-    *("test_matrix", "test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
+    *("test_matrix", "test_cli", "test_cluster", "test_contract", "test_ray_compat", "test_grid"),
     *(
         "test_layout",
         "test_loggers",

@@ -84,6 +84,12 @@ LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the sec
 
 FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # data, where no test needs a good model
 
+QUARTER: dict[str, Any] = {"name": "digits", "test_fraction": 0.75}  # a quarter to train on
+
+PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10  # of the small experiment's model
+
+RESNET = {"name": "resnet8", "width": 2}  # a small model with running statistics
+
 LITTLE_TEACHER = {
     **{"width": 8, "depth": 1, "heads": 2},
     **{"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2},

@@ -1,7 +1,8 @@
 """Methods that disturb their own run, once: what crash tests run.
 
-Each disturbance leaves a file behind, so that it does not happen again on the second try; with the
-file there from the start, the same method runs undisturbed.
+A disturbance leaves a file behind, the marker, so that it does not happen again on the second
+try; with the file there from the start, the same method runs undisturbed. Without a marker it
+happens on every try.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ class WaitingDriver(Scaffold):
 
 
 class DyingSums(Scaffold):
-    """The first actor that is asked for its sums is killed; without a marker, every one.
+    """The first actor that is asked for its sums is killed, as if it ran out of memory there.
 
-    As one that runs out of memory there. The sums of other actors are there.
+    The sums of other actors are there. Without a marker every actor is killed.
     """
 
     name: str = "faults:DyingSums"

@@ -1,12 +1,13 @@
 """How much the tests notice: small changes of the package, and how many the suite fails for.
 
-    python tests/mutants.py map MAP [TESTS]              # which test runs which line
-    python tests/mutants.py draw MAP > mutants.jsonl        # 300 changes of lines that tests run
+    python tests/mutants.py map MAP [PYTEST ARGUMENTS]  # which test runs which line
+    python tests/mutants.py draw MAP > mutants.jsonl    # 300 changes of lines that tests run
     python tests/mutants.py run mutants.jsonl MAP > outcomes.jsonl
     python tests/mutants.py compare before.jsonl after.jsonl
 
-A mutant is killed if a test that runs its line fails, or no longer ends. The map needs pytest-cov;
-lines that only other processes run (actors, commands) are not on it.
+A mutant is killed if a test that runs its line fails, or no longer ends. The map needs pytest-cov
+and is of the day's suite; `map MAP -m "night or not night"` makes one of both. Lines that only
+other processes run (actors, commands) are not on it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOMS = "federation,training,methods,explain,results"
+PACKAGES = "federation,training,methods,explain,results"
 SECONDS = 30.0  # of tests of one mutant, as long as they took for the map
-PATIENCE = 900.0  # seconds until what waits for ever is ended; endless loops end before
+PATIENCE = 900.0  # seconds until what waits forever is ended; endless loops end before
 IMPORTED = ("torch", "ray", "pandas", "sklearn.ensemble", "matplotlib.pyplot")  # once for all
 IGNORED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "site")
 
@@ -191,15 +192,15 @@ class Map:
         return chosen, total
 
 
-def draw(tree: Path, known: Map, rooms: list[str], count: int, seed: int) -> list[Mutant]:
-    """As many mutants of each room, of lines that some test runs."""
+def draw(tree: Path, known: Map, packages: list[str], count: int, seed: int) -> list[Mutant]:
+    """As many mutants of each package, of lines that some test runs."""
     rng, found = np.random.default_rng(seed), list[Mutant]()
-    for room in rooms:
-        paths = sorted((tree / "fedsim" / room).rglob("*.py"))
+    for package in packages:
+        paths = sorted((tree / "fedsim" / package).rglob("*.py"))
         every = [mutant for path in paths for mutant in mutants_of(tree, path)]
         drawn = list[Mutant]()
         for k in rng.permutation(len(every)):
-            if len(drawn) == count // len(rooms):
+            if len(drawn) == count // len(packages):
                 break
             if known.tests(every[k]):
                 drawn.append(every[k])
@@ -273,7 +274,7 @@ def main() -> None:
     one.add_argument("arguments", nargs=argparse.REMAINDER)
     one = what.add_parser("draw")
     one.add_argument("map", type=Path, nargs="+")
-    one.add_argument("--rooms", default=ROOMS)
+    one.add_argument("--packages", default=PACKAGES)
     one.add_argument("--count", type=int, default=300)
     one.add_argument("--seed", type=int, default=0)
     one = what.add_parser("run")
@@ -288,8 +289,8 @@ def main() -> None:
     if options.what == "map":
         make_map(tree, options.map.resolve(), options.arguments)
     elif options.what == "draw":
-        rooms = options.rooms.split(",")
-        for mutant in draw(tree, Map(options.map, tree), rooms, options.count, options.seed):
+        packages = options.packages.split(",")
+        for mutant in draw(tree, Map(options.map, tree), packages, options.count, options.seed):
             print(json.dumps(astuple(mutant)))
     elif options.what == "run":
         part, parts = map(int, options.part.split("/"))
@@ -328,8 +329,8 @@ def compare(before: Path, after: Path) -> None:
     """How many each suite kills; and which only one of them kills."""
     one, other = ({tuple(row[:5]): row[5:] for row in read(path)} for path in (before, after))
     for name, found in (("before", one), ("after", other)):
-        rooms = Counter((key[0].split("/")[1], state[0]) for key, state in found.items())
-        print(name, dict(sorted(rooms.items())))
+        counts = Counter((key[0].split("/")[1], state[0]) for key, state in found.items())
+        print(name, dict(sorted(counts.items())))
     for key in sorted(one.keys() & other.keys()):
         if one[key][0] != other[key][0]:
             print(f"{one[key][0]} -> {other[key][0]}", *key, *one[key][1:], *other[key][1:])

@@ -216,8 +216,8 @@ def arrays(**changed: Any) -> Dataset:
     return dataclasses.replace(own_objects.data(), **changed)
 
 
-def nodes(*gpus: float) -> list[Node]:
-    return [Node(f"node{i}", 16, g, 64e9) for i, g in enumerate(gpus)]
+def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
+    return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
 
 
 def plan(cluster: list[Node], **settings: Any) -> int:

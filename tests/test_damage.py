@@ -71,8 +71,8 @@ def cases(names: Iterable[str], hows: Iterable[str]) -> Iterator[Any]:
     hows = list(hows)
     for i, name in enumerate(names):
         for j, how in enumerate(hows):
-            by_day = i == 0 or i % len(hows) == j
-            yield pytest.param(name, how, marks=[] if by_day else pytest.mark.night)
+            chosen = i == 0 or i % len(hows) == j
+            yield pytest.param(name, how, marks=[] if chosen else pytest.mark.night)
 
 
 def same_result(done: Run, whole: Run) -> None:

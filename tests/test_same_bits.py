@@ -126,6 +126,12 @@ def kill_newest_client_actor() -> None:
             os.kill(max(ours), signal.SIGKILL)
 
 
+def kill_one(event: Any) -> None:
+    """Kill a client actor after round 1 of a run."""
+    if isinstance(event, dict) and event["round"] == 1:
+        kill_newest_client_actor()
+
+
 def alive_client_actors() -> int:
     states = [a["State"] for a in actor_table().values() if a["ActorClassName"] == "ClientActor"]
     return states.count("ALIVE")
@@ -153,14 +159,13 @@ class TestOnRay:
             assert one.result_hash == local.result_hash
         lines = []
 
-        def kill_one(event: Any) -> None:
+        def note(event: Any) -> None:
             lines.append(str(event))
-            if isinstance(event, dict) and event["round"] == 1:
-                kill_newest_client_actor()
+            kill_one(event)
 
         two_actors = small_experiment(**common, engine={"kind": "ray", "actors": 2})
         for _ in range(5):  # a run of milliseconds may be over before its actor is killed
-            two = run(two_actors, tmp_path, kill_one)
+            two = run(two_actors, tmp_path, note)
             assert local.result_hash == two.result_hash
             times = ["seconds", "explain_seconds"]
             assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
@@ -179,10 +184,6 @@ class TestOnRay:
             "train": {"rounds": 4, "participation": 0.7, "batch_size": 8}
             | {"optimizer": {"name": "adam", "lr": 0.01}},
         }
-
-        def kill_one(event: Any) -> None:
-            if isinstance(event, dict) and event["round"] == 1:
-                kill_newest_client_actor()
 
         local = run(small_experiment(**common), tmp_path)
         three = small_experiment(**common, engine={"kind": "ray", "actors": 3})

@@ -1,7 +1,7 @@
 """All uses of Ray's private APIs.
 
 The one exception is `sweep.submit.Cluster`, which overrides two private methods of Ray's client of
-a dashboard. tests/cluster/test_compat.py shows what a new version of Ray has changed.
+a dashboard. tests/cluster/test_ray_compat.py shows what a new version of Ray has changed.
 """
 
 from __future__ import annotations

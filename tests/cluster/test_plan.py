@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import nodes
 
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
-
-
-def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
-    return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
-
 
 LAPTOP = [Node("laptop", cpus=16, gpus=0, memory=10e9)]
 HEAD = Node.of({"NodeManagerHostname": "head", "Resources": {"memory": 8e9}})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from experiments import federation, small_experiment, with_method
+from experiments import RESNET, federation, small_experiment, with_method
 from fedsim import Client, Federation, Run, State, Update
 from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.launch.prepare import prepare
@@ -18,7 +18,6 @@ from fedsim.methods.fedavg import FedAvg
 Finish = Callable[..., Run]
 IID = {"kind": "iid", "clients": 10}
 TABLE = {"name": "synthetic", "samples": 200, "test_samples": 50, "classes": 4}
-RESNET = {"name": "resnet8", "width": 2}
 SHARE = {"explainers": ["occlusion"], "share": {"noise": 0.1}}
 LATE = {"deadline": 0.5, "partial_work": True}
 RATES = ("speed", "download", "upload")

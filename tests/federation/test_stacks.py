@@ -12,7 +12,7 @@ import pytest
 import torch
 from misbehaving_methods import IN_STACKS
 
-from experiments import by_day, interrupted, small_experiment
+from experiments import QUARTER, by_day, interrupted, small_experiment
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.errors import ClientError
@@ -23,21 +23,20 @@ from fedsim.simulate import Progress
 from fedsim.training import Stack, TrainingJob
 
 Finish = Callable[..., Run]
-FEW = {"name": "digits", "test_fraction": 0.75}
 
 
 def stacked(V: int | str, **sections: Any) -> dict[str, Any]:
     return {"engine": {"kind": "local", "clients_per_step": V}, **sections}
 
 
-# Failures come with a nested state.
+# FailsNowAndThen keeps a nested state as well.
 @pytest.mark.parametrize("habit", by_day(IN_STACKS, {*IN_STACKS} - {"NestedState"}))
 def test_what_clients_do_is_the_same_in_a_stack(
     finish: Finish, tmp_path: Path, habit: str
 ) -> None:
     """State, failures, torch's generator, several trainings: as in the loop, but for rounding."""
     common: dict[str, Any] = {
-        "data": FEW,
+        "data": QUARTER,
         "method": {"name": f"misbehaving_methods:{habit}"},
         "train": {"rounds": 4, "on_client_error": "skip"},
         "checkpoint": {"every": 2},
@@ -103,7 +102,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
     finish: Finish, V: int | str
 ) -> None:
     common: dict[str, Any] = {
-        "data": FEW,
+        "data": QUARTER,
         "model": {"name": "networks:normalised"},
         "train": {"rounds": 1},
     }
@@ -125,7 +124,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
 def test_methods_that_cannot_be_stacked_are_trained_alone(
     finish: Finish, name: str, why: str
 ) -> None:
-    """Which is told once."""
+    """The log says once why they are not stacked."""
     common = {"method": {"name": f"misbehaving_methods:{name}"}, "train": {"rounds": 3}}
     done, alone = finish(**stacked(4, **common)), finish(**common)
     told = re.findall("clients are not stacked, but trained one by one: .*", log_of(done))
@@ -141,7 +140,11 @@ def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
 
 
 def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> None:
-    common = {"data": FEW, "partition": {"kind": "iid", "clients": 140}, "train": {"rounds": 1}}
+    common = {
+        "data": QUARTER,
+        "partition": {"kind": "iid", "clients": 140},
+        "train": {"rounds": 1},
+    }
     many, alone = (finish(**stacked(V, **common)) for V in (140, 1))
     for name, weights in alone.weights().items():
         np.testing.assert_allclose(many.weights()[name], weights, atol=1e-5)
@@ -162,7 +165,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_stacks_without_memory_are_halved_until_they_fit(finish: Finish, room: list[int]) -> None:
-    common = {"data": FEW, "method": {"name": "scaffold"}, "train": {"rounds": 2}}
+    common = {"data": QUARTER, "method": {"name": "scaffold"}, "train": {"rounds": 2}}
     undisturbed = finish(**stacked(2, **common))
     room[0] = 2
     done = finish(**stacked(8, **common))
@@ -179,7 +182,7 @@ def test_stacks_halved_in_mid_run_are_of_the_size_on_record(
     tmp_path: Path, room: list[int]
 ) -> None:
     """By a resumption and by a replay, too."""
-    sections = {"data": FEW, "train": {"rounds": 8}, "checkpoint": {"every": 3}}
+    sections = {"data": QUARTER, "train": {"rounds": 8}, "checkpoint": {"every": 3}}
     experiment = small_experiment(**stacked(4, **sections))
 
     def disturb(event: Progress) -> None:

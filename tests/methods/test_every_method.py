@@ -27,6 +27,8 @@ from experiments import (
     LATE,
     MECHANISMS,
     NETWORK_METHODS,
+    PARAMETERS,
+    RESNET,
     WITHOUT_GLOBAL,
     Say,
     by_day,
@@ -45,7 +47,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.methods import methods
 from fedsim.objectives import Batch, evaluate, scores_of
 
-WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
 BODY = 4 * (64 * 32 + 32)
 COUNTS = 4 * 10  # label counts
 # Bytes that travel up and down in a round, for each client; and up and down once. Others: WEIGHTS.
@@ -68,7 +70,6 @@ VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
 # Those that need more than ten rounds to learn the digits.
 SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ifca", "mime_lite"}
 
-RESNET = {"name": "resnet8", "width": 2}
 GRADIENT = explainers.parse({"name": "gradient"})
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.
 TRAINED_TOO = {"local"}
@@ -171,39 +172,39 @@ class TestTrained:
                 accuracies = [predicted(own[k], test.x, test.y)["accuracy"] for k in kept]
                 assert row["accuracy"] == pytest.approx(np.mean(accuracies))
 
-    def test_what_a_client_sends_is_another_model(self, found: Trained, name: str) -> None:
-        """`cohort` is what it trained, and averaged, and `personal` what it predicts with."""
-        if name not in PERSONAL:
-            return
-        done, t, explained = found.run, ROUNDS, Counter[str]()
-        rows = done.maps.query("round == @t")
-        for k in sorted(set(rows.query("model == 'cohort'")["client"])):
-            (sent,) = ModelSnapshot.of_clients(done, [k], t, of="cohort")
-            personal = ModelSnapshot.of(done, k, t)
-            same = torch.equal(vector(sent.own), vector(personal.own))
-            if name != "ifca":  # a cluster of one client has that client's model
-                assert same == (name in TRAINED_TOO)
-            assert sent.title == f"client {k}'s model after round {t}"
-            assert personal.suffix == f"-client-{k}-round-{t}"
-            assert sent.suffix == f"-client-{k}-cohort-round-{t}"
-            for model in (sent, personal):
-                own = rows.query("model == @model.kind and client == @k")
-                if own.empty:
-                    continue
-                inputs = Inputs.of_rows(model.dataset, own["input"].tolist())
-                maps = model.explain(GRADIENT, inputs)
-                assert isinstance(maps, Attributed)
-                recorded = np.stack(own["relevance"].tolist()).reshape(maps.relevance.shape)
-                np.testing.assert_allclose(maps.relevance, recorded, rtol=1e-3, atol=1e-5)
-                explained[model.kind] += 1
-        assert explained["cohort"]
-        assert explained["personal"]
-
     def test_needs_no_mechanism_beyond_those_of_the_eight(self, found: Trained, name: str) -> None:
         """Which are tried on Ray, where actors are killed (tests/test_same_bits.py)."""
         plain = {"Client.id", "Client.round", "Federation.round"}  # facts
         covered = set[str]().union(*(trained(each).mechanisms for each in MECHANISMS))
         assert found.mechanisms - plain <= covered
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_what_a_client_sends_is_another_model(found: Trained, name: str) -> None:
+    """`cohort` is what it trained, and averaged, and `personal` what it predicts with."""
+    done, t, explained = found.run, ROUNDS, Counter[str]()
+    rows = done.maps.query("round == @t")
+    for k in sorted(set(rows.query("model == 'cohort'")["client"])):
+        (sent,) = ModelSnapshot.of_clients(done, [k], t, of="cohort")
+        personal = ModelSnapshot.of(done, k, t)
+        same = torch.equal(vector(sent.own), vector(personal.own))
+        if name != "ifca":  # a cluster of one client has that client's model
+            assert same == (name in TRAINED_TOO)
+        assert sent.title == f"client {k}'s model after round {t}"
+        assert personal.suffix == f"-client-{k}-round-{t}"
+        assert sent.suffix == f"-client-{k}-cohort-round-{t}"
+        for model in (sent, personal):
+            own = rows.query("model == @model.kind and client == @k")
+            if own.empty:
+                continue
+            inputs = Inputs.of_rows(model.dataset, own["input"].tolist())
+            maps = model.explain(GRADIENT, inputs)
+            assert isinstance(maps, Attributed)
+            recorded = np.stack(own["relevance"].tolist()).reshape(maps.relevance.shape)
+            np.testing.assert_allclose(maps.relevance, recorded, rtol=1e-3, atol=1e-5)
+            explained[model.kind] += 1
+    assert explained["cohort"]
+    assert explained["personal"]
 
 
 def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import federation, server_states, small_experiment
+from experiments import PARAMETERS, QUARTER, federation, server_states, small_experiment
 from fedsim import Experiment, Run
 from fedsim.data import Dataset, Source
 from fedsim.errors import ExperimentError
@@ -25,9 +25,8 @@ from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
-MODEL = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+MODEL = 4 * PARAMETERS  # bytes of the small experiment's model
 ITEM = 2 * 4 * 64 + 1  # of what is shared of one digit
-FEW = {"name": "digits", "test_fraction": 0.75}
 
 
 def fedfed(rounds: int = 2, **keys: Any) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class TestSharing:
         experiment = (
             of_bytes(method, train=rounds)
             if normalised
-            else small_experiment(data=FEW, method=method, train=rounds)
+            else small_experiment(data=QUARTER, method=method, train=rounds)
         )
         _, _, distilled, pooled, last = server_states(experiment)
         dataset, splits, _ = prepare(experiment)
@@ -110,7 +109,7 @@ class TestSharing:
         assert not G.training
 
     def test_the_pool_travels_once(self, finish: Finish) -> None:
-        done = finish(data=FEW, method=fedfed(2), train={"rounds": 6, "participation": 0.5})
+        done = finish(data=QUARTER, method=fedfed(2), train={"rounds": 6, "participation": 0.5})
         vae = 4 * FlatModel(Autoencoder((1, 8, 8), 4), torch.device("cpu")).size
         clients = done.clients.fillna({"one_off_up": 0, "one_off_down": 0})
         assert list(done.rounds["phase"]) == ["distil"] * 2 + ["share"] + ["train"] * 3
@@ -307,7 +306,7 @@ class TestDistillation:
 
     def test_who_takes_part(self, finish: Finish) -> None:
         method = fedfed(1, distillation={"clients": "sample"})
-        done = finish(data=FEW, method=method, train={"rounds": 3, "participation": 0.5})
+        done = finish(data=QUARTER, method=method, train={"rounds": 3, "participation": 0.5})
         assert list(done.clients.groupby("round").size()) == [5, 10, 5]
         assert list(done.rounds["clients"]) == [5, 0, 5]
 

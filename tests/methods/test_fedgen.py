@@ -11,7 +11,7 @@ import torch
 from by_hand import load
 from torch import Tensor, nn
 
-from experiments import federation, server_states, small_experiment
+from experiments import PARAMETERS, federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.launch.prepare import prepare
@@ -22,7 +22,7 @@ Finish = Callable[..., Run]
 
 SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
 SLOW = {"lr": 0.01}  # the paper's learning rate
-WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
 GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
 
 

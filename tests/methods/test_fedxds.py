@@ -13,7 +13,7 @@ import torch
 from by_hand import load
 from torch import nn
 
-from experiments import by_day, federation, server_states, small_experiment
+from experiments import PARAMETERS, by_day, federation, server_states, small_experiment
 from fedsim import Experiment, Run, run
 from fedsim.conditions.gaussian import analytic_sigma
 from fedsim.data.augment import strong, weak
@@ -216,7 +216,7 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
 def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int) -> None:
     done = finish(data=DATA, method={**FEDXDS, "encoding": encoding}, train=TRAIN)
     share = done.clients[done.clients["round"] == 3]
-    model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    model = 4 * PARAMETERS
     item = size * 64 + 1
     assert (share["one_off_up"] == share["samples"] * item).all()
     assert (share["one_off_down"] == model + N * item).all()

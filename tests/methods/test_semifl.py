@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from experiments import Driven, small_experiment
+from experiments import QUARTER, RESNET, Driven, small_experiment
 from fedsim import Experiment, Run
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
@@ -26,10 +26,8 @@ Finish = Callable[..., Run]
 Relabel = Callable[[Dataset, Any], Dataset]
 
 SHARE = {"server_fraction": 0.1}
-FEW = {"name": "digits", "test_fraction": 0.75}
-RESNET = {"name": "resnet8", "width": 2}
 WITH_BATCH_NORM: dict[str, Any] = {
-    "data": FEW,
+    "data": QUARTER,
     "model": RESNET,
     "train": {"rounds": 2, "optimizer": {"lr": 0.01}},
 }

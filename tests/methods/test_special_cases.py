@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import server_states, small_experiment
+from experiments import RESNET, server_states, small_experiment
 from fedsim import Run
 
 Finish = Callable[..., Run]
 
-RESNET = {"name": "resnet8", "width": 2}
 MODELS = {
     "mlp": {"name": "mlp", "hidden": [16]},
     "normalised": {"name": "networks:normalised"},

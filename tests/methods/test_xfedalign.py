@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import server_states, small_experiment
+from experiments import PARAMETERS, server_states, small_experiment
 from fedsim import Run
 from fedsim.analysis.replay import explain_run
 from fedsim.errors import ExperimentError, RunError
@@ -25,7 +25,7 @@ from fedsim.training import logits
 
 Finish = Callable[..., Run]
 
-WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
 EVEN: dict[str, Any] = {"partition": {"kind": "iid", "clients": 10}}
 TABLE = {"name": "synthetic", "samples": 200, "test_samples": 20, "shape": [6], "classes": 3}
 

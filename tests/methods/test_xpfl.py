@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import LITTLE_TEACHER, federation, server_states, small_experiment
+from experiments import LITTLE_TEACHER, PARAMETERS, federation, server_states, small_experiment
 from fedsim import Client, Experiment, Federation, NotCounted, Run, State, run
 from fedsim.errors import BadInput
 from fedsim.launch.prepare import prepare
@@ -93,7 +93,7 @@ def test_teachers_learn_and_stay_with_their_clients(finish: Finish) -> None:
     done = finish(data=data, method=method, partition=SEMI, train={**TRAIN, "rounds": 8})
     losses = done.clients.pivot(index="round", columns="client", values="teacher_loss")
     assert (losses.loc[8] < 0.7 * losses.loc[1]).mean() > 0.8
-    model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    model = 4 * PARAMETERS
     assert (done.clients["bytes_up"] == model).all()
     assert (done.clients["bytes_down"] == model).all()
 

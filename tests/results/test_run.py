@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsim
-from experiments import change_manifest
+from experiments import change_manifest, interrupted
 from fedsim import Experiment, Run, State
 from fedsim.errors import Damaged, RunError, RunFolderError
 from fedsim.objectives import Metric
@@ -280,14 +280,7 @@ def test_a_round_is_summed_up() -> None:
 
 
 def test_an_unfinished_run_can_be_looked_at(tmp_path: Path) -> None:
-    def stop(event: object) -> None:
-        if isinstance(event, dict) and event["round"] == 3:
-            raise KeyboardInterrupt
-
-    started: list[RunFolder] = []
-    with pytest.raises(KeyboardInterrupt):
-        fedsim.run(experiment(train={"rounds": 5}), tmp_path, stop, started.append)
-    run = fedsim.load(started[0].path)
+    run = fedsim.load(interrupted(experiment(train={"rounds": 5}), tmp_path, 3))
     assert run.manifest["status"] == "interrupted"
     assert run.rounds["round"].tolist() == [1, 2]  # up to the checkpoint
     assert set(run.clients["round"]) == {1, 2}
