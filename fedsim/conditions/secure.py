@@ -1,18 +1,22 @@
 """Secure aggregation, simulated: the server adds up masked updates and learns their sum alone.
 
 Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017,
-the protocol of Figure 4 for an honest-but-curious server.
+the protocol of Figure 4 for an honest-but-curious server; and Bell et al., Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead, CCS 2020, in which clients mask with neighbours only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -31,17 +35,41 @@ from fedsim.federation.reduction import (
 )
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
-from fedsim.support.rng import keyed_rng
+from fedsim.support.rng import keyed_rng, stream_key
 
 ROUNDS = 4  # of messages between the clients and the server, for one sum
 KEY = 32  # bytes of a public key (X25519), and of a share of a secret
 ENCRYPTED = 12 + 2 * KEY + 16  # nonce, the shares of a key and of a seed, and tag (AES-GCM)
 ENTRY = 16  # bytes of a masked entry: two integers of 64 bits
 WEIGHT = ""  # the name of the sum of the weights among the vectors' names
-_CHUNK = 1 << 15  # words masked at a time, so that they stay in the cache
+_CHUNK = 1 << 14  # words masked at a time, so that they stay in the cache
+_BLOCK = 16  # bytes of a block of AES
+_ZEROS = memoryview(bytes(8 * _CHUNK))
+
+
+class Words:
+    """Random words of 64 bits: AES in counter mode, as Bonawitz et al. expand seeds.
+
+    Args:
+        key: 16 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(AES(key), CTR(bytes(_BLOCK))).encryptor()
+
+    def next(self, count: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """(count,) words, `_CHUNK` at most, which overwrite a `buffer_of_words`."""
+        size = self._cipher.update_into(_ZEROS[: 8 * count], memoryview(buffer))
+        return buffer[:size].view(np.uint64)
+
+
+def buffer_of_words() -> NDArray[np.uint8]:
+    """A buffer for `Words.next`: the library wants a block more than it writes."""
+    return np.empty(8 * _CHUNK + _BLOCK, np.uint8)
+
 
 # A stream of random words, and whether it is added (1) or subtracted (-1).
-Stream = tuple[int, np.random.BitGenerator]
+Stream = tuple[int, Words]
 
 
 class SecureSettings(Config):
@@ -49,9 +77,10 @@ class SecureSettings(Config):
 
     Each client writes its weight and weight·update as integers (two of 64 bits an entry; see
     `fedsim.federation.sums`) and adds random masks modulo 2^64: one of its own, and one with each
-    other client of the cohort, which the one adds and the other subtracts. In the sum the pairwise
+    of its d neighbours, which the one adds and the other subtracts. In the sum the pairwise
     masks cancel, and the server removes clients' own masks with seeds that it recovers from shares
-    which the others hold; likewise the pairwise masks of clients that have dropped out.
+    which their neighbours hold; likewise the pairwise masks of clients that have dropped out.
+    Neighbours are all n − 1 other clients of a cohort, or a few that are drawn in each round.
 
     The masked integers are real, so the sum is that of a run without masks, to the bit, and so is
     the result hash, if blocks hold one client each: cohorts of up to 16, not trained in stacks.
@@ -61,12 +90,12 @@ class SecureSettings(Config):
     Keys and shares are simulated: all seeds follow from the experiment's, so anyone who knows it
     can remove the masks. Records of a run are taken from the clients unmasked.
 
-    For one sum of m entries, the weight among them, in a cohort of n a client sends and receives
+    For one sum of m entries, the weight among them, a client with d neighbours sends and receives
 
-    - 64 bytes and 64·(n − 1): two public keys;
-    - 92·(n − 1) and 92·(n − 1): encrypted shares of its secrets;
-    - 16·m and ⌈n/8⌉: the masked entries, and who has sent them;
-    - 32·n and nothing: a share for each client.
+    - 64 bytes and 64·d: two public keys;
+    - 92·d and 92·d: encrypted shares of its secrets;
+    - 16·m and ⌈(d + 1)/8⌉: the masked entries, and who of them has sent theirs;
+    - 32·(d + 1) and nothing: a share for each, itself included.
 
     One that drops out sends and receives the first two. These bytes are in `bytes_up` and
     `bytes_down`; `protocol_bytes_up` and `protocol_bytes_down` are by how much they are more than
@@ -74,12 +103,17 @@ class SecureSettings(Config):
     leaves out what the protocol adds.
 
     Args:
-        threshold: share of a cohort that must remain to recover masks, two clients at least;
-            otherwise the run ends.
+        graph: `complete`, in which all pairs of a cohort share a mask; or d, an even number of
+            neighbours (Bell et al. 2020): the clients in a random order in a ring, each beside d/2
+            on either side, which costs d/(n − 1) of the time and messages. The server could learn
+            the sum of a part of the cohort if dropouts cut the ring apart; then the run ends.
+        threshold: share of a client and its neighbours that must remain to recover its masks, two
+            clients at least; otherwise the run ends.
         dropout: probability of each client to drop out after it has shared its secrets and before
             it sends the masked update.
     """
 
+    graph: Literal["complete"] | Annotated[int, Field(ge=2, multiple_of=2)] = "complete"
     threshold: float = Field(0.6, gt=0, le=1)
     dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -120,7 +154,7 @@ class SecureAggregation(ConditionOnMeans):
             )
         purpose = f"secure_aggregation/{len(round.notes.get(self.name, ())) + 1}"
         lost = round.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
-        masks = Masks(round.runner.seed, purpose, round.t, cohort.tolist())
+        masks = Masks(round.runner.seed, purpose, round.t, cohort.tolist(), self.settings.graph)
         dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
         round.note(self.name, len(dropped))
         return MaskedMean(masks, dropped, self.settings.threshold)
@@ -139,10 +173,32 @@ class Masks:
         purpose: tells the sums of a round apart.
         round: t.
         cohort: the clients.
+        graph: who masks with whom; see `SecureSettings`.
     """
 
-    def __init__(self, seed: int, purpose: str, round: int, cohort: Sequence[int]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        purpose: str,
+        round: int,
+        cohort: Sequence[int],
+        graph: Literal["complete"] | int = "complete",
+    ) -> None:
         self._seed, self._purpose, self._round, self.cohort = seed, purpose, round, tuple(cohort)
+        self.complete = graph == "complete" or graph >= len(cohort) - 1
+        if not self.complete:
+            order = keyed_rng(seed, f"{purpose}/graph", round).permutation(len(cohort))
+            self._ring = [self.cohort[place] for place in order]
+            self._place = {k: place for place, k in enumerate(self._ring)}
+            self._reach = graph // 2
+
+    def neighbours(self, k: int) -> list[int]:
+        """The d clients that share a mask with client k."""
+        if self.complete:
+            return [other for other in self.cohort if other != k]
+        place, n = self._place[k], len(self.cohort)
+        steps = range(-self._reach, self._reach + 1)
+        return [self._ring[(place + step) % n] for step in steps if step]
 
     def own(self, k: int) -> Stream:
         """The mask of client k alone."""
@@ -155,28 +211,40 @@ class Masks:
 
     def of(self, k: int) -> list[Stream]:
         """All that client k adds."""
-        return [self.own(k), *(self.pair(k, other) for other in self.cohort if other != k)]
+        return [self.own(k), *(self.pair(k, other) for other in self.neighbours(k))]
 
-    def left_in(self, sent: Iterable[int]) -> list[Stream]:
+    def left_in(self, sent: Collection[int]) -> list[Stream]:
         """What is left in the sum of those who have sent."""
-        sent = list(sent)
-        gone = sorted(set(self.cohort) - set(sent))
-        return [*map(self.own, sent), *(self.pair(k, other) for k, other in product(sent, gone))]
+        there = set(sent)
+        halves = [(k, other) for k in sent for other in self.neighbours(k) if other not in there]
+        return [*map(self.own, sent), *(self.pair(k, other) for k, other in halves)]
 
-    def _stream(self, what: str, client: int) -> np.random.BitGenerator:
-        purpose = f"{self._purpose}/{what}"
-        return keyed_rng(self._seed, purpose, self._round, client).bit_generator
+    def connect(self, sent: Collection[int]) -> bool:
+        """Whether those who have sent are one part: no sum of fewer of them can be unmasked."""
+        if self.complete or not sent:
+            return True
+        there, waiting = set(sent), [next(iter(sent))]
+        while waiting:
+            k = waiting.pop()
+            if k in there:
+                there.remove(k)
+                waiting += self.neighbours(k)
+        return not there
+
+    def _stream(self, what: str, client: int) -> Words:
+        return Words(stream_key(self._seed, f"{self._purpose}/{what}", self._round, client))
 
 
 def add_masks(total: ExactSum, streams: Sequence[Stream], sign: int = 1) -> None:
     """Add the next words of each stream to a sum, modulo 2^64; subtract them if `sign` is -1."""
+    buffer = buffer_of_words()
     for part in (total.high, total.low):
         words = part.view(np.uint64)
         for start in range(0, len(words), _CHUNK):
             chunk = words[start : start + _CHUNK]
             for own_sign, stream in streams:
                 combine = np.add if own_sign == sign else np.subtract
-                combine(chunk, stream.random_raw(len(chunk)), out=chunk)
+                combine(chunk, stream.next(len(chunk), buffer), out=chunk)
 
 
 class MaskedMean(WeightedMean):
@@ -187,14 +255,12 @@ class MaskedMean(WeightedMean):
     Args:
         masks: of the clients.
         dropped: those that drop out before they send.
-        threshold: share of the clients that must remain.
+        threshold: see `SecureSettings`.
     """
 
     def __init__(self, masks: Masks, dropped: frozenset[int], threshold: float) -> None:
         super().__init__()
-        self.masks, self.dropped = masks, dropped
-        self.least = max(2, math.ceil(threshold * len(masks.cohort) - 1e-9))
-        self._threshold = threshold
+        self.masks, self.dropped, self.threshold = masks, dropped, threshold
         self._silent: set[int] = set()  # have nothing to send, but hold shares of others
         self._unmasked_bytes: dict[int, int] = {}
 
@@ -237,23 +303,43 @@ class MaskedMean(WeightedMean):
         self._unmasked_bytes.update(other._unmasked_bytes)
 
     def overhead(self, id: int) -> tuple[int, int]:
-        n = len(self.masks.cohort)
-        up, down = 2 * KEY + (n - 1) * ENCRYPTED, (n - 1) * (2 * KEY + ENCRYPTED)
+        d = len(self.masks.neighbours(id))
+        up, down = 2 * KEY + d * ENCRYPTED, d * (2 * KEY + ENCRYPTED)
         if id in self.lengths or id in self._silent:
             entries = sum(self.lengths[id].values()) + 1 if id in self.lengths else 0
-            up += ENTRY * entries + n * KEY
-            down += -(-n // 8)
+            up += ENTRY * entries + (d + 1) * KEY
+            down += -(-(d + 1) // 8)
         return up - self._unmasked_bytes.get(id, 0), down
+
+    def check_left(self) -> None:
+        """Check that the masks of those who have sent can be removed, and no fewer of them.
+
+        Raises:
+            NothingToReduce: too many have dropped out.
+        """
+        there = self.lengths.keys() | self._silent
+        for k in self.masks.cohort[:1] if self.masks.complete else self.masks.cohort:
+            group = [k, *self.masks.neighbours(k)]
+            if self.lengths and self.lengths.keys().isdisjoint(group):
+                continue  # the sum has no mask of this client
+            left = len(there.intersection(group))
+            least = max(2, math.ceil(self.threshold * len(group) - 1e-9))
+            if left < least:
+                around = "" if self.masks.complete else f" around client {k}"
+                raise NothingToReduce(
+                    f"{left} of {len(group)} clients{around} are left to unmask the sum, and "
+                    f"secure_aggregation.threshold={self.threshold:g} takes {least}"
+                )
+        if not self.masks.connect(sorted(self.lengths)):
+            raise NothingToReduce(
+                "dropouts have cut the clients apart, so that the server could unmask the sum of "
+                "a part of them; raise secure_aggregation.graph"
+            )
 
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
         self.check_alike()
-        sent, n = sorted(self.lengths), len(self.masks.cohort)
-        left = len(sent) + len(self._silent)
-        if left < self.least:
-            raise NothingToReduce(
-                f"{left} of {n} clients are left to unmask the sum, and "
-                f"secure_aggregation.threshold={self._threshold:g} takes {self.least}"
-            )
+        self.check_left()
+        sent = sorted(self.lengths)
         if not sent:
             return Mean({}, 0)
         streams = self.masks.left_in(sent)

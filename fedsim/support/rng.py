@@ -16,14 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 
-def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
+def stream_key(seed: int, purpose: str, round: int = -1, client: int = -1) -> bytes:
+    """16 bytes that name a stream."""
     name = f"fedsim/{seed}/{purpose}/{round}/{client}".encode()
     return hashlib.blake2b(name, digest_size=16).digest()
 
 
 def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
     """A NumPy generator for one purpose; -1 stands for "no round" and "no client"."""
-    key = int.from_bytes(_key(seed, purpose, round, client), "little")
+    key = int.from_bytes(stream_key(seed, purpose, round, client), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
@@ -48,7 +49,7 @@ def draw_clients(rng: np.random.Generator, count: int, share: float) -> NDArray[
 
 def torch_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
     """A 63-bit seed for a torch generator of one purpose."""
-    return int.from_bytes(_key(seed, purpose, round, client)[:8], "little") >> 1
+    return int.from_bytes(stream_key(seed, purpose, round, client)[:8], "little") >> 1
 
 
 @contextmanager

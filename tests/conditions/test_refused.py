@@ -141,6 +141,8 @@ SECTIONS: list[tuple[dict[str, Any], str]] = [
     # secure_aggregation
     (secure(threshold=0), "secure_aggregation.threshold: must be greater"),
     (secure(dropout=1), "secure_aggregation.dropout: must be less than 1"),
+    (secure(graph=3), "graph: must be 'complete' or a multiple of 2, not 3"),
+    (secure(graph="ring"), "graph: must be 'complete' or a whole number, not 'ring'"),
     (secure(drop=0.1), "secure_aggregation.drop: unknown key"),
     ({**secure(), **with_method("feddf")}, "asks for what each client sends, which secure_aggreg"),
     ({**secure(), **method("feddyn")}, "hides clients' numbers of samples, .* method.scale=none"),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from hypothesis import given
+from hypothesis import strategies as st
 
-from experiments import federation, server_states, small_experiment
+from experiments import examples, federation, server_states, small_experiment
 from fedsim import Run, Update
-from fedsim.conditions.secure import MaskedMean, Masks
+from fedsim.conditions.secure import MaskedMean, Masks, Words, buffer_of_words
 from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, WeightedMean
 from fedsim.methods.fedavg import FedAvg
 
 Finish = Callable[..., Run]
+Graph = Any  # "complete", or a number of neighbours
 
 P = 64 * 32 + 32 + 32 * 10 + 10
 SECURE: dict[str, Any] = {"secure_aggregation": {}}
@@ -45,8 +51,13 @@ def folded(mean: WeightedMean, sent: dict[int, Update]) -> WeightedMean:
     return mean
 
 
-def masked(sent: dict[int, Update], dropped: set[int] = frozenset(), t: int = 1) -> MaskedMean:  # type: ignore[assignment]
-    return MaskedMean(Masks(7, "sum", t, list(sent)), frozenset(dropped), 0.6)
+def masked(
+    sent: dict[int, Update],
+    dropped: Iterable[int] = (),
+    graph: Graph = "complete",
+    threshold: float = 0.6,
+) -> MaskedMean:
+    return MaskedMean(Masks(7, "sum", 1, list(sent), graph), frozenset(dropped), threshold)
 
 
 def same(one: Mean, other: Mean) -> bool:
@@ -73,17 +84,26 @@ def test_what_the_server_gets_is_masked() -> None:
     assert not total.weights  # they are masked as well
 
 
-def test_pairs_cancel_and_rounds_differ() -> None:
-    cohort = [3, 8, 9]
-    masks = Masks(7, "sum", 1, cohort)
+def words_of(stream: Any, count: int) -> Any:
+    return stream.next(count, buffer_of_words()).copy()
+
+
+@pytest.mark.parametrize(("n", "graph"), [(3, "complete"), (3, 2), (7, 2), (8, 4), (9, 6)])
+def test_pairs_cancel_and_rounds_differ(n: int, graph: Graph) -> None:
+    cohort = [3, 8, 9, 11, 20, 21, 22, 40, 41][:n]
+    masks = Masks(7, "sum", 1, cohort, graph)
     total = np.zeros(50, dtype=np.uint64)
     for k in cohort:
-        for sign, stream in masks.of(k)[1:]:
-            words = stream.random_raw(50)
+        others = masks.of(k)[1:]
+        assert len(others) == (n - 1 if graph == "complete" else graph)
+        assert all(k in masks.neighbours(other) for other in masks.neighbours(k))
+        for sign, stream in others:
+            words = words_of(stream, 50)
             total = total + words if sign == 1 else total - words
     assert not total.any()
+    assert masks.connect(cohort)
     words = {
-        Masks(seed, purpose, t, cohort).pair(3, other)[1].random_raw(1)[0]
+        words_of(Masks(seed, purpose, t, cohort, graph).pair(3, other)[1], 1)[0]
         for seed in (7, 8)
         for purpose in ("sum", "another")
         for t in (1, 2)
@@ -92,12 +112,28 @@ def test_pairs_cancel_and_rounds_differ() -> None:
     assert len(words) == 16
 
 
+def test_words_are_those_of_aes_in_counter_mode() -> None:
+    """Its keystream is the ciphertext of the numbers 0, 1, ... of blocks (NIST SP 800-38A)."""
+    key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
+    cipher = Cipher(AES(key), ECB()).encryptor()
+    expected = cipher.update(b"".join(k.to_bytes(16, "big") for k in range(40)))
+    words, buffer = Words(key), buffer_of_words()
+    found = b"".join(words.next(count, buffer).tobytes() for count in (1, 2, 5, 32))
+    assert found == expected[: 8 * 40]
+
+
+def test_a_ring_of_neighbours_differs_between_rounds() -> None:
+    rings = {tuple(Masks(7, "sum", t, range(30), 4).neighbours(0)) for t in range(10)}
+    assert len(rings) == 10
+
+
 def weighted(*weights: float) -> dict[int, Update]:
     """Updates with these weights."""
     ones = torch.ones(1)
     return {k: Update(weight=weight, a=ones, b=ones) for k, weight in enumerate(weights)}
 
 
+@pytest.mark.parametrize("graph", ["complete", 4])
 @pytest.mark.parametrize(
     ("sent", "dropped"),
     [
@@ -111,14 +147,14 @@ def weighted(*weights: float) -> dict[int, Update]:
     ids=["all", "but one", "but two", "two silent", "all silent", "uneven weights"],
 )
 def test_the_masked_mean_is_that_of_those_who_are_left(
-    sent: dict[int, Update], dropped: set[int]
+    sent: dict[int, Update], dropped: set[int], graph: Graph
 ) -> None:
     rest = {k: update for k, update in sent.items() if k not in dropped and update.vectors}
     expected = folded(WeightedMean(), rest or sent).result({}, {})
     assert expected.count == len(rest)
-    told = folded(masked(sent, dropped), sent).result({}, {})
+    told = folded(masked(sent, dropped, graph), sent).result({}, {})
     failed = {k: update for k, update in sent.items() if k not in dropped}  # for any reason
-    absent = folded(masked(sent), failed).result({}, {})
+    absent = folded(masked(sent, (), graph), failed).result({}, {})
     for found in (told, absent):
         assert same(found, expected) if rest else found.count == 0
 
@@ -141,6 +177,45 @@ def test_sums_that_cannot_be_had() -> None:
         folded(masked(nothing), nothing).result({}, {})
     with pytest.raises(InvalidUpdate, match="weight is 1e\\+12; with secure_aggregation, which"):
         masked(sent).check(Update(weight=1e12, a=torch.zeros(1)))
+
+
+def test_dropouts_that_leave_a_ring_too_thin() -> None:
+    sent = updates(9)
+    order = ring(masked(sent, (), 2).masks)
+    message = f"1 of 3 clients around client {order[1]} are left .*threshold=0.6 takes 2"
+    with pytest.raises(NothingToReduce, match=message):
+        folded(masked(sent, {order[0], order[2]}, 2), sent).result({}, {})
+    with pytest.raises(NothingToReduce, match=r"cut the clients apart.*raise .*graph"):
+        folded(masked(sent, {order[0], order[4]}, 2, 0.1), sent).result({}, {})
+    kept = folded(masked(sent, {order[0], order[4]}, 4, 0.1), sent).result({}, {})
+    assert kept.count == 7
+
+
+@examples(30)
+@given(st.data())
+def test_whoever_drops_out_the_sum_is_right_or_refused(data: st.DataObject) -> None:
+    n = data.draw(st.integers(2, 12))
+    graph = data.draw(st.sampled_from(["complete", 2, 4, 6]))
+    dropped = data.draw(st.sets(st.sampled_from(range(n))))
+    sent = {
+        k: Update(weight=1.5 * k, a=torch.full((3,), 0.1 * k), b=torch.ones(1))
+        for k in range(10, 10 + n)
+    }
+    rest = {k: update for k, update in sent.items() if k not in dropped}
+    try:
+        found = folded(masked(sent, dropped, graph, 0.3), sent).result({}, {})
+    except NothingToReduce:
+        assert len(rest) < max(2, 0.3 * n) or graph != "complete"
+    else:
+        assert same(found, folded(WeightedMean(), rest).result({}, {}))
+
+
+def ring(masks: Masks) -> list[int]:
+    """The clients of a graph of two neighbours, in order."""
+    order = [masks.cohort[0]]
+    while len(order) < len(masks.cohort):
+        order.append(next(k for k in masks.neighbours(order[-1])[::-1] if k not in order))
+    return order
 
 
 # of runs
@@ -191,6 +266,15 @@ def test_blocks_of_several_clients_differ_by_rounding_alone() -> None:
         server_states(small_experiment(**sections, **more))[-1].weights for more in ({}, SECURE)
     )
     np.testing.assert_allclose(secure, plain, atol=1e-6)
+
+
+def test_a_run_with_few_neighbours(finish: Finish) -> None:
+    plain = finish(train={"rounds": 2})
+    secure = finish(train={"rounds": 2}, secure_aggregation={"graph": 4})
+    assert secure.result_hash == plain.result_hash
+    up, down = 2 * 32 + 92 * 4 + 16 * (P + 1) + 32 * 5, 64 * 4 + 92 * 4 + 1
+    assert set(secure.clients["bytes_up"]) == {up}
+    assert set(secure.clients["bytes_down"]) == {4 * P + down}
 
 
 def test_dropouts_of_a_run() -> None:
