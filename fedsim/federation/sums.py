@@ -114,14 +114,6 @@ def check_block(block: NDArray[np.float64]) -> None:
 
 def add_scaled(total: Tensor | None, vector: Tensor, weight: float) -> Tensor:
     """total + weight·vector, (size,) in 64-bit floats, in the total's place if there is one."""
-    if vector.device.type != "cpu":
-        if total is None:
-            return vector.to(torch.float64, copy=True).mul_(weight)
-        return total.add_(vector, alpha=weight)
-    found = torch.empty(len(vector), dtype=torch.float64) if total is None else total
-    chunk = torch.empty(_CHUNK, dtype=torch.float64)
-    for start in range(0, len(vector), _CHUNK):
-        part, to = (v[start : start + _CHUNK] for v in (vector, found))
-        x = chunk[: len(part)].copy_(part)
-        torch.mul(x, weight, out=to) if total is None else to.add_(x, alpha=weight)
-    return found
+    if total is None:
+        return vector.to(torch.float64, copy=True).mul_(weight)
+    return total.add_(vector, alpha=weight)

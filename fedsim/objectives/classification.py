@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
@@ -140,7 +140,7 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     Equal to autograd's to the bit.
     """
-    log_p, place = torch.log_softmax(logits, dim=1), y.long().unsqueeze(1)
-    at_log_p = torch.zeros_like(log_p).scatter_(1, place, -1 / len(y))
-    gradient = log_softmax_backward(at_log_p, log_p, 1, log_p.dtype)
-    return -log_p.gather(1, place).squeeze(1), gradient
+    log_p, y = torch.log_softmax(logits, dim=1), y.long()
+    losses = nll_loss(log_p, y, reduction="none")
+    at_log_p = torch.zeros_like(log_p).scatter_(1, y.unsqueeze(1), -1 / len(y))
+    return losses, log_softmax_backward(at_log_p, log_p, 1, log_p.dtype)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 
@@ -22,10 +24,24 @@ def stream_key(seed: int, purpose: str, round: int = -1, client: int = -1) -> by
     return hashlib.blake2b(name, digest_size=16).digest()
 
 
+class _Key(ISeedSequence):
+    """Philox's key as its seed: `Philox(key=...)` also asks the system for a random seed."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[np.uint64]:
+        """The key, which is two words of 64 bits."""
+        return np.frombuffer(self.key, "<u8")
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(_Key(key)))
+
+
 def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
     """A NumPy generator for one purpose; -1 stands for "no round" and "no client"."""
-    key = int.from_bytes(stream_key(seed, purpose, round, client), "little")
-    return np.random.Generator(np.random.Philox(key=key))
+    return _generator(stream_key(seed, purpose, round, client))
 
 
 def input_rngs(rng: np.random.Generator, x: torch.Tensor) -> list[np.random.Generator]:
@@ -35,10 +51,7 @@ def input_rngs(rng: np.random.Generator, x: torch.Tensor) -> list[np.random.Gene
     """
     base = rng.bytes(16)
     keys = (hashlib.blake2b(row.tobytes(), key=base, digest_size=16) for row in x.cpu().numpy())
-    return [
-        np.random.Generator(np.random.Philox(key=int.from_bytes(key.digest(), "little")))
-        for key in keys
-    ]
+    return [_generator(key.digest()) for key in keys]
 
 
 def draw_clients(rng: np.random.Generator, count: int, share: float) -> NDArray[np.int64]:

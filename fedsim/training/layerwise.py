@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import proxy
@@ -63,23 +63,25 @@ class _Linear:
         parameters = list(module.parameters())
         self.values: Sequence[Tensor] = [p.detach() for p in parameters]
         self.gradients: Sequence[Tensor] = [gradients[p] for p in parameters]
-        self.W = self.values[0]
+        self.W, self.W_t = self.values[0], self.values[0].t()
         self.b = self.values[1] if len(parameters) == 2 else None
 
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        if self.b is not None and a.dim() == 2:  # what `linear` ends up with
+            return torch.addmm(self.b, a, self.W_t), a
         return linear(a, self.W, self.b), a
 
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
-        below = None if self.first else delta @ self.W
-        delta, a = delta.reshape(-1, delta.shape[-1]), kept.reshape(-1, kept.shape[-1])
-        W, *b = to
-        W.addmm_(delta.t(), a, beta=beta, alpha=alpha)
-        if b:
+        below, a = None if self.first else delta @ self.W, kept
+        if delta.dim() != 2:
+            delta, a = delta.reshape(-1, delta.shape[-1]), a.reshape(-1, a.shape[-1])
+        to[0].addmm_(delta.t(), a, beta=beta, alpha=alpha)
+        if self.b is not None:
             if beta != 1:
-                b[0].mul_(beta)
-            b[0].add_(delta.sum(dim=0), alpha=alpha)
+                to[1].mul_(beta)
+            to[1].add_(delta.sum(dim=0), alpha=alpha)
         return below
 
 
@@ -346,7 +348,7 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
     """The network as a sequence of layers; None if it is not sequential."""
     trained = {id(leaf) for leaf in model.leaves}
     gradients = dict(zip(model.leaves, model.gradients, strict=True))
-    modules = list(_in_order(model.module))
+    modules = _pooled_first(_in_order(model.module))
     leaves = [id(p) for module in modules for p in module.parameters() if p.requires_grad]
     if sorted(leaves) != sorted(trained):
         return None  # shared parameters, or some outside of layers
@@ -386,6 +388,23 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
             yield from _in_order(child)
     else:
         yield module
+
+
+def _pooled_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The same with ReLU after max pooling, which leaves a part of the numbers to it.
+
+    Both orders give the same outputs and gradients to the bit: the largest number of a window is
+    the same, and where none is above 0, no gradient passes.
+    """
+    found = list[nn.Module]()
+    for module in modules:
+        pools = type(module) is nn.MaxPool2d and not module.return_indices
+        if pools and found and type(found[-1]) is nn.ReLU:
+            if not (_is_hooked(module) or _is_hooked(found[-1])):
+                found.insert(-1, module)
+                continue
+        found.append(module)
+    return found
 
 
 def _is_hooked(module: nn.Module) -> bool:

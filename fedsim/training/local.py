@@ -58,20 +58,18 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
-    end = usable(model, n, size)
-    step = _step_of(model, job, settings)
-    for _ in range(job.epochs):
+    end, step = usable(model, n, size), _step_of(model, job, settings)
+    for _ in range(job.epochs if end else 0):
         if steps == job.most_steps:
             break
-        order = torch.from_numpy(epoch_order(job.y, job.rng, settings)).to(model.device)
+        order = torch.from_numpy(epoch_order(job.y, job.rng, settings)[:end]).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
-        for start in range(0, end, size):
+        for batch in zip(x.split(size), y.split(size), strict=True):
             if steps == job.most_steps:
                 break
-            stop = min(start + size, end)
-            total += step(x[start:stop], y[start:stop]).sum()
+            total += step(*batch).sum()
             steps += 1
-            visited += stop - start
+            visited += len(batch[1])
     if steps == 0:
         raise ValueError(
             "no training example to make a step with"
