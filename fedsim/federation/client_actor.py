@@ -99,7 +99,7 @@ class ClientActor:
         return self._worker.take_partial(serial)
 
     def combine(self, call: Call, *partials: Reduction) -> Reduction:
-        """Merge partial results of actors of this node."""
+        """Merge partial results of actors."""
         total = copy.deepcopy(call.reduction)
         for partial in partials:
             total.merge(partial)

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ STATE_LOST = "a kept client state was on a node that is gone"
 SPILLS = 0.8  # of the object store; Ray spills the rest to disk
 GROWTH = 1.25  # factor in the number of kept states, after which they are checked again
 COMBINED = 3  # from this many actors on, a node adds up their sums
+FETCHED = 4  # sums that the driver fetches; more are added up on nodes first, as many at a time
 LOOK = 1.0  # seconds without an answer before pending messages are checked
 PATIENCE = 60.0  # seconds without an answer before pending work is logged
 
@@ -65,16 +66,29 @@ class _Actor:
 
 @dataclass(eq=False)
 class _Sum:
-    """The partial sum of an actor's blocks, on the actor's node.
+    """A partial sum, on the node of an actor.
 
     Attributes:
-        alone: it is fetched by itself, not combined with others of its node.
+        actor: who has computed it.
+        items: the actor's own, which it contains; none if it is a sum of sums.
+        of: the sums of actors that were added up.
+        alone: it is fetched by itself, not combined with others.
     """
 
     actor: _Actor
     items: list[WorkItem]
     reference: Any
+    of: list[_Sum] = field(default_factory=list)
     alone: bool = False
+
+    @property
+    def parts(self) -> list[_Sum]:
+        """The sums of single actors."""
+        return self.of or [self]
+
+    def needs(self, actor: _Actor) -> bool:
+        """Whether it is lost, or partly, with an actor."""
+        return actor in (self.actor, *(part.actor for part in self.of))
 
 
 @dataclass(eq=False)
@@ -88,7 +102,7 @@ class _Message:
         sum: reference of the blocks' partial sum, if it comes with their answer.
         states: references of the clients' kept states, if they are separate objects.
         asks_for_sum: items sent before, whose sum is requested.
-        combines: sums of actors of one node, to be added up.
+        combines: sums to be added up.
     """
 
     actor: _Actor
@@ -328,6 +342,8 @@ class RayEngine(Engine):
             if not message.asks_for_sum or now.scheduler.are_done(message.items)
         )
         waiting = [*awaited, *starting]
+        if not waiting:  # sums are left to fetch
+            return
         here = not now.call.reduction.stays  # sums stay on their nodes until they are fetched
         if not ray.wait(waiting, num_returns=1, timeout=min(LOOK, PATIENCE), fetch_local=here)[0]:
             self._look_after_states(now)
@@ -344,81 +360,90 @@ class RayEngine(Engine):
                 self._take_answer(now, ref, now.flying[ref])
 
     def _take_answer(self, now: _UnderWay, ref: Any, message: _Message) -> None:
-        if message.asks_for_sum:
-            now.sums.append(_Sum(message.actor, message.items, ref))
+        if message.asks_for_sum or message.combines:
+            parts = [part for one in message.combines for part in one.parts]
+            now.sums.append(_Sum(message.actor, message.items, ref, parts))
         else:
             try:
                 answer = ray.get(ref)
             except RayTaskError as error:  # before LOST: it is an instance of its cause's type
-                if not (message.combines and isinstance(error.cause, LOST)):
-                    raise _cause(error) from None
-                del now.flying[ref]  # another actor's sum is lost; fetching each shows which
-                self._take_apart(now, message)
-                return
+                raise _cause(error) from None
             except LOST as error:
                 self._lose(now, message.actor, error)
                 return
-            if message.combines:
-                now.outcome.add_partial(answer)
-                for part in message.combines:
-                    self._accept(now, part.actor, part.items)
-            else:
-                (item,) = message.items
-                now.scheduler.done(item, (answer, message.states))
-                now.answered[message.actor] = time.monotonic()
-                if item.with_sum:
-                    now.sums.append(_Sum(message.actor, message.items, message.sum))
-                elif not now.call.reduction.stays:
-                    self._accept(now, message.actor, message.items)
+            (item,) = message.items
+            now.scheduler.done(item, (answer, message.states))
+            now.answered[message.actor] = time.monotonic()
+            if item.with_sum:
+                now.sums.append(_Sum(message.actor, message.items, message.sum))
+            elif not now.call.reduction.stays:
+                self._accept(now, message.actor, message.items)
         del now.flying[ref]
 
     def _take_sums(self, now: _UnderWay) -> None:
-        """Fetch available sums, combined where a node has many actors.
+        """Fetch available sums, or have them added up: those of a node, then those of nodes.
 
-        The driver's traffic thus grows with the number of nodes, not of actors.
+        The driver's traffic thus grows neither with the number of actors nor of nodes, but for
+        single messages.
         """
-        for node in {part.actor.node for part in now.sums}:
+        combined = [one for message in now.flying.values() for one in message.combines]
+        summed = {
+            item for one in (*now.sums, *combined) for part in one.parts for item in part.items
+        }
+        of_nodes, sources = list[_Sum](), 0
+        for node in {actor.node for actor in self._actors}:
             actors = [actor for actor in self._actors if actor.node == node]
             parts = [part for part in now.sums if part.actor.node == node]
-            together = [part for part in parts if not part.alone]
+            single = [part for part in parts if not (part.alone or part.of)]
+            sources += len(actors) if len(actors) < COMBINED else 1
             if len(actors) >= COMBINED:
-                summed = {item for part in parts for item in part.items}
                 more = any(set(now.scheduler.held(actor)) - summed for actor in actors)
                 if now.scheduler.waiting or more:
-                    parts = [part for part in parts if part.alone]
-                elif len(together) >= COMBINED:
-                    self._combine(now, together)
-                    parts = [part for part in parts if part.alone]
-            for part in parts:
-                if part in now.sums:  # unless its actor was just lost
-                    self._fetch(now, part)
+                    parts = [part for part in parts if part not in single]
+                elif len(single) >= COMBINED:
+                    self._combine(now, single)
+                    parts = [part for part in parts if part not in single]
+            of_nodes += parts
+        together = [part for part in of_nodes if not part.alone]
+        if sources > FETCHED:
+            for start in range(0, len(together) - FETCHED + 1, FETCHED):
+                self._combine(now, together[start : start + FETCHED])
+            if now.flying or now.scheduler.waiting:  # more will come to add up
+                of_nodes = [part for part in of_nodes if part.alone]
+        for part in of_nodes:
+            if part in now.sums:  # unless it is combined, or its actor was just lost
+                self._fetch(now, part)
 
-    def _combine(self, now: _UnderWay, parts: list[_Sum]) -> None:
-        """Let one of a node's actors add up their sums."""
-        one = parts[0].actor
-        ref = one.handle.combine.remote(now.call, *(part.reference for part in parts))
-        items = [item for part in parts for item in part.items]
-        now.flying[ref] = _Message(one, items, time.monotonic(), combines=parts)
-        now.sums = [part for part in now.sums if part not in parts]
+    def _combine(self, now: _UnderWay, sums: list[_Sum]) -> None:
+        """Let one of these actors add up their sums; the result stays on its node."""
+        one = sums[0].actor
+        ref = one.handle.combine.remote(now.call, *(each.reference for each in sums))
+        now.flying[ref] = _Message(one, [], time.monotonic(), combines=sums)
+        now.sums = [each for each in now.sums if each not in sums]
 
-    def _take_apart(self, now: _UnderWay, message: _Message) -> None:
-        """Fetch each of these sums by itself instead of combining them."""
-        for part in message.combines:
-            part.alone = True
-            now.sums.append(part)
-
-    def _fetch(self, now: _UnderWay, part: _Sum) -> None:
+    def _fetch(self, now: _UnderWay, one: _Sum) -> None:
         """Fetch a sum."""
         try:
-            answer = ray.get(part.reference)
+            answer = ray.get(one.reference)
         except RayTaskError as error:  # before LOST: it is an instance of its cause's type
-            raise _cause(error) from None
-        except LOST as error:
-            self._lose(now, part.actor, error)
+            if not (one.of and isinstance(error.cause, LOST)):
+                raise _cause(error) from None
+            now.sums.remove(one)  # an actor's sum is lost; fetching each shows whose
+            self._take_apart(now, [one])
             return
-        now.sums.remove(part)
+        except LOST as error:
+            self._lose(now, one.actor, error)
+            return
+        now.sums.remove(one)
         now.outcome.add_partial(answer)
-        self._accept(now, part.actor, part.items)
+        for part in one.parts:
+            self._accept(now, part.actor, part.items)
+
+    def _take_apart(self, now: _UnderWay, sums: Iterable[_Sum]) -> None:
+        """Fetch what single actors have summed, each by itself."""
+        for part in (part for one in sums for part in one.parts):
+            part.alone = True
+            now.sums.append(part)
 
     def _accept(self, now: _UnderWay, actor: _Actor, items: Sequence[WorkItem]) -> None:
         """Accept the results of blocks whose sum has arrived."""
@@ -503,10 +528,13 @@ class RayEngine(Engine):
     def _lose(self, now: _UnderWay, actor: _Actor, error: Exception) -> None:
         """Replace an actor and requeue the work that it held."""
         for ref, message in list(now.flying.items()):
-            if actor in (message.actor, *(part.actor for part in message.combines)):
+            if actor is message.actor or any(one.needs(actor) for one in message.combines):
                 del now.flying[ref]
-                self._take_apart(now, message)  # others' sums are still on their node
-        now.sums = [part for part in now.sums if part.actor is not actor]
+                self._take_apart(now, message.combines)  # others' sums are still on their nodes
+        lost = [one for one in now.sums if one.needs(actor)]
+        now.sums = [one for one in now.sums if one not in lost]
+        self._take_apart(now, [one for one in lost if one.of])
+        now.sums = [one for one in now.sums if one.actor is not actor]
         blocks = now.scheduler.lose(actor, first_line(error))
         self._replace(actor)
         self.notices.append(f"a client actor was lost; running {blocks} block(s) of clients again")
@@ -524,7 +552,9 @@ class RayEngine(Engine):
         parts += filter(None, [starting(list(entries.values()), self._settings)])
         if now.flying:
             message = next(iter(now.flying.values()))  # the oldest
-            clients = [id for item in message.items for id in item.clients]
+            sums = [part for one in message.combines for part in one.parts]
+            items = [*message.items, *(item for part in sums for item in part.items)]
+            clients = [id for item in items for id in item.clients]
             place = entries[message.actor]
             whom = ", ".join(map(str, clients[:10])) + (", …" if clients[10:] else "")
             parts.append(

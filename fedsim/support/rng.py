@@ -36,7 +36,7 @@ class _Key(ISeedSequence):
 
 
 def _generator(key: bytes) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(_Key(key)))
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]
 
 
 def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:

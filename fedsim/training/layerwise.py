@@ -398,12 +398,10 @@ def _pooled_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """
     found = list[nn.Module]()
     for module in modules:
-        pools = type(module) is nn.MaxPool2d and not module.return_indices
-        if pools and found and type(found[-1]) is nn.ReLU:
-            if not (_is_hooked(module) or _is_hooked(found[-1])):
-                found.insert(-1, module)
-                continue
-        found.append(module)
+        before = found[-1] if found else module
+        fits = type(before) is nn.ReLU and type(module) is nn.MaxPool2d
+        fits = fits and not (module.return_indices or _is_hooked(module) or _is_hooked(before))
+        found.insert(len(found) - fits, module)
     return found
 
 

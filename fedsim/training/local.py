@@ -64,7 +64,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
             break
         order = torch.from_numpy(epoch_order(job.y, job.rng, settings)[:end]).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
-        for batch in zip(x.split(size), y.split(size), strict=True):
+        for batch in zip(torch.split(x, size), torch.split(y, size), strict=True):
             if steps == job.most_steps:
                 break
             total += step(*batch).sum()
