@@ -21,7 +21,8 @@ def keep_relevant(heatmaps: Tensor, removed: float) -> Tensor:
     k = int(flat.shape[1] * removed / 100)
     if k == 0:
         return torch.ones_like(heatmaps, dtype=torch.bool)
-    threshold = flat.kthvalue(k, dim=1, keepdim=True).values
+    # Not `kthvalue`, which deterministic runs refuse on a GPU.
+    threshold = flat.sort(dim=1).values[:, k - 1, None]
     return (flat >= threshold).view_as(heatmaps)
 
 
