@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,11 +21,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsim.support.rng import generator_state
-from fedsim.training.dropout import Draws, drawing
+from fedsim.training import captured
+from fedsim.training.captured import Captured
+from fedsim.training.dropout import Draws, Dropout, drawing
 from fedsim.training.flat import FlatModel, WithLoss, lacks_memory, named
 from fedsim.training.job import Context, Hooks, Loss, Sgd, Train, Trained, TrainingJob
 from fedsim.training.local import epoch_order, in_precision, train, with_terms
 
+KEPT = 4  # memories of stacks: those of the latest hooks
 TOLERANCE = 1e-3  # relative difference allowed between first steps in a stack and in the loop
 
 
@@ -51,6 +55,17 @@ class Stack:
     def __init__(self, model: FlatModel) -> None:
         self._model = model
         self._bundle = WithLoss(copy.deepcopy(model.module).train())
+        # Dropout draws from the clients' generators, which graphs do not know.
+        self._captures = captured.available(model.device) and not any(
+            isinstance(module, Dropout) for module in model.module.modules()
+        )
+        self._captured: list[Captured] = []
+
+    @property
+    def notices(self) -> set[str]:
+        """What the user should know of its steps."""
+        reasons = {known.why_not for known in self._captured} - {None}
+        return {f"steps of stacks are not captured in CUDA graphs: {why}" for why in reasons}
 
     def why_not(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
         """Why the network cannot be stacked, for the log; None if it can.
@@ -117,16 +132,25 @@ class Stack:
         index = torch.from_numpy(rows).to(device)
         scales = _scales(counts, settings.batch_size, device)
         x, y = torch.cat([job.x for job in jobs]), torch.cat([job.y for job in jobs])
-        vectors = torch.stack([jobs[k].weights for k in order])
+        memory, V = self._memory(jobs, settings), len(jobs)
+        held = {} if memory is None else {n: v[:V] for n, v in memory.context.items()}
+        vectors = torch.stack(
+            [jobs[k].weights for k in order], out=None if memory is None else memory.vectors[:V]
+        )
         context = {
-            name: torch.stack([jobs[k].context[name] for k in order]) for name in jobs[0].context
+            name: torch.stack([jobs[k].context[name] for k in order], out=held.get(name))
+            for name in jobs[0].context
         }
         linear = _stacked_terms([jobs[k].linear for k in order])
         quadratic = None
         if any(job.quadratic for job in jobs):
             quadratic = torch.tensor([[jobs[k].quadratic] for k in order], device=device)
-        gradients = torch.empty(len(jobs), self._model.num_parameters, device=device)
-        total = torch.zeros(len(jobs), device=device)
+        gradients = (
+            torch.empty(V, self._model.num_parameters, device=device)
+            if memory is None
+            else memory.gradients
+        )
+        total = torch.zeros(V, device=device)
         generators = [_generator(states[k], device) for k in order]
         draws = Draws(generators, ())
         active: _Active | None = None
@@ -138,16 +162,19 @@ class Stack:
                     active = self._view(vectors[:count], context, linear, quadratic)
                     trained = nn.Parameter(active.w[:, hooks.part])
                     optimizer = _carried_on(optimizer, trained, jobs[0].lr, settings)
+                    gradient = partial(self._gradient, hooks, active, gradients, settings)
+                    if memory is not None:
+                        gradient = partial(memory.gradient, gradient)
                 assert optimizer is not None
                 here = index[s, :count, :width]
                 batch = x[here], y[here], scales[s, :count, :width]
                 draws.counts = counts[s].tolist()
-                g, losses = self._gradient(hooks, active, *batch, gradients, settings)
+                g, losses = gradient(*batch)
                 total[:count] += losses
                 if hooks.perturb is not None:
                     origin, statistics = active.w.clone(), active.buffers.clone()
                     active.w.add_(hooks.perturb(g, active.w, active.context))
-                    g, _ = self._gradient(hooks, active, *batch, gradients, settings)
+                    g, _ = gradient(*batch)
                     active.w.copy_(origin)
                     active.buffers.copy_(statistics)
                 terms = active.linear, active.quadratic
@@ -156,11 +183,23 @@ class Stack:
         visited = torch.from_numpy(counts.sum(axis=0)).to(device)
         losses_of = (total / visited).tolist()
         place = {k: v for v, k in enumerate(order)}
+        vectors = vectors if memory is None else vectors.clone()
         results = [
             Trained(vectors[v], int(steps[v]), int(counts[:, v].sum()), losses_of[v])
             for v in (place[k] for k in range(len(jobs)))
         ]
         return results, [generators[place[k]].get_state() for k in range(len(jobs))]
+
+    def _memory(self, jobs: Sequence[TrainingJob], settings: Train) -> Captured | None:
+        """Memory whose gradients are captured in graphs; None where there are none."""
+        if not self._captures:
+            return None
+        for known in self._captured:
+            if known.serves(jobs, settings):
+                return known
+        made = Captured(jobs, settings, self._model.num_parameters)
+        self._captured = [*self._captured, made][-KEPT:]
+        return made
 
     def _view(
         self,
@@ -188,11 +227,11 @@ class Stack:
         self,
         hooks: Hooks,
         active: _Active,
+        out: Tensor,
+        settings: Train,
         x: Tensor,
         y: Tensor,
         scale: Tensor,
-        out: Tensor,
-        settings: Train,
     ) -> tuple[Tensor, Tensor]:
         """(count, P) gradients, overwritten by the next call, and (count,) summed losses."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_card import FakeGraphs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.objectives.classification import _cross_entropy
 from fedsim.training import Context, FlatModel, Hooks, Stack, Train, Trained, TrainingJob, train
+from fedsim.training import captured as graphs
 from fedsim.training.layerwise import LayerwiseSgd
 
 CPU = torch.device("cpu")
@@ -526,15 +528,41 @@ def flat(case: Case, settings: Train) -> list[tuple[Trained, Tensor]]:
     return alone(case, settings.model_copy(update={"clip_norm": 1e9}))
 
 
-def stacked(case: Case, settings: Train) -> list[tuple[Trained, Tensor]]:
+def stacked(
+    case: Case, settings: Train, stack: Stack | None = None
+) -> list[tuple[Trained, Tensor]]:
     model, states = FlatModel(case.network_of(0), CPU), []
     before, clients = model.vector.clone(), range(len(case.sizes))
     for k in clients:
         torch.manual_seed(k)
         states.append(torch.get_rng_state())
-    done, after = Stack(model).train([case.job_of(k) for k in clients], settings, states)
+    stack = stack or Stack(model)
+    done, after = stack.train([case.job_of(k) for k in clients], settings, states)
     assert torch.equal(model.vector, before)  # the network for one client is not touched
     return list(zip(done, after, strict=True))
+
+
+def capturing(case: Case) -> Stack:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "available", lambda device: True)
+        return Stack(FlatModel(case.network_of(0), CPU))
+
+
+def captured(case: Case, settings: Train) -> list[tuple[Trained, Tensor]]:
+    """In graphs: the third time, all is replayed."""
+    fake, eager = FakeGraphs(), stacked(case, settings)
+    stack = capturing(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "capture", fake.capture)
+        found = [stacked(case, settings, stack) for _ in range(3)]
+    for again in found:
+        for (one, drawn), (other, also) in zip(again, eager, strict=True):
+            assert torch.equal(one.weights, other.weights)
+            assert (one.loss, one.steps, one.visited) == (other.loss, other.steps, other.visited)
+            assert torch.equal(drawn, also)
+    assert stack.notices == set()
+    assert (fake.replayed > 0) == ("dropout" not in case.network)
+    return found[-1]
 
 
 def ways(case: Case) -> Iterator[Callable[[Case, Train], list[tuple[Trained, Tensor]]]]:
@@ -542,6 +570,7 @@ def ways(case: Case) -> Iterator[Callable[[Case, Train], list[tuple[Trained, Ten
     vmapped = case.loss in ("losses", "weighted", "classification")
     if case.network in STACKED and vmapped:
         yield stacked
+        yield captured
     if case.network in ("mlp", "cnn", "tied weights") and vmapped:
         yield in_parts  # with batch norm and dropout, parts differ from the whole
     if case.loss == "losses" and not case.train and not case.optimizer:
@@ -579,6 +608,63 @@ def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int, parts: 
     wanted = loop(case)
     agree(stacked(case, case.settings), wanted)
     agree(alone(case, case.settings.model_copy(update={"accumulate": parts})), wanted)
+
+
+def other_jobs(V: int, loss: str, batch_size: int = 3) -> Case:
+    return Case(loss=loss, sizes=(6, 4, 6)[:V], train={"batch_size": batch_size})
+
+
+def test_graphs_are_captured_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, case = FakeGraphs(), other_jobs(3, "losses")
+    stack, counts = capturing(case), list[tuple[int, int]]()
+    monkeypatch.setattr(graphs, "capture", fake.capture)
+    # Steps of three clients, 3 and 3 (the last one's is padded); of one client; other functions.
+    for each in (case, case, case, other_jobs(1, "losses"), other_jobs(1, "losses")):
+        agree(stacked(each, each.settings, stack), loop(each))
+        counts.append((fake.captured, fake.replayed))
+    assert counts == [(1, 1), (1, 3), (1, 5), (2, 6), (2, 8)]
+    for each in (other_jobs(1, "weighted"), other_jobs(1, "losses", 2), other_jobs(1, "losses")):
+        agree(stacked(each, each.settings, stack), loop(each))
+        counts.append((fake.captured, fake.replayed))
+    assert counts[5:] == [(3, 9), (4, 11), (4, 13)]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing\nmore"), "RuntimeError: "),
+        (None, "a replay has other gradients"),
+    ],
+)
+def test_what_cannot_be_captured_is_computed_as_before(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, words: str
+) -> None:
+    fake, case, tries = FakeGraphs(broken=True), other_jobs(3, "losses"), list[int]()
+
+    def failing(gradient: Any) -> Any:
+        tries.append(1)
+        if error is not None:
+            raise error
+        return fake.capture(gradient)
+
+    stack = capturing(case)
+    monkeypatch.setattr(graphs, "capture", failing)
+    for _ in range(3):
+        agree(stacked(case, case.settings, stack), loop(case))
+    (line,) = stack.notices
+    assert line.startswith(f"steps of stacks are not captured in CUDA graphs: {words}")
+    assert "\n" not in line
+    assert len(tries) == 1
+
+
+def test_memory_that_lacks_for_a_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(gradient: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    case = other_jobs(3, "losses")
+    monkeypatch.setattr(graphs, "capture", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        stacked(case, case.settings, capturing(case))
 
 
 @pytest.mark.parametrize("way", [alone, stacked])

@@ -1,0 +1,130 @@
+"""Gradients of stacks in CUDA graphs: captured once for each shape, and replayed from then on.
+
+A gradient is some hundred small kernels, and to launch them one by one takes longer than to
+compute them. A graph launches them at once, on the memory with which it was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import in_one_line
+from fedsim.training.flat import lacks_memory
+from fedsim.training.job import Train, TrainingJob
+
+MOST = 64  # graphs for one set of hooks
+
+# Of a batch's tensors, (count, P) gradients and (count,) losses.
+Gradient = Callable[..., tuple[Tensor, Tensor]]
+
+
+def available(device: torch.device) -> bool:
+    """Whether there are graphs on a device."""
+    return device.type == "cuda"
+
+
+def capture(
+    gradient: Callable[[], tuple[Tensor, Tensor]],
+) -> tuple[tuple[Tensor, Tensor], Callable[[], None]]:
+    """Record the kernels of a gradient.
+
+    Returns:
+        What the gradient returns, and a function that computes it into the same memory.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, check_input_liveness=True):
+        found = gradient()
+    return found, graph.replay
+
+
+class Captured:
+    """Memory of a stack, and graphs that compute in it.
+
+    A gradient is captured when its shape comes up again, as the first time also sets up what
+    libraries need. It is replayed only if the replay has the same bits, so that results do not
+    depend on what a process has captured.
+
+    Args:
+        jobs: of a stack with as many clients as there is to be memory for.
+        settings: the experiment's `train` section.
+        num_parameters: P.
+
+    Attributes:
+        vectors: (V, size) weights.
+        context: (V, n) the hooks' vectors, by name.
+        gradients: (V, P).
+        why_not: why no more gradients are captured; None if they are.
+    """
+
+    def __init__(self, jobs: Sequence[TrainingJob], settings: Train, num_parameters: int) -> None:
+        V, first = len(jobs), jobs[0]
+        self._hooks, self._settings = first.hooks, settings
+        self.vectors = first.weights.new_empty(V, len(first.weights))
+        self.context = {name: v.new_empty(V, *v.shape) for name, v in first.context.items()}
+        self.gradients = first.weights.new_empty(V, num_parameters)
+        self.why_not: str | None = None
+        self._met: set[Hashable] = set()
+        self._graphs: dict[
+            Hashable, tuple[list[Tensor], tuple[Tensor, Tensor], Callable[[], None]]
+        ]
+        self._graphs = {}
+
+    def serves(self, jobs: Sequence[TrainingJob], settings: Train) -> bool:
+        """Whether this is the memory for a stack."""
+        first = jobs[0]
+        return (
+            len(jobs) <= len(self.vectors)
+            and settings == self._settings
+            and first.hooks.same_as(self._hooks)
+            and {n: v.shape for n, v in first.context.items()}
+            == {n: v.shape[1:] for n, v in self.context.items()}
+        )
+
+    def gradient(self, eager: Gradient, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients and losses of a batch, overwritten by the next call.
+
+        Args:
+            eager: computes them, in this memory.
+            batch: all else that it reads.
+        """
+        shape = tuple((*tensor.shape, tensor.dtype) for tensor in batch)
+        if shape in self._graphs:
+            held, found, replay = self._graphs[shape]
+            for tensor, given in zip(held, batch, strict=True):
+                tensor.copy_(given)
+            replay()
+            return found
+        found = eager(*batch)
+        if shape in self._met and self.why_not is None and len(self._graphs) < MOST:
+            g, losses = (tensor.clone() for tensor in found)
+            found = g, losses
+            after = self.vectors.clone()  # a network may change its buffers
+            self._capture(shape, eager, batch, found)
+            self.vectors.copy_(after)
+        self._met.add(shape)
+        return found
+
+    def _capture(
+        self,
+        shape: Hashable,
+        eager: Gradient,
+        batch: Sequence[Tensor],
+        expected: tuple[Tensor, Tensor],
+    ) -> None:
+        held = [tensor.clone() for tensor in batch]
+        try:
+            found, replay = capture(partial(eager, *held))
+            replay()
+        except Exception as error:  # a user's network or loss may do anything
+            if lacks_memory(error):
+                raise
+            self.why_not = in_one_line(error)
+            return
+        if all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+            self._graphs[shape] = held, found, replay
+        else:
+            self.why_not = "a replay has other gradients"
