@@ -87,7 +87,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {**IMAGES, "method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
         {"shared_images"},
     ),
-    "tasks": ({}, {"tasks"}),
+    "tasks": ({}, {"tasks"}),  # whose documents have to be written first
 }
 LITTLE = {
     "tree": {"images": 60, "perplexity": 5, "iterations": 300},
@@ -95,11 +95,15 @@ LITTLE = {
 }
 
 
+def explained(kind: str, folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """The sections of a small experiment, and which explainers explain its model."""
+    sections, names = EXPLAINED[kind]
+    return sections or result_hashes.experiments(folder)["fedseit, top_k"], names
+
+
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_explainers_keep_the_contract(tmp_path: Path, kind: str) -> None:
-    sections, names = EXPLAINED[kind]
-    if kind == "tasks":
-        sections = result_hashes.experiments(tmp_path)["fedseit, top_k"]
+    sections, names = explained(kind, tmp_path)
     with fake_card():
         done = run(small_experiment(**sections), tmp_path / "runs", progress=False)
         for name in sorted(names):
