@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -108,33 +107,61 @@ class Privacy(Config):
         if self.noise_multiplier == 0:
             return math.inf
         self.check()
-        from dp_accounting import rdp  # here, because it is slow to import
+        from dp_accounting.rdp import (
+            rdp_privacy_accountant as rdp,
+        )  # here, as it is slow to import
 
         # It warns of orders that it leaves out; ε is a bound without them, too.
         logging.getLogger("absl").setLevel(logging.ERROR)
-        # r sums of one cohort are one sum of vectors √r times as long.
-        parts = (
-            rounds * _divergences(q, self.noise_multiplier / math.sqrt(r))
-            for (q, r), rounds in releases.items()
-        )
-        orders = np.array(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-        epsilon, _ = rdp.rdp_privacy_accountant.compute_epsilon(orders, sum(parts), self.delta)
-        return float(epsilon)
+
+        def of_order(order: float) -> float:
+            # r sums of one cohort are one sum of vectors √r times as long.
+            spent = sum(
+                rounds * _divergence(q, self.noise_multiplier / math.sqrt(r), order)
+                for (q, r), rounds in releases.items()
+            )
+            return float(rdp.compute_epsilon([order], [spent], self.delta)[0])
+
+        # ε is the least that an order gives. First among whole ones, whose divergences are finite
+        # sums; those of fractions are series, which may be given up or lose digits.
+        orders = rdp.DEFAULT_RDP_ORDERS
+        whole = _lowest(of_order, [order for order in orders if float(order).is_integer()])
+        near = _lowest(of_order, [order for order in orders if abs(order - whole) <= 1])
+        return min(of_order(whole), of_order(near))
 
 
-@lru_cache(maxsize=4096)
-def _divergences(q: float, noise_multiplier: float) -> NDArray[np.float64]:
-    """The Rényi divergences of one release, by order: they add up over releases.
+def _lowest(of_order: Callable[[float], float], orders: list[float]) -> float:
+    """The order that gives the least ε.
 
-    Kept, because each takes a tenth of a second, and clients release something in every round.
+    (α − 1)·divergence is convex in the order α, and so is what is divided by α − 1 to give ε(α),
+    which therefore falls up to its minimum, and rises from there.
+    """
+    low, high = 0, len(orders) - 1
+    while low < high:
+        middle = (low + high) // 2
+        pair = of_order(orders[middle]), of_order(orders[middle + 1])
+        if math.inf in pair:  # given up
+            del orders[middle + pair.index(math.inf)]
+            high -= 1
+        elif pair[0] <= pair[1]:
+            high = middle
+        else:
+            low = middle + 1
+    return orders[low]
+
+
+@lru_cache(maxsize=2**16)
+def _divergence(q: float, noise_multiplier: float, order: float) -> float:
+    """The Rényi divergence of one release: they add up over releases.
+
+    Kept, because each takes a millisecond, and clients release something in every round.
     """
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     noise = dp_accounting.GaussianDpEvent(noise_multiplier)
-    accountant = RdpAccountant().compose(dp_accounting.PoissonSampledDpEvent(q, noise))
-    found: NDArray[np.float64] = accountant._rdp
-    return found
+    accountant = RdpAccountant([order]).compose(dp_accounting.PoissonSampledDpEvent(q, noise))
+    return float(accountant._rdp[0])
 
 
 def reference(sent: Any, size: int) -> Any:

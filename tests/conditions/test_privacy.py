@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from one_round import changes, one_mean
 
@@ -19,6 +19,7 @@ from experiments import (
     MECHANISMS,
     NETWORK_METHODS,
     by_day,
+    examples,
     federation,
     server_states,
     small_experiment,
@@ -159,6 +160,30 @@ def test_epsilon_is_that_of_the_accountant() -> None:
     privacy = Privacy(clip=1, noise_multiplier=1.3)
     for _ in range(2):
         assert privacy.epsilon(releases) == accountant.get_epsilon(privacy.delta)
+
+
+@examples(40)
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-3, 1), st.integers(1, 3), st.integers(1, 5000)),
+        min_size=1,
+        max_size=2,
+    ),
+    st.floats(0.3, 30),
+)
+@example([(0.5131392532740474, 1, 3818)], 10.160137795163077)  # where fractions lose digits
+@example([(0.5, 1, 5000)], 20.0)  # where most of the low ones are given up
+@example([(1.0, 1, 5000)], 0.3)
+def test_epsilon_is_the_least_of_all_orders(drawn: list[tuple[float, int, int]], z: float) -> None:
+    """Though only those are computed that may give it."""
+    releases = {(q, r): rounds for q, r, rounds in drawn}
+    accountant = RdpAccountant()
+    for (q, r), rounds in releases.items():
+        noise = dp_accounting.GaussianDpEvent(z / math.sqrt(r))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
+    privacy = Privacy(clip=1, noise_multiplier=z)
+    least = accountant.get_epsilon(privacy.delta)
+    assert privacy.epsilon(releases) == (least or pytest.approx(0, abs=0.02))
 
 
 def test_epsilon_of_several_sums() -> None:
