@@ -107,9 +107,7 @@ class Privacy(Config):
         if self.noise_multiplier == 0:
             return math.inf
         self.check()
-        from dp_accounting.rdp import (
-            rdp_privacy_accountant as rdp,
-        )  # here, as it is slow to import
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # slow to import
 
         # It warns of orders that it leaves out; ε is a bound without them, too.
         logging.getLogger("absl").setLevel(logging.ERROR)
