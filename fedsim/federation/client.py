@@ -24,6 +24,7 @@ from fedsim.training import (
     Hooks,
     Loss,
     Perturbation,
+    Prepare,
     Train,
     Trained,
     TrainingJob,
@@ -260,6 +261,7 @@ class Client:
         perturb: Perturbation | None = None,
         part: slice | None = None,
         draw: Draw | None = None,
+        prepare: Prepare | None = None,
         context: Context | None = None,
         data: Examples | None = None,
         epochs: int | None = None,
@@ -290,6 +292,10 @@ class Client:
                 draws, and counts of batches, belong here: it is called once for each batch, while
                 the loss is called for each of its parts (`train.accumulate`). Its clients are
                 trained one by one.
+            prepare: (network, x, context) -> rows: what the loss needs of each example in all
+                epochs, such as the outputs of a frozen model: by name, tensors with a row for
+                each of the examples x (n, ...). It is called once; the loss finds the rows of its
+                batch in its context.
             context: vectors that these functions need, (P,) or (size,) each.
             data: examples to train on; by default the client's labelled examples.
             epochs: passes over the examples; by default those of `train.local_epochs`, or
@@ -300,7 +306,7 @@ class Client:
             (size,) the trained weights.
         """
         examples = self.data if data is None else data
-        hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None), draw)
+        hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None), draw, prepare)
         rng = self.rng("batches")
         most_steps = None
         if epochs is None:

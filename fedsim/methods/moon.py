@@ -57,9 +57,18 @@ class Moon(FedAvg):
             "mu": torch.full_like(weights[:1], 0.0 if previous is None else self.mu),
         }
         loss = partial(self.loss, classification(client))
-        trained = client.train(weights, loss=loss, context=context)
+        trained = client.train(weights, loss=loss, prepare=self.prepare, context=context)
         client.state["previous"] = trained
         return Update(weights=trained, weight=client.num_samples)
+
+    def prepare(
+        self, network: nn.Module, x: Tensor, context: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """z_glob and z_prev of each example, which stay the same while the client trains."""
+        return {
+            f"z_{name}": representation(network, context[name], x)
+            for name in ("global", "previous")
+        }
 
     def loss(
         self,
@@ -71,7 +80,7 @@ class Moon(FedAvg):
     ) -> Tensor:
         """The objective's loss + μ·ℓ_con of each example."""
         losses, z, _ = objective.forward(network, x, y)
-        alike = cosine_similarity(z, representation(network, context["global"], x))
-        unlike = cosine_similarity(z, representation(network, context["previous"], x))
+        alike = cosine_similarity(z, context["z_global"])
+        unlike = cosine_similarity(z, context["z_previous"])
         contrast = softplus((unlike - alike) / self.tau)  # −log(e^a / (e^a + e^b)) of Eq. 3
         return losses + context["mu"] * contrast

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.models import Classifier
+from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
 
@@ -46,9 +47,10 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     features = network.get_submodule("features")
     was_training = features.training
     features.eval()
-    found: Tensor = functional_call(features, inner, (x,))
+    batches = torch.split(x, EVALUATION_BATCH)
+    parts = [functional_call(features, inner, (batch,)) for batch in batches]
     features.train(was_training)
-    return found
+    return torch.cat(parts)
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -24,6 +24,9 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
 # (inputs (B, ...), labels (B,)) -> what the losses of a batch need: by name, tensors with a row
 # for each example, and tensors for the whole batch.
 Draw = Callable[[Tensor, Tensor], tuple[Context, Context]]
+# (network, inputs (n, ...), context) -> what the losses of all epochs need: by name, tensors with
+# a row for each example.
+Prepare = Callable[[nn.Module, Tensor, Context], Context]
 # (gradient g (P,), parameters w (P,), context) -> ε (P,). It must work over the last axis only, so
 # that it also serves a stack of clients (V, P): `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
 Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
@@ -237,16 +240,19 @@ class Hooks:
         part: the parameters that are trained, if not all: a range of the flat vector.
         draw: called once for each batch, however many parts its gradient is computed in: random
             draws and counts of batches. What it returns is added to the loss's context.
+        prepare: called once before training, with all the client's inputs. The loss finds the
+            rows of its batch in its context.
     """
 
     loss: Loss
     perturb: Perturbation | None = None
     part: slice = field(default_factory=lambda: slice(None))
     draw: Draw | None = None
+    prepare: Prepare | None = None
 
     def same_as(self, other: Hooks) -> bool:
         """Whether these are the same functions, or partials of them with the same arguments."""
-        names = ("loss", "perturb", "draw")
+        names = ("loss", "perturb", "draw", "prepare")
         pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
         return self.part == other.part and all(a == b for a, b in pairs)
 
@@ -289,6 +295,11 @@ class TrainingJob:
     most_steps: int | None = None
     dp_sgd: tuple[float, float] | None = None
 
+    def prepared(self, network: nn.Module, x: Tensor) -> Context:
+        """What `prepare` returns for the inputs x: tensors with a row for each, by name."""
+        prepare = self.hooks.prepare
+        return {} if prepare is None else prepare(network, x, self.context)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -323,12 +334,12 @@ class DrawnBatch:
     whole: Context
 
     @classmethod
-    def of(cls, job: TrainingJob, x: Tensor, y: Tensor) -> DrawnBatch:
-        """Draw what the job's losses need for a batch."""
+    def of(cls, job: TrainingJob, x: Tensor, y: Tensor, prepared: Context) -> DrawnBatch:
+        """Draw what the job's losses need for a batch, beside its rows of what was prepared."""
         if job.hooks.draw is None:
-            return cls(x, y, {}, job.context)
+            return cls(x, y, prepared, job.context)
         rows, whole = job.hooks.draw(x, y)
-        return cls(x, y, rows, {**job.context, **whole})
+        return cls(x, y, {**prepared, **rows}, {**job.context, **whole})
 
     @property
     def context(self) -> Context:

@@ -132,6 +132,8 @@ class Stack:
         index = torch.from_numpy(rows).to(device)
         scales = _scales(counts, settings.batch_size, device)
         x, y = torch.cat([job.x for job in jobs]), torch.cat([job.y for job in jobs])
+        prepared = [job.prepared(self._model.module, job.x) for job in jobs]
+        of_rows = {name: torch.cat([own[name] for own in prepared]) for name in prepared[0]}
         memory, V = self._memory(jobs, settings), len(jobs)
         held = {} if memory is None else {n: v[:V] for n, v in memory.context.items()}
         vectors = torch.stack(
@@ -162,12 +164,15 @@ class Stack:
                     active = self._view(vectors[:count], context, linear, quadratic)
                     trained = nn.Parameter(active.w[:, hooks.part])
                     optimizer = _carried_on(optimizer, trained, jobs[0].lr, settings)
-                    gradient = partial(self._gradient, hooks, active, gradients, settings)
+                    gradient = partial(
+                        self._gradient, hooks, active, gradients, settings, [*of_rows]
+                    )
                     if memory is not None:
                         gradient = partial(memory.gradient, gradient)
                 assert optimizer is not None
                 here = index[s, :count, :width]
-                batch = x[here], y[here], scales[s, :count, :width]
+                scale = scales[s, :count, :width]
+                batch = x[here], y[here], scale, *(part[here] for part in of_rows.values())
                 draws.counts = counts[s].tolist()
                 g, losses = gradient(*batch)
                 total[:count] += losses
@@ -229,19 +234,23 @@ class Stack:
         active: _Active,
         out: Tensor,
         settings: Train,
+        names: Sequence[str],
         x: Tensor,
         y: Tensor,
         scale: Tensor,
+        *rows: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """(count, P) gradients, overwritten by the next call, and (count,) summed losses."""
 
         def losses_of_one(
-            leaves: dict[str, Tensor], x: Tensor, y: Tensor, context: Context
+            leaves: dict[str, Tensor], x: Tensor, y: Tensor, rows: Context, context: Context
         ) -> Tensor:
-            return functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
+            arguments = (hooks.loss, x, y, {**context, **rows})
+            return functional_call(self._bundle, leaves, arguments)
 
         with in_precision(settings, x.device):
-            losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)
+            each = vmap(losses_of_one, randomness="error")
+            losses = each(active.leaves, x, y, dict(zip(names, rows, strict=True)), active.context)
         parameters = [leaf for leaf in active.leaves.values() if leaf.requires_grad]
         parts = torch.autograd.grad((losses * scale).sum(), parameters, materialize_grads=True)
         g = torch.cat(

@@ -234,7 +234,9 @@ def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
     model.load(own)
     network.train()
     torch.manual_seed(0)
-    found = made.method.loss(Rationales(), network, x, y, {**others, "mu": torch.tensor([mu])})
+    method: Any = made.method
+    context = {**others, **method.prepare(network, x, others), "mu": torch.tensor([mu])}
+    found = method.loss(Rationales(), network, x, y, context)
     torch.manual_seed(0)
     losses, z, _ = Rationales().forward(network, x, y)
     for k in range(len(x)):

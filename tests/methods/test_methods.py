@@ -17,6 +17,7 @@ from fedsim import Run
 from fedsim.errors import Diverged, RunError
 from fedsim.federation import LocalEngine
 from fedsim.launch.prepare import prepare
+from fedsim.methods.moon import Moon
 from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
 from fedsim.support.rng import keyed_rng
@@ -191,7 +192,8 @@ class TestMoon:
         others = [now + 0.3 * torch.randn(len(now)) for _ in range(2)]
         context = {"global": others[0], "previous": others[1], "mu": torch.tensor([3.0])}
         moon: Any = hand.experiment.method
-        found = moon.loss(Classification(), network, x, y, context)
+        prepared = moon.prepare(network, x, context)
+        found = moon.loss(Classification(), network, x, y, {**context, **prepared})
         zs = [
             hand.network(w).features(x.double()).detach().numpy()  # type: ignore[operator]
             for w in (now, *others)
@@ -206,6 +208,30 @@ class TestMoon:
             task = np.log(np.exp(logits[i]).sum()) - logits[i, y[i]]
             expected = task - 3.0 * np.log(near / (near + far))
             assert found[i].item() == pytest.approx(expected, rel=1e-4)
+
+    @pytest.mark.parametrize("stack", [1, 3])
+    def test_it_is_as_if_each_step_computed_the_representations_of_its_batch(
+        self, stack: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train = {"rounds": 3, "local_epochs": 2, "batch_size": 8}
+        engine = {"kind": "local", "clients_per_step": stack}
+        made = small_experiment(
+            **LITTLE, method={"name": "moon", "mu": 5.0}, train=train, engine=engine
+        )
+        once = server_states(made)
+        loss, prepare = Moon.loss, Moon.prepare
+
+        def step_by_step(
+            self: Moon, objective: Any, network: Any, x: Any, y: Any, context: Any
+        ) -> torch.Tensor:
+            own = {n: context[n] for n in ("global", "previous")}
+            return loss(
+                self, objective, network, x, y, {**context, **prepare(self, network, x, own)}
+            )
+
+        monkeypatch.setattr(Moon, "loss", step_by_step)
+        monkeypatch.setattr(Moon, "prepare", lambda *_: {})
+        close(once[-1].weights, server_states(made)[-1].weights, 1e-5)
 
     def test_it_contrasts_once_it_has_a_previous_model(self) -> None:
         """Without one a client's first round is FedAvg's."""

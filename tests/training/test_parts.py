@@ -107,6 +107,33 @@ def test_what_a_loss_draws_is_drawn_once_for_a_batch() -> None:
     ]
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_what_is_prepared_goes_with_its_examples(private: bool) -> None:
+    """It is prepared once, whatever the order, the epochs and the parts of a batch."""
+    x = torch.arange(7.0)[:, None].repeat(1, 3)
+    seen: list[float] = []
+
+    def loss(network: nn.Module, x: Any, y: Any, context: Any) -> torch.Tensor:
+        assert torch.equal(context["square"], x[:, 0] ** 2 + context["more"])
+        seen.extend(x[:, 0].tolist())
+        return network(x)[:, 0]
+
+    def prepare(network: nn.Module, x: Any, context: Any) -> dict[str, Any]:
+        seen.append(-1)
+        return {"square": x[:, 0] ** 2 + context["more"]}
+
+    model, rng = FlatModel(nn.Linear(3, 1), CPU), np.random.default_rng(0)
+    job = TrainingJob(
+        *(model.vector.clone(), x, torch.zeros(7), 0.1, 2, rng, Hooks(loss, prepare=prepare)),
+        context={"more": torch.ones(1)},
+        dp_sgd=(1.0, 0.0) if private else None,
+    )
+    train(model, job, Train(batch_size=4, accumulate=1 if private else 3))
+    assert seen[0] == -1
+    assert -1 not in seen[1:]
+    assert private or sorted(seen[1:]) == sorted([*range(7), *range(7)])
+
+
 @pytest.mark.parametrize("name", ["fedavg", "perfedavg", "pfedme", "apfl", "fedsam", "mime_lite"])
 def test_batch_norm_gets_two_examples(finish: Finish, name: str) -> None:
     sections: dict[str, Any] = {"data": FEW, "model": NORMALISED, "method": {"name": name}}
