@@ -1,4 +1,4 @@
-"""How many clients a second: fedsim, a bare PyTorch loop, Flower and pfl-research, side by side.
+"""How many clients a second: fedsim, a bare PyTorch loop, and other simulators, side by side.
 
     python experiments/benchmarks/speed.py
     python experiments/benchmarks/speed.py --only bare,ray,pfl-all --models cnn --turns 1
@@ -21,9 +21,11 @@ over a turn's rounds. On CPUs every process computes with one thread; what uses 
 does so with one process a core. With a card (`--device cuda`, the default where there is one) a
 single process trains on it, and pfl-research tries several as well.
 
-Flower and pfl-research live in environments of their own, which are made when missing, with the
-PyTorch version that this script runs on. One that is there already is used as it is, whoever made
-it. What cannot be installed or breaks off is left out, and the output says why.
+The others (Flower, pfl-research, fluke, BlazeFL) live in environments of their own, which are made
+when missing, with the PyTorch version that this script runs on. One that is there already is used
+as it is, whoever made it. What cannot be installed or breaks off is left out, and the output says
+why. BlazeFL needs Python 3.14: with `python3.14t`, which has no global lock, it trains in threads,
+with `python3.14` in processes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -46,7 +49,17 @@ from rivals.work import WORKS, Work
 
 SCRIPTS = Path(__file__).resolve().parent / "rivals"
 CACHE = Path("~/.cache/fedsim-benchmarks").expanduser()
-RIVALS = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0"}
+# What is installed, the module to import, and the Pythons that it needs if not this one.
+RIVALS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "flower": ("flwr[simulation]==1.41.0", "flwr", ()),
+    "pfl": ("pfl[pytorch]==0.6.0", "pfl", ()),
+    "fluke": ("fluke-fl==0.8.1", "fluke", ()),
+    "blazefl": (
+        "blazefl[contrib,reproducibility]==3.0.0",
+        "blazefl.contrib",
+        ("python3.14t", "python3.14"),
+    ),
+}
 CORES = os.cpu_count() or 1
 SHARERS = 4  # processes of pfl-research on one card; its guide says one to five
 PATIENCE = 900.0  # seconds for a turn
@@ -100,6 +113,9 @@ def contenders(device: str, stacks: Sequence[str]) -> list[Contender]:
     if not on_card:
         words = f"Flower, {CORES} clients at once"
         found.append(Contender("flower", words, "flower_run.py", CORES, rival="flower"))
+        words = f"BlazeFL, {CORES} clients at once"
+        found.append(Contender("blazefl", words, "blazefl_run.py", CORES, rival="blazefl"))
+        found.append(Contender("fluke", "fluke", "fluke_run.py", rival="fluke"))
     found.append(Contender("pfl", "pfl-research", "pfl_run.py", rival="pfl"))
     count = SHARERS if on_card else CORES
     words = f"pfl-research, {count} processes"
@@ -121,15 +137,18 @@ def environment(rival: str, folder: Path) -> Path:
         LeftOut: it cannot be.
     """
     python = folder / rival / "bin" / "python"
-    module = RIVALS[rival].partition("[")[0]
+    requirement, module, pythons = RIVALS[rival]
     check: list[str | Path] = [python, "-P", "-c", f"import torch, {module}"]
     if python.exists() and subprocess.run(check, capture_output=True).returncode == 0:
         return python
-    print(f"installing {RIVALS[rival]} below {folder}", file=sys.stderr)
+    base = next(filter(None, map(shutil.which, pythons)), None) if pythons else sys.executable
+    if base is None:
+        raise LeftOut(f"needs {' or '.join(pythons)}")
+    print(f"installing {requirement} below {folder}", file=sys.stderr)
     same_torch = f"torch=={torch.__version__.partition('+')[0]}"
     steps: list[list[str | Path]] = [
-        [sys.executable, "-m", "venv", folder / rival],
-        [python, "-m", "pip", "install", "--quiet", RIVALS[rival], same_torch],
+        [base, "-m", "venv", folder / rival],
+        [python, "-m", "pip", "install", "--quiet", requirement, same_torch],
         check,
     ]
     for command in steps:
@@ -325,8 +344,8 @@ def versions(python: Path) -> str:
     """Of what matters in an environment."""
     ask = (
         "import importlib.metadata as m; there = {d.name: d.version for d in m.distributions()}; "
-        "names = [n for n in ('fedsim', 'flwr', 'pfl', 'torch', 'ray') if n in there]; "
-        "print(*(f'{n} {there[n]}' for n in names), sep=', ')"
+        "names = ('fedsim', 'flwr', 'pfl', 'fluke-fl', 'blazefl', 'torch', 'ray'); "
+        "print(*(f'{n} {there[n]}' for n in names if n in there), sep=', ')"
     )
     return subprocess.run([python, "-P", "-c", ask], capture_output=True, text=True).stdout.strip()
 
