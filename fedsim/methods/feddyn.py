@@ -85,10 +85,12 @@ class FedDyn(Method[FedDynState]):
     def local_update(self, client: Client, weights: Tensor, mean_samples: float | None) -> Update:
         """(client) w_k, from w_server; keeps h_k."""
         start = client.parameters(weights)
-        h = client.state.get("h", torch.zeros_like(start))
+        h = client.state.get("h")
+        if h is None:
+            h = torch.zeros_like(start)
         alpha = self.alpha
         if mean_samples is not None:
             alpha *= mean_samples / client.num_samples
-        trained = client.train(weights, linear=alpha * (h - start), quadratic=alpha)
-        client.state["h"] = h + client.parameters(trained) - start
+        trained = client.train(weights, linear=(h - start).mul_(alpha), quadratic=alpha)
+        client.state["h"] = (h + client.parameters(trained)).sub_(start)
         return Update(weights=trained)

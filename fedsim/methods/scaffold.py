@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -65,8 +64,8 @@ class Scaffold(Method[ScaffoldState]):
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
-        own = client.state.get("control", torch.zeros_like(control))
-        correction = control - own
+        own = client.state.get("control")
+        correction = control if own is None else control - own
         y = client.train(weights, linear=correction)
         worth = steps_worth(client.steps, client.settings.optimizer)
         delta = y - weights
