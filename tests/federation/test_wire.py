@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.federation.wire import NotCounted, nbytes, to_arrays, to_tensors
+from fedsim.federation.wire import NotCounted, nbytes, same, to_arrays, to_tensors
 
 CPU = torch.device("cpu")
 ENTRY = {"float32": 4, "float16": 2, "float64": 8, "uint8": 1, "int16": 2, "int64": 8}
@@ -91,3 +91,23 @@ def test_there_and_back(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype=dtype)
     back = to_arrays(to_tensors(array, CPU))
     assert (back.dtype, back.shape, back.tolist()) == (array.dtype, shape, array.tolist())
+
+
+ZEROS = np.zeros(6, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        (ZEROS.copy(), True),
+        (ZEROS.reshape(2, 3), False),
+        (ZEROS.astype(np.int32), False),  # of the same bytes
+        (ZEROS[:5], False),
+        (-ZEROS, False),
+        ([0.0] * 6, False),
+    ],
+)
+def test_what_is_the_same_to_the_bit(other: Any, alike: bool) -> None:
+    assert same(ZEROS, other) is alike
+    assert same({"a": [ZEROS, 1]}, {"a": [other, 1]}) is alike
+    assert same(np.float32("nan"), np.float32("nan"))

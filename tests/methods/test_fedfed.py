@@ -410,3 +410,14 @@ class TestRuns:
             prepare(small_experiment(method=fedfed(), data={**synthetic, "shape": [1, 3, 8]}))
         with pytest.raises(ExperimentError, match=r"of 0 to 1; the data's are -\d"):
             prepare(small_experiment(method=fedfed(), data={**synthetic, "shape": [1, 8, 8]}))
+
+
+def test_shared_items_are_combined_by_their_precisions() -> None:
+    """The sum with the least variance: 1/σ² = 1/σ₁² + 1/σ₂²."""
+    made = FedFed(sigma1=0.5, sigma2=2.0)
+    one, other = torch.eye(2)
+    weights = made.combined(one, other)
+    assert float(weights.sum()) == pytest.approx(1)
+    variance = float((weights.square() * torch.tensor([0.5**2, 2.0**2])).sum())
+    assert variance == pytest.approx(1 / (1 / 0.5**2 + 1 / 2.0**2))
+    assert torch.equal(FedFed(sigma1=0.5, sigma2=0.5).combined(one, other), torch.full((2,), 0.5))

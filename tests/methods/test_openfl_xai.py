@@ -335,6 +335,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_clients_that_drift_within_the_unit_interval_are_learnt_from(tmp_path: Path) -> None:
+    shuffled = {"name": "drift", "round": 1, "kind": "shuffle", "of": UNIT}
+    done = run(small_experiment(**{**SMALL, "data": shuffled}), tmp_path)
+    assert len(done.rounds) == 1
+
+
 class Unfinished(RuleModel):
     """A rule model that lacks all its functions."""
 

@@ -50,6 +50,7 @@ def test_parts_cover_a_batch(n: int, parts: int, most: int, normalised: bool) ->
     assert len(sizes) <= max(parts, -(-n // min(most, -(-n // parts))))
     if normalised:
         assert min(sizes) >= 2 or n == 1
+        assert len(sizes) >= min(-(-n // most), n // 2)  # no fewer than need be
     else:
         assert max(sizes) <= most
 
