@@ -58,19 +58,20 @@ class PerExample:
     def _at_once(self, loss: Loss, batch: DrawnBatch) -> tuple[Tensor, Tensor]:
         """(B, P) each example's gradient, and (B,) its loss."""
 
-        def of_one(w: Tensor, x: Tensor, y: Tensor, rows: Context) -> Tensor:
-            leaves = {f"network.{n}": v for n, v in named(self._shapes, w).items()}
+        def of_one(leaves: dict[str, Tensor], x: Tensor, y: Tensor, rows: Context) -> Tensor:
             own = {name: row[None] for name, row in rows.items()}
             arguments = (loss, x[None], y[None], {**batch.whole, **own})
             found: Tensor = functional_call(self._bundle, leaves, arguments)
             return found.sum()
 
-        w = self._model.vector[: self._model.num_parameters]
+        w = self._model.vector[: self._model.num_parameters].detach()
+        # By layer: the gradient of a slice of w would be a vector of zeros as long as w.
+        leaves = {f"network.{name}": view for name, view in named(self._shapes, w).items()}
         each = vmap(grad_and_value(of_one), in_dims=(None, 0, 0, 0), randomness="different")
         B = len(batch.y)
         with drawing(Draws([None] * B, [1] * B)):  # dropout draws a mask for each example
-            g, losses = each(w.detach(), batch.x, batch.y, batch.rows)
-        return g, losses
+            found, losses = each(leaves, batch.x, batch.y, batch.rows)
+        return torch.cat([found[name].reshape(B, -1) for name in leaves], dim=1), losses
 
     def _of_one(self, loss: Loss, one: DrawnBatch) -> tuple[Tensor, Tensor]:
         """The same for a batch of one."""
