@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim.config.registry import Config
+from fedsim.training.flat import FlatModel
 
 # Vectors of a method, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
@@ -295,10 +296,12 @@ class TrainingJob:
     most_steps: int | None = None
     dp_sgd: tuple[float, float] | None = None
 
-    def prepared(self, network: nn.Module, x: Tensor) -> Context:
-        """What `prepare` returns for the inputs x: tensors with a row for each, by name."""
+    def prepared(self, model: FlatModel) -> Context:
+        """What `prepare` returns for the examples: tensors with a row for each, by name."""
         prepare = self.hooks.prepare
-        return {} if prepare is None else prepare(network, x, self.context)
+        if prepare is None:
+            return {}
+        return prepare(model.module, model.arranged(self.x), self.context)
 
 
 @dataclass(frozen=True)
@@ -334,12 +337,15 @@ class DrawnBatch:
     whole: Context
 
     @classmethod
-    def of(cls, job: TrainingJob, x: Tensor, y: Tensor, prepared: Context) -> DrawnBatch:
+    def of(
+        cls, job: TrainingJob, x: Tensor, y: Tensor, prepared: Context, rows: Tensor
+    ) -> DrawnBatch:
         """Draw what the job's losses need for a batch, beside its rows of what was prepared."""
+        own = {name: part[rows] for name, part in prepared.items()}
         if job.hooks.draw is None:
-            return cls(x, y, prepared, job.context)
-        rows, whole = job.hooks.draw(x, y)
-        return cls(x, y, {**prepared, **rows}, {**job.context, **whole})
+            return cls(x, y, own, job.context)
+        drawn, whole = job.hooks.draw(x, y)
+        return cls(x, y, {**own, **drawn}, {**job.context, **whole})
 
     @property
     def context(self) -> Context:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
 from fedsim.training.dp_sgd import PerExample, draw_batch, noise, sampling_rate
 from fedsim.training.flat import FlatModel
-from fedsim.training.job import Context, DrawnBatch, Loss, Train, Trained, TrainingJob
+from fedsim.training.job import DrawnBatch, Loss, Train, Trained, TrainingJob
 from fedsim.training.layerwise import LayerwiseSgd
 
 _layerwise: WeakKeyDictionary[FlatModel, LayerwiseSgd] = WeakKeyDictionary()
@@ -59,20 +59,18 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
     end, step = usable(model, n, size), _step_of(model, job, settings)
-    prepared = job.prepared(model.module, model.arranged(job.x))
     for _ in range(job.epochs if end else 0):
         if steps == job.most_steps:
             break
         order = torch.from_numpy(epoch_order(job.y, job.rng, settings)[:end]).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
-        batches = zip(*(torch.split(each, size) for each in (x, y, order)), strict=True)
-        for inputs, labels, rows in batches:
+        batches = torch.split(x, size), torch.split(y, size), torch.split(order, size)
+        for batch in zip(*batches, strict=True):
             if steps == job.most_steps:
                 break
-            own = {name: part[rows] for name, part in prepared.items()}
-            total += step(inputs, labels, own).sum()
+            total += step(*batch).sum()
             steps += 1
-            visited += len(labels)
+            visited += len(batch[1])
     if steps == 0:
         raise ValueError(
             "no training example to make a step with"
@@ -94,7 +92,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
             "privacy.level=example does not cover `perturb`, which gets gradients that are not "
             "private"
         )
-    examples, prepared = PerExample(model, clip), job.prepared(model.module, job.x)
+    examples, prepared = PerExample(model, clip), job.prepared(model)
     step = _optimizer_step(model, job, settings)
     total, visited = torch.zeros((), device=model.device), 0
     steps, planned = work_of(model, job, settings)
@@ -102,8 +100,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
         rows = draw_batch(job, B)
         g = z * clip * noise(job, model.num_parameters, model.device)
         if len(rows):
-            own = {name: part[rows] for name, part in prepared.items()}
-            batch = DrawnBatch.of(job, job.x[rows], job.y[rows], own)
+            batch = DrawnBatch.of(job, job.x[rows], job.y[rows], prepared, rows)
             found, losses = examples.clipped_sum(job.hooks.loss, batch)
             g += found
             total += losses.sum()
@@ -128,8 +125,8 @@ def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray
     return rng.choice(n, size=n, p=chances)
 
 
-# Makes a step from a batch and its rows of what was prepared; returns (B,) the losses before it.
-_Step = Callable[[Tensor, Tensor, Context], Tensor]
+# Makes a step from a batch and its rows among the examples; returns (B,) the losses before it.
+_Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
@@ -149,11 +146,12 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         step_to = _layerwise[model].step_to
         return lambda x, y, _: step_to(x, y, output_gradient, job.lr, decay, job.linear)
     flat_step: Callable[[Tensor], None] | None = None
+    prepared = job.prepared(model)
 
-    def step(x: Tensor, y: Tensor, prepared: Context) -> Tensor:
+    def step(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         nonlocal by_layers, flat_step
         g: Tensor | None
-        batch = DrawnBatch.of(job, x, y, prepared)
+        batch = DrawnBatch.of(job, x, y, prepared, rows)
         if by_layers:
             loss = partial(hooks.loss, model.module, x, y, batch.context)
             losses, g = _layerwise[model].step(loss, job.lr, decay, job.linear)

@@ -132,7 +132,7 @@ class Stack:
         index = torch.from_numpy(rows).to(device)
         scales = _scales(counts, settings.batch_size, device)
         x, y = torch.cat([job.x for job in jobs]), torch.cat([job.y for job in jobs])
-        prepared = [job.prepared(self._model.module, job.x) for job in jobs]
+        prepared = [job.prepared(self._model) for job in jobs]
         of_rows = {name: torch.cat([own[name] for own in prepared]) for name in prepared[0]}
         memory, V = self._memory(jobs, settings), len(jobs)
         held = {} if memory is None else {n: v[:V] for n, v in memory.context.items()}
