@@ -47,6 +47,7 @@ class OnCard(Tensor):
     """
 
     held: Tensor
+    is_meta = False  # or `nn.init` would leave it out
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnCard:

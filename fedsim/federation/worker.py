@@ -304,8 +304,9 @@ class Worker:
                     self._failed(id, call, error, result)
             if suspended:
                 reason = train_together(self.context, suspended, trainers)
-                result.notices |= self.context.stack.notices
-                if reason is not None:
+                if reason is None:
+                    result.notices |= self.context.stack.notices
+                else:
                     result.notices.add(
                         f"clients are not stacked, but trained one by one: {reason}"
                     )
