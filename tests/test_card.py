@@ -95,6 +95,6 @@ def test_every_part_runs_in_small(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "not run yet" not in done.stdout
     found = done.stdout
-    assert "| methods | methods that keep the contract | 2 of 2 |" in found
+    assert "| methods | methods that keep the contract | 1 of 1 |" in found
     assert "| actors | 2 actors |" in found
-    assert re.search(r"\| memory \|.*not enough memory to train 16 clients at once", found)
+    assert re.search(r"\| memory \|.*not enough memory to train 8 clients at once", found)

@@ -38,7 +38,7 @@ TIMES = ["seconds", "explain_seconds"]
 
 with tempfile.TemporaryDirectory() as folder:
     FURTHER = [n for n in result_hashes.experiments(Path(folder)) if n not in NETWORK_METHODS]
-CHOSEN = {"fedrnl, rationales", "fedweit, tasks", "openfl_xai, tsk", "scaffold, private"}
+CHOSEN = {"fedweit, tasks", "fedseit, top_k", "openfl_xai, tsk", "scaffold, private"}
 
 
 def assert_same_result(name: str, there: Run, here: Run) -> None:
