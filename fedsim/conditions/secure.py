@@ -59,7 +59,7 @@ class Words:
 
     def next(self, count: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """(count,) words, `_CHUNK` at most, which overwrite a `buffer_of_words`."""
-        size = self._cipher.update_into(_ZEROS[: 8 * count], memoryview(buffer))
+        size = self._cipher.update_into(_ZEROS[: 8 * count], buffer.data)
         return buffer[:size].view(np.uint64)
 
 
@@ -185,12 +185,12 @@ class Masks:
         graph: Literal["complete"] | int = "complete",
     ) -> None:
         self._seed, self._purpose, self._round, self.cohort = seed, purpose, round, tuple(cohort)
-        self.complete = graph == "complete" or graph >= len(cohort) - 1
-        if not self.complete:
+        self.complete = True
+        if isinstance(graph, int) and graph < len(cohort) - 1:
+            self.complete, self._reach = False, graph // 2
             order = keyed_rng(seed, f"{purpose}/graph", round).permutation(len(cohort))
             self._ring = [self.cohort[place] for place in order]
             self._place = {k: place for place, k in enumerate(self._ring)}
-            self._reach = graph // 2
 
     def neighbours(self, k: int) -> list[int]:
         """The d clients that share a mask with client k."""
