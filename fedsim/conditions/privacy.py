@@ -120,9 +120,12 @@ class Privacy(Config):
             )
             return float(rdp.compute_epsilon([order], [spent], self.delta)[0])
 
-        # ε is the least that an order gives. First among whole ones, whose divergences are finite
-        # sums; those of fractions are series, which may be given up or lose digits.
+        # ε is the least that an order gives. Divergences grow with the order, so if one is small
+        # enough for ε = 0, the first is. Otherwise first among whole orders, whose divergences are
+        # finite sums; those of fractions are series, which may be given up or lose digits.
         orders = rdp.DEFAULT_RDP_ORDERS
+        if of_order(orders[0]) == 0:
+            return 0.0
         whole = _lowest(of_order, [order for order in orders if float(order).is_integer()])
         near = _lowest(of_order, [order for order in orders if abs(order - whole) <= 1])
         return min(of_order(whole), of_order(near))
@@ -132,7 +135,7 @@ def _lowest(of_order: Callable[[float], float], orders: list[float]) -> float:
     """The order that gives the least ε.
 
     (α − 1)·divergence is convex in the order α, and so is what is divided by α − 1 to give ε(α),
-    which therefore falls up to its minimum, and rises from there.
+    unless it is 0. Therefore ε(α) falls up to its minimum, and rises from there.
     """
     low, high = 0, len(orders) - 1
     while low < high:

@@ -105,7 +105,7 @@ class SecureSettings(Config):
     Args:
         graph: `complete`, in which all pairs of a cohort share a mask; or d, an even number of
             neighbours (Bell et al. 2020): the clients in a random order in a ring, each beside d/2
-            on either side, which costs d/(n − 1) of the time and messages. The server could learn
+            on either side: each makes d + 1 masks instead of n. The server could learn
             the sum of a part of the cohort if dropouts cut the ring apart; then the run ends.
         threshold: share of a client and its neighbours that must remain to recover its masks, two
             clients at least; otherwise the run ends.
@@ -330,6 +330,10 @@ class MaskedMean(WeightedMean):
                     f"{left} of {len(group)} clients{around} are left to unmask the sum, and "
                     f"secure_aggregation.threshold={self.threshold:g} takes {least}"
                 )
+        if len(self.lengths) == 1:
+            raise NothingToReduce(
+                "one client alone has sent an update, and the sum would be its own"
+            )
         if not self.masks.connect(sorted(self.lengths)):
             raise NothingToReduce(
                 "dropouts have cut the clients apart, so that the server could unmask the sum of "

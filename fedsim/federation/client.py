@@ -294,8 +294,9 @@ class Client:
                 trained one by one.
             prepare: (network, x, context) -> rows: what the loss needs of each example in all
                 epochs, such as the outputs of a frozen model: by name, tensors with a row for
-                each of the examples x (n, ...). It is called once; the loss finds the rows of its
-                batch in its context.
+                each of the examples x (n, ...), which must depend only on that example. It is
+                called once, when the network has the weights from which training starts; the loss
+                finds the rows of its batch in its context.
             context: vectors that these functions need, (P,) or (size,) each.
             data: examples to train on; by default the client's labelled examples.
             epochs: passes over the examples; by default those of `train.local_epochs`, or

@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,9 @@ STATE_LOST = "a kept client state was on a node that is gone"
 SPILLS = 0.8  # of the object store; Ray spills the rest to disk
 GROWTH = 1.25  # factor in the number of kept states, after which they are checked again
 COMBINED = 3  # from this many actors on, a node adds up their sums
-FETCHED = 4  # sums that the driver fetches; more are added up on nodes first, as many at a time
+FETCHED = (
+    4  # most sums that the driver fetches; beyond that, nodes add them up in groups of so many
+)
 LOOK = 1.0  # seconds without an answer before pending messages are checked
 PATIENCE = 60.0  # seconds without an answer before pending work is logged
 
@@ -383,22 +386,28 @@ class RayEngine(Engine):
     def _take_sums(self, now: _UnderWay) -> None:
         """Fetch available sums, or have them added up: those of a node, then those of nodes.
 
-        The driver's traffic thus grows neither with the number of actors nor of nodes, but for
-        single messages.
+        Apart from one short message each, the driver's traffic thus grows neither with the number
+        of actors nor of nodes.
         """
+        if not now.sums:
+            return
         combined = [one for message in now.flying.values() for one in message.combines]
         summed = {
             item for one in (*now.sums, *combined) for part in one.parts for item in part.items
         }
+        busy, waiting = now.scheduler.busy(summed), now.scheduler.waiting
+        nodes, sums = defaultdict[str | None, list[_Actor]](list), defaultdict(list)
+        for actor in (actor for actor in self._actors if actor.ready):
+            nodes[actor.node].append(actor)
+        for one in now.sums:
+            sums[one.actor.node].append(one)
         of_nodes, sources = list[_Sum](), 0
-        for node in {actor.node for actor in self._actors}:
-            actors = [actor for actor in self._actors if actor.node == node]
-            parts = [part for part in now.sums if part.actor.node == node]
+        for node, actors in nodes.items():
+            parts = sums[node]
             single = [part for part in parts if not (part.alone or part.of)]
             sources += len(actors) if len(actors) < COMBINED else 1
             if len(actors) >= COMBINED:
-                more = any(set(now.scheduler.held(actor)) - summed for actor in actors)
-                if now.scheduler.waiting or more:
+                if waiting or not busy.isdisjoint(actors):
                     parts = [part for part in parts if part not in single]
                 elif len(single) >= COMBINED:
                     self._combine(now, single)
@@ -408,7 +417,7 @@ class RayEngine(Engine):
         if sources > FETCHED:
             for start in range(0, len(together) - FETCHED + 1, FETCHED):
                 self._combine(now, together[start : start + FETCHED])
-            if now.flying or now.scheduler.waiting:  # more will come to add up
+            if now.flying or waiting:  # more will come to add up
                 of_nodes = [part for part in of_nodes if part.alone]
         for part in of_nodes:
             if part in now.sums:  # unless it is combined, or its actor was just lost
@@ -440,7 +449,7 @@ class RayEngine(Engine):
             self._accept(now, part.actor, part.items)
 
     def _take_apart(self, now: _UnderWay, sums: Iterable[_Sum]) -> None:
-        """Fetch what single actors have summed, each by itself."""
+        """Put back what single actors have summed, to be fetched each by itself."""
         for part in (part for one in sums for part in one.parts):
             part.alone = True
             now.sums.append(part)

@@ -114,6 +114,13 @@ class Scheduler(Generic[W]):
         under_way = [item for item, holder in self._under_way.items() if holder == worker]
         return [*under_way, *self._done.get(worker, ())]
 
+    def busy(self, apart_from: set[WorkItem]) -> set[W]:
+        """Workers that hold further items."""
+        under_way = {worker for item, worker in self._under_way.items() if item not in apart_from}
+        return under_way | {
+            worker for worker, items in self._done.items() if not apart_from.issuperset(items)
+        }
+
     def accept(self, worker: W, items: Sequence[WorkItem]) -> None:
         """Accept items whose sum has arrived."""
         left = [item for item in self._done.pop(worker) if item not in items]

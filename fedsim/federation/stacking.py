@@ -99,6 +99,7 @@ def train_together(
             reason = in_one_line(error)
             lacking = reason if lacks_memory(error) else None
         if lacking is not None:
+            context.stack.release()
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()  # for the next try, also of other processes on the GPU
             raise StackTooLarge(
@@ -106,7 +107,7 @@ def train_together(
             )
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
-            reason = "perturb draws random numbers"
+            reason = "perturb or prepare draws random numbers"
     if reason is not None:
         for id in waiting:
             trainers[id].alone = True

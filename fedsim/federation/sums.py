@@ -24,6 +24,7 @@ BLOCK_LIMIT = 2.0**36
 # The largest |weight × value| of one client: a block of 64 such clients stays in range.
 CLIENT_LIMIT = 2.0**30
 _CHUNK = 32768  # entries at a time, so that temporaries stay in the cache
+_LONG = 1 << 18  # likewise, where the library computes in parts of its own
 # The last of the 52 bits of a float in [2^40, 2^41) counts 2^-12, in [2^-4, 2^-3) 2^-56. So adding
 # such a number rounds to multiples of that; and the bits of the sum, read as an integer, are the
 # multiple plus a constant. This is twice as fast as rounding and converting.
@@ -114,6 +115,11 @@ def check_block(block: NDArray[np.float64]) -> None:
 
 def add_scaled(total: Tensor | None, vector: Tensor, weight: float) -> Tensor:
     """total + weight·vector, (size,) in 64-bit floats, in the total's place if there is one."""
-    if total is None:
-        return vector.to(torch.float64, copy=True).mul_(weight)
-    return total.add_(vector, alpha=weight)
+    found = vector.new_empty(len(vector), dtype=torch.float64) if total is None else total
+    for start in range(0, len(vector), _LONG):  # torch makes a copy of what it converts
+        part, to = vector[start : start + _LONG], found[start : start + _LONG]
+        if total is None:
+            to.copy_(part).mul_(weight)
+        else:
+            to.add_(part, alpha=weight)
+    return found

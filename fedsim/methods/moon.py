@@ -65,10 +65,10 @@ class Moon(FedAvg):
         self, network: nn.Module, x: Tensor, context: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """z_glob and z_prev of each example, which stay the same while the client trains."""
-        return {
-            f"z_{name}": representation(network, context[name], x)
-            for name in ("global", "previous")
-        }
+        z = representation(network, context["global"], x)
+        if context["previous"] is context["global"]:  # its first round
+            return {"z_global": z, "z_previous": z}
+        return {"z_global": z, "z_previous": representation(network, context["previous"], x)}
 
     def loss(
         self,

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import in_one_line
-from fedsim.training.flat import lacks_memory
 from fedsim.training.job import Train, TrainingJob
 
 MOST = 64  # graphs for one set of hooks
+_pool: Any = None  # of all graphs, whose results are used before the next one is replayed
 
 # Of a batch's tensors, (count, P) gradients and (count,) losses.
 Gradient = Callable[..., tuple[Tensor, Tensor]]
@@ -35,8 +36,10 @@ def capture(
     Returns:
         What the gradient returns, and a function that computes it into the same memory.
     """
+    global _pool
+    _pool = _pool or torch.cuda.graph_pool_handle()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, check_input_liveness=True):
+    with torch.cuda.graph(graph, pool=_pool, check_input_liveness=True):
         found = gradient()
     return found, graph.replay
 
@@ -73,15 +76,17 @@ class Captured:
         ]
         self._graphs = {}
 
+    def is_of(self, job: TrainingJob, settings: Train) -> bool:
+        """Whether this is the memory for stacks of such clients."""
+        return settings == self._settings and job.hooks.same_as(self._hooks)
+
     def serves(self, jobs: Sequence[TrainingJob], settings: Train) -> bool:
-        """Whether this is the memory for a stack."""
-        first = jobs[0]
+        """Whether it is large enough for a stack."""
+        shapes = {n: v.shape for n, v in jobs[0].context.items()}
         return (
-            len(jobs) <= len(self.vectors)
-            and settings == self._settings
-            and first.hooks.same_as(self._hooks)
-            and {n: v.shape for n, v in first.context.items()}
-            == {n: v.shape[1:] for n, v in self.context.items()}
+            self.is_of(jobs[0], settings)
+            and len(jobs) <= len(self.vectors)
+            and shapes == {n: v.shape[1:] for n, v in self.context.items()}
         )
 
     def gradient(self, eager: Gradient, *batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,11 +125,14 @@ class Captured:
             found, replay = capture(partial(eager, *held))
             replay()
         except Exception as error:  # a user's network or loss may do anything
-            if lacks_memory(error):
-                raise
             self.why_not = in_one_line(error)
             return
-        if all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+        if all(_same_bits(one, other) for one, other in zip(found, expected, strict=True)):
             self._graphs[shape] = held, found, replay
         else:
             self.why_not = "a replay has other gradients"
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same, NaN included."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

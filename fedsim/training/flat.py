@@ -260,7 +260,7 @@ class FlatModel:
 
     def train(self) -> None:
         """Put all modules into training mode."""
-        if not all(module.training for module in self._modules):
+        if [module for module in self._modules if not module.training]:
             self.module.train()
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:

@@ -241,8 +241,8 @@ class Hooks:
         part: the parameters that are trained, if not all: a range of the flat vector.
         draw: called once for each batch, however many parts its gradient is computed in: random
             draws and counts of batches. What it returns is added to the loss's context.
-        prepare: called once before training, with all the client's inputs. The loss finds the
-            rows of its batch in its context.
+        prepare: called once before training, with all the client's inputs and the weights from
+            which it starts. The loss finds the rows of its batch in its context.
     """
 
     loss: Loss
@@ -254,14 +254,22 @@ class Hooks:
     def same_as(self, other: Hooks) -> bool:
         """Whether these are the same functions, or partials of them with the same arguments."""
         names = ("loss", "perturb", "draw", "prepare")
-        pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
-        return self.part == other.part and all(a == b for a, b in pairs)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return self.part == other.part and all(_alike(a, b) for a, b in pairs)
 
 
-def _unwrapped(function: Any) -> Any:
-    if isinstance(function, partial):
-        return function.func, function.args, function.keywords
-    return function
+def _alike(a: Any, b: Any) -> bool:
+    """Whether these are the same function, or partials of it with the same arguments."""
+    if not (isinstance(a, partial) and isinstance(b, partial)):
+        return bool(a == b)
+    one, other = (
+        [p.func, *p.args, *sorted(p.keywords), *(p.keywords[k] for k in sorted(p.keywords))]
+        for p in (a, b)
+    )
+    return len(one) == len(other) and all(
+        x is y or (not (isinstance(x, Tensor) or isinstance(y, Tensor)) and bool(x == y))
+        for x, y in zip(one, other, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -301,7 +309,8 @@ class TrainingJob:
         prepare = self.hooks.prepare
         if prepare is None:
             return {}
-        return prepare(model.module, model.arranged(self.x), self.context)
+        with torch.no_grad():
+            return prepare(model.module, model.arranged(self.x), self.context)
 
 
 @dataclass(frozen=True)

@@ -391,10 +391,10 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _pooled_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The same with ReLU after max pooling, which leaves a part of the numbers to it.
+    """The same with ReLU after max pooling, where fewer numbers are left.
 
-    Both orders give the same outputs and gradients to the bit: the largest number of a window is
-    the same, and where none is above 0, no gradient passes.
+    Both orders give equal outputs and gradients: the largest number of a window is the same, and
+    where none is above 0, no gradient passes.
     """
     found = list[nn.Module]()
     for module in modules:

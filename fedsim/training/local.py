@@ -55,11 +55,18 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     model.train()
     if job.dp_sgd is not None:
         return _train_privately(model, job, settings)
+    n, size = len(job.y), settings.batch_size
+    if work_of(model, job, settings)[0] == 0:
+        raise ValueError(
+            "no training example to make a step with"
+            if n == 0
+            else "batch norm needs two training examples, and the client has one; raise "
+            "partition.min_samples"
+        )
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
-    n, size = len(job.y), settings.batch_size
     end, step = usable(model, n, size), _step_of(model, job, settings)
-    for _ in range(job.epochs if end else 0):
+    for _ in range(job.epochs):
         if steps == job.most_steps:
             break
         order = torch.from_numpy(epoch_order(job.y, job.rng, settings)[:end]).to(model.device)
@@ -71,13 +78,6 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
             total += step(*batch).sum()
             steps += 1
             visited += len(batch[1])
-    if steps == 0:
-        raise ValueError(
-            "no training example to make a step with"
-            if n == 0
-            else "batch norm needs two training examples, and the client has one; raise "
-            "partition.min_samples"
-        )
     return Trained(model.vector.clone(), steps, visited, float(total) / visited)
 
 

@@ -132,7 +132,7 @@ class Stack:
         index = torch.from_numpy(rows).to(device)
         scales = _scales(counts, settings.batch_size, device)
         x, y = torch.cat([job.x for job in jobs]), torch.cat([job.y for job in jobs])
-        prepared = [job.prepared(self._model) for job in jobs]
+        prepared = [self._prepared(job) for job in jobs]
         of_rows = {name: torch.cat([own[name] for own in prepared]) for name in prepared[0]}
         memory, V = self._memory(jobs, settings), len(jobs)
         held = {} if memory is None else {n: v[:V] for n, v in memory.context.items()}
@@ -195,16 +195,30 @@ class Stack:
         ]
         return results, [generators[place[k]].get_state() for k in range(len(jobs))]
 
+    def _prepared(self, job: TrainingJob) -> Context:
+        """What a client's `prepare` returns, of the weights from which it starts."""
+        if job.hooks.prepare is None:
+            return {}
+        before = self._model.vector.clone()
+        self._model.load(job.weights)
+        self._model.train()
+        found = job.prepared(self._model)
+        self._model.vector.copy_(before)
+        return found
+
     def _memory(self, jobs: Sequence[TrainingJob], settings: Train) -> Captured | None:
         """Memory whose gradients are captured in graphs; None where there are none."""
         if not self._captures:
             return None
-        for known in self._captured:
-            if known.serves(jobs, settings):
-                return known
-        made = Captured(jobs, settings, self._model.num_parameters)
-        self._captured = [*self._captured, made][-KEPT:]
-        return made
+        of_others = [c for c in self._captured if not c.is_of(jobs[0], settings)]
+        known = next((c for c in self._captured if c.serves(jobs, settings)), None)
+        memory = known or Captured(jobs, settings, self._model.num_parameters)
+        self._captured = [*of_others, memory][-KEPT:]
+        return memory
+
+    def release(self) -> None:
+        """Free the memory of earlier stacks."""
+        self._captured.clear()
 
     def _view(
         self,

@@ -165,25 +165,29 @@ def test_epsilon_is_that_of_the_accountant() -> None:
 @examples(40)
 @given(
     st.lists(
-        st.tuples(st.floats(1e-3, 1), st.integers(1, 3), st.integers(1, 5000)),
+        st.tuples(st.floats(-6, 0), st.integers(1, 3), st.integers(1, 5000)),
         min_size=1,
         max_size=2,
     ),
     st.floats(0.3, 30),
+    st.sampled_from([1e-8, 1e-5, 1e-2]),
 )
-@example([(0.5131392532740474, 1, 3818)], 10.160137795163077)  # where fractions lose digits
-@example([(0.5, 1, 5000)], 20.0)  # where most of the low ones are given up
-@example([(1.0, 1, 5000)], 0.3)
-def test_epsilon_is_the_least_of_all_orders(drawn: list[tuple[float, int, int]], z: float) -> None:
+@example([(math.log10(0.5131392532740474), 1, 3818)], 10.160137795163077, 1e-5)  # digits are lost
+@example([(math.log10(0.5), 1, 5000)], 20.0, 1e-5)  # most low fractions are given up
+@example([(0.0, 1, 5000)], 0.3, 1e-5)
+@example([(-3.0, 1, 1)], 0.5, 1e-2)  # ε = 0 by low orders alone
+@example([(-6.0, 1, 1)], 0.5, 1e-5)
+def test_epsilon_is_the_least_of_all_orders(
+    drawn: list[tuple[float, int, int]], z: float, delta: float
+) -> None:
     """Though only those are computed that may give it."""
-    releases = {(q, r): rounds for q, r, rounds in drawn}
+    releases = {(10**q, r): rounds for q, r, rounds in drawn}
     accountant = RdpAccountant()
     for (q, r), rounds in releases.items():
         noise = dp_accounting.GaussianDpEvent(z / math.sqrt(r))
         accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
-    privacy = Privacy(clip=1, noise_multiplier=z)
-    least = accountant.get_epsilon(privacy.delta)
-    assert privacy.epsilon(releases) == (least or pytest.approx(0, abs=0.02))
+    privacy = Privacy(clip=1, noise_multiplier=z, delta=delta)
+    assert privacy.epsilon(releases) == accountant.get_epsilon(delta)
 
 
 def test_epsilon_of_several_sums() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import connected_components
 
 from experiments import examples, federation, server_states, small_experiment
 from fedsim import Run, Update
@@ -173,6 +175,8 @@ def test_sums_that_cannot_be_had() -> None:
     message = "3 of 6 clients are left to unmask the sum, and .*threshold=0.6 takes 4"
     with pytest.raises(NothingToReduce, match=message):
         folded(masked(sent, {10, 11, 12}), sent).result({}, {})
+    with pytest.raises(NothingToReduce, match="one client alone has sent an update"):
+        folded(masked(sent), {**dict.fromkeys(sent, Update()), 10: sent[10]}).result({}, {})
     with pytest.raises(NothingToReduce, match="of any weight"):
         folded(masked(nothing), nothing).result({}, {})
     with pytest.raises(InvalidUpdate, match="weight is 1e\\+12; with secure_aggregation, which"):
@@ -196,18 +200,28 @@ def test_dropouts_that_leave_a_ring_too_thin() -> None:
 def test_whoever_drops_out_the_sum_is_right_or_refused(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 12))
     graph = data.draw(st.sampled_from(["complete", 2, 4, 6]))
-    dropped = data.draw(st.sets(st.sampled_from(range(n))))
+    dropped = data.draw(st.sets(st.sampled_from(range(10, 10 + n))))
     sent = {
         k: Update(weight=1.5 * k, a=torch.full((3,), 0.1 * k), b=torch.ones(1))
         for k in range(10, 10 + n)
     }
     rest = {k: update for k, update in sent.items() if k not in dropped}
-    try:
-        found = folded(masked(sent, dropped, graph, 0.3), sent).result({}, {})
-    except NothingToReduce:
-        assert len(rest) < max(2, 0.3 * n) or graph != "complete"
+    total = masked(sent, dropped, graph, 0.3)
+    neighbours = {k: set(total.masks.neighbours(k)) for k in sent}
+    groups = [({k} | around) & rest.keys() for k, around in neighbours.items()]
+    least = max(2, math.ceil(0.3 * (1 + len(neighbours[10])) - 1e-9))
+    pairs = np.array([[j in neighbours[k] for j in rest] for k in rest])
+    if (
+        len(rest) < 2
+        or any(0 < len(left) < least for left in groups)
+        or connected_components(pairs)[0] > 1
+    ):
+        with pytest.raises(NothingToReduce):
+            folded(total, sent).result({}, {})
     else:
-        assert same(found, folded(WeightedMean(), rest).result({}, {}))
+        assert same(
+            folded(total, sent).result({}, {}), folded(WeightedMean(), rest).result({}, {})
+        )
 
 
 def ring(masks: Masks) -> list[int]:

@@ -101,7 +101,7 @@ def test_a_picture_of_another_kind_and_size_is_converted(tmp_path: Path) -> None
         assert found.notes == (note,)
         assert (found.names, found.suffix) == ((name,), f"-{name[:5]}")
         assert found.x.dtype == data.x.dtype
-        np.testing.assert_allclose(found.x[0, 0, :, [0, -1]], [[0] * 8, [1] * 8], atol=0.001)
+        np.testing.assert_allclose(found.x[0, 0, :, [0, -1]], [[0] * 8, [1] * 8], atol=0.003)
     colour = Inputs.of_file(images(3), tmp_path / "photo.JPG")
     assert colour.notes == ("photo.JPG: 64×48 gray, resized to 5×4 RGB",)
     assert (colour.x.shape, colour.x.dtype) == ((1, 3, 4, 5), np.uint8)
