@@ -10,15 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, RayTaskError
 
 from experiments import examples
+from fedsim.errors import RunError
 from fedsim.federation import ray_engine
+from fedsim.federation.client_actor import Introduction
 from fedsim.federation.ray_engine import RayEngine, _Actor, is_lost, store_notice
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.worker import BlockResult, Call
+from fedsim.support.hardware import Arithmetic
 
 GB = 10**9
 
@@ -58,7 +62,7 @@ class Simulated:
 
     def start(self, node: str) -> _Actor:
         handle = Handle(self)
-        introduced = SimpleNamespace(node=node)
+        introduced = Introduction(Arithmetic.of(torch.device("cpu")), node, None)
         return _Actor(handle, handle.submit(lambda: [introduced], 1)[0], None)
 
     def value(self, ref: object) -> Any:
@@ -169,17 +173,9 @@ def engine_on(cluster: Simulated, monkeypatch: pytest.MonkeyPatch) -> RayEngine:
     nodes = iter([*cluster.nodes, *cluster.nodes * 20])
     monkeypatch.setattr(ray_engine, "ray", cluster)
     monkeypatch.setattr(RayEngine, "_start", lambda self: cluster.start(next(nodes)))
-    monkeypatch.setattr(RayEngine, "_take_up", take_up)
-    settings: Any = SimpleNamespace()
+    settings: Any = SimpleNamespace(gpus_per_actor=0, mixed_processors=False)
     nothing: Any = None
     return RayEngine(settings, len(cluster.nodes), 0, nothing, None, None)
-
-
-def take_up(self: RayEngine, actor: _Actor) -> None:
-    try:
-        actor.introduced = ray_engine.ray.get(actor.up)
-    except ActorDiedError:
-        self._replace(actor)
 
 
 @examples(150)
@@ -268,3 +264,20 @@ def test_what_is_told_of_the_store(
     kept: list[int], spilled: list[int], clients: int, told: str | None
 ) -> None:
     assert store_notice(kept, spilled, clients, 10 * GB) == told
+
+
+def test_actors_that_die_one_after_another_while_starting_end_the_run() -> None:
+    cluster = Simulated(np.random.default_rng(0), ["a"], 0)
+    with pytest.MonkeyPatch.context() as patch:
+        engine = engine_on(cluster, patch)
+        start = RayEngine._start
+
+        def dead(self: RayEngine) -> _Actor:
+            actor = start(self)
+            actor.handle.alive = False
+            return actor
+
+        patch.setattr(RayEngine, "_start", dead)
+        engine._actors[0].handle.alive = False
+        with pytest.raises(RunError, match="cannot start: 3 died in a row"):
+            engine.run(Call("local_update", Counted(), 1, 1, 1), [[0]], {}, {})

@@ -889,10 +889,13 @@ NOT_STACKED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
         {},
         "layer '1' (BatchNorm1d) mixes examples or keeps running statistics",
     ),
-    (
-        lambda: Odd(lambda x, layer: layer(x - 3 * x.mean(dim=0))),
-        {},
-        "training in a stack gives other weights than training alone",
+    *(
+        (
+            lambda share=share: Odd(lambda x, layer: layer(x - share * x.mean(dim=0))),
+            {},
+            "training in a stack gives other weights than training alone",
+        )
+        for share in (3.0, 0.05)
     ),
     (lambda: Odd(lambda x, layer: layer(x if layer(x).sum() > 0 else 2 * x)), {}, "vmap"),
     # Dropout that is called as a function: vmap cannot tell whose masks it draws.
