@@ -25,10 +25,10 @@ from matrix import (
 @pytest.mark.night
 @pytest.mark.parametrize("method", METHODS)
 def test_trains_or_is_refused_before_the_start(method: str, tmp_path: Path) -> None:
-    """A third of the cells with a condition; tests/matrix.py goes through all of them."""
+    """A fifth of the cells with a condition; tests/matrix.py goes through all of them."""
     found = {}
     for model, condition in product(MODELS, {**TRAINING, **CONDITIONS}):
-        if condition != "none" and zlib.crc32(f"{method} {model} {condition}".encode()) % 3:
+        if condition != "none" and zlib.crc32(f"{method} {model} {condition}".encode()) % 5:
             continue
         out = tmp_path / f"{model} {condition}"
         found[model, condition] = outcome(method, model, condition, out)

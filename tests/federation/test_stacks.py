@@ -118,7 +118,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
     [
         ("OwnLoss", "clients have different functions"),
         ("BranchingLoss", ".*vmap"),
-        ("NoisyGradient", ".*perturb draws random numbers"),
+        ("NoisyGradient", ".*perturb or prepare draws random numbers"),
     ],
 )
 def test_methods_that_cannot_be_stacked_are_trained_alone(
