@@ -31,11 +31,10 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 from rivals.work import WORKS
-from scaling import Traffic
+from scaling import driven
 
 import fedsim
-from fedsim.federation import Federation, RoundRunner, object_cache, ray_engine
-from fedsim.launch.prepare import prepare
+from fedsim.federation import Federation, ray_engine
 
 CLIENTS = 64  # all of them in each round
 WARM_UP = 2
@@ -86,12 +85,8 @@ def measure(count: int, way: str, rounds: int) -> Figures:
     experiment = fedsim.Experiment.from_dict(content)
     ray_engine.FETCHED = WAYS[way]
     with cluster(count):
-        dataset, splits, spec = prepare(experiment)
-        data = ray.put(dataset), ray.put(splits)
-        engine = ray_engine.RayEngine(experiment.engine, count, len(splits), spec, *data)
-        runner, method = RoundRunner(spec, dataset, splits, engine), experiment.method
-        fed = Federation(runner)
-        ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
+        engine, runner, traffic = driven(experiment, count)
+        fed, method = Federation(runner), experiment.method
         state, found = method.init(fed), []
         sums = [0]
         fetch = ray_engine.RayEngine._fetch

@@ -32,6 +32,7 @@ from memory import own_megabytes
 
 import fedsim
 from fedsim.federation import Federation, RoundRunner, object_cache, ray_engine
+from fedsim.federation.ray_engine import RayEngine
 from fedsim.launch.prepare import prepare
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
@@ -72,6 +73,15 @@ class Figures:
     each_actor: float  # MB
 
 
+def driven(experiment: fedsim.Experiment, actors: int) -> tuple[RayEngine, RoundRunner, Traffic]:
+    """The experiment's rounds, led from this process, and what crosses it from now on."""
+    dataset, splits, spec = prepare(experiment)
+    data = ray.put(dataset), ray.put(splits)
+    engine = RayEngine(experiment.engine, actors, len(splits), spec, *data)
+    ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
+    return engine, RoundRunner(spec, dataset, splits, engine), traffic
+
+
 def measure(clients: int, cohort: int, actors: int) -> Figures:
     """A few rounds with so many clients, and so many of them a round."""
     experiment = fedsim.Experiment.from_dict(
@@ -94,12 +104,8 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
         logging_level=logging.ERROR,
     )
     try:
-        dataset, splits, spec = prepare(experiment)
-        data = ray.put(dataset), ray.put(splits)
-        engine = ray_engine.RayEngine(experiment.engine, actors, len(splits), spec, *data)
-        runner, method = RoundRunner(spec, dataset, splits, engine), experiment.method
-        fed = Federation(runner)
-        ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
+        engine, runner, traffic = driven(experiment, actors)
+        fed, method = Federation(runner), experiment.method
         state, seconds, sent = method.init(fed), [], []
         for t in range(1, WARM_UP + ROUNDS + 1):
             runner.begin(t)

@@ -104,9 +104,10 @@ class SecureSettings(Config):
 
     Args:
         graph: `complete`, in which all pairs of a cohort share a mask; or d, an even number of
-            neighbours (Bell et al. 2020): the clients in a random order in a ring, each beside d/2
-            on either side: each makes d + 1 masks instead of n. The server could learn
-            the sum of a part of the cohort if dropouts cut the ring apart; then the run ends.
+            neighbours (Bell et al. 2020): the clients are in a ring, in random order, and each has
+            d/2 neighbours on either side, so that it makes d + 1 masks instead of n. If dropouts
+            cut the ring apart, the server could learn the sum of a part of the cohort; then the
+            run ends.
         threshold: share of a client and its neighbours that must remain to recover its masks, two
             clients at least; otherwise the run ends.
         dropout: probability of each client to drop out after it has shared its secrets and before
@@ -174,6 +175,10 @@ class Masks:
         round: t.
         cohort: the clients.
         graph: who masks with whom; see `SecureSettings`.
+
+    Attributes:
+        degree: d, with how many others each client shares a mask.
+        complete: whether these are all others.
     """
 
     def __init__(
@@ -185,9 +190,10 @@ class Masks:
         graph: Literal["complete"] | int = "complete",
     ) -> None:
         self._seed, self._purpose, self._round, self.cohort = seed, purpose, round, tuple(cohort)
-        self.complete = True
-        if isinstance(graph, int) and graph < len(cohort) - 1:
-            self.complete, self._reach = False, graph // 2
+        others = len(cohort) - 1
+        self.degree = min(graph, others) if isinstance(graph, int) else others
+        self.complete = self.degree == others
+        if not self.complete:
             order = keyed_rng(seed, f"{purpose}/graph", round).permutation(len(cohort))
             self._ring = [self.cohort[place] for place in order]
             self._place = {k: place for place, k in enumerate(self._ring)}
@@ -197,7 +203,7 @@ class Masks:
         if self.complete:
             return [other for other in self.cohort if other != k]
         place, n = self._place[k], len(self.cohort)
-        steps = range(-self._reach, self._reach + 1)
+        steps = range(-(self.degree // 2), self.degree // 2 + 1)
         return [self._ring[(place + step) % n] for step in steps if step]
 
     def own(self, k: int) -> Stream:
@@ -303,7 +309,7 @@ class MaskedMean(WeightedMean):
         self._unmasked_bytes.update(other._unmasked_bytes)
 
     def overhead(self, id: int) -> tuple[int, int]:
-        d = len(self.masks.neighbours(id))
+        d = self.masks.degree
         up, down = 2 * KEY + d * ENCRYPTED, d * (2 * KEY + ENCRYPTED)
         if id in self.lengths or id in self._silent:
             entries = sum(self.lengths[id].values()) + 1 if id in self.lengths else 0

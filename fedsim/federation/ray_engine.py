@@ -38,9 +38,7 @@ STATE_LOST = "a kept client state was on a node that is gone"
 SPILLS = 0.8  # of the object store; Ray spills the rest to disk
 GROWTH = 1.25  # factor in the number of kept states, after which they are checked again
 COMBINED = 3  # from this many actors on, a node adds up their sums
-FETCHED = (
-    4  # most sums that the driver fetches; beyond that, nodes add them up in groups of so many
-)
+FETCHED = 4  # most sums that the driver fetches; if there are more, nodes add up so many at a time
 LOOK = 1.0  # seconds without an answer before pending messages are checked
 PATIENCE = 60.0  # seconds without an answer before pending work is logged
 
@@ -540,9 +538,9 @@ class RayEngine(Engine):
             if actor is message.actor or any(one.needs(actor) for one in message.combines):
                 del now.flying[ref]
                 self._take_apart(now, message.combines)  # others' sums are still on their nodes
-        lost = [one for one in now.sums if one.needs(actor)]
-        now.sums = [one for one in now.sums if one not in lost]
-        self._take_apart(now, [one for one in lost if one.of])
+        broken = [one for one in now.sums if one.of and one.needs(actor)]
+        now.sums = [one for one in now.sums if one not in broken]
+        self._take_apart(now, broken)
         now.sums = [one for one in now.sums if one.actor is not actor]
         blocks = now.scheduler.lose(actor, first_line(error))
         self._replace(actor)

@@ -109,11 +109,6 @@ class Scheduler(Generic[W]):
         """Whether all these items are done."""
         return not any(item in self._under_way for item in items)
 
-    def held(self, worker: W) -> list[WorkItem]:
-        """A worker's items that are not accepted yet."""
-        under_way = [item for item, holder in self._under_way.items() if holder == worker]
-        return [*under_way, *self._done.get(worker, ())]
-
     def busy(self, apart_from: set[WorkItem]) -> set[W]:
         """Workers that hold further items."""
         under_way = {worker for item, worker in self._under_way.items() if item not in apart_from}
@@ -140,7 +135,7 @@ class Scheduler(Generic[W]):
             RunError: too many workers died of one block.
         """
         done = self._done.pop(worker, [])
-        under_way = self.held(worker)
+        under_way = [item for item, holder in self._under_way.items() if holder == worker]
         for item in under_way:
             del self._under_way[item]
         del self._in_flight[worker]

@@ -21,6 +21,8 @@ _pool: Any = None  # of all graphs, whose results are used before the next one i
 
 # Of a batch's tensors, (count, P) gradients and (count,) losses.
 Gradient = Callable[..., tuple[Tensor, Tensor]]
+# The batch that a graph reads, what it computes, and its replay.
+_Graph = tuple[list[Tensor], tuple[Tensor, Tensor], Callable[[], None]]
 
 
 def available(device: torch.device) -> bool:
@@ -71,10 +73,7 @@ class Captured:
         self.gradients = first.weights.new_empty(V, num_parameters)
         self.why_not: str | None = None
         self._met: set[Hashable] = set()
-        self._graphs: dict[
-            Hashable, tuple[list[Tensor], tuple[Tensor, Tensor], Callable[[], None]]
-        ]
-        self._graphs = {}
+        self._graphs = dict[Hashable, _Graph]()
 
     def is_of(self, job: TrainingJob, settings: Train) -> bool:
         """Whether this is the memory for stacks of such clients."""
