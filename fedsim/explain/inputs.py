@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names, frozen
 from fedsim.data.sources import files
-from fedsim.data.sources.tables import read_table, table_features
+from fedsim.data.sources.table_files import read_table
+from fedsim.data.sources.tables import table_features
 from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
+from fedsim.data.sources.table_files import empty_table, insist_on_column, read_table
 from fedsim.data.stored import AnyArray, StoredArray, latest
 from fedsim.errors import DataError
 from fedsim.support.words import in_short
@@ -276,46 +275,9 @@ def _row_group(
     return table_features(where, frame, names, dtype, WHICH_COLUMNS)
 
 
-def empty_table(path: Path) -> pd.DataFrame:
-    """The columns of a Parquet file, without rows."""
-    import pyarrow.parquet as pq
-
-    with files.reading(path):
-        frame: pd.DataFrame = pq.read_schema(path).empty_table().to_pandas()
-    return frame
-
-
-def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
-    """A table, CSV with a header line or Parquet; of Parquet, all columns or some."""
-    import pandas as pd
-
-    if path.suffix not in (".csv", ".parquet"):
-        raise DataError(f"{path}: is neither .csv nor .parquet")
-    with files.reading(path), warnings.catch_warnings():
-        # If rows are longer than the header, pandas drops the excess with a warning.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        if path.suffix == ".csv":
-            header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
-            if (twice := header[header.duplicated()]).size:
-                raise DataError(f"{path}: has two columns '{twice.iloc[0]}'")
-            # Only blank cells are missing: "NA" can be a label.
-            frame = pd.read_csv(
-                path, index_col=False, keep_default_na=False, na_values=[""], low_memory=False
-            )
-        else:
-            known = empty_table(path) if columns else pd.DataFrame()
-            for name in columns or ():
-                _present(path, known, name)
-            frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
-    if len(frame) == 0:
-        raise DataError(f"{path}: has no rows")
-    return frame
-
-
 def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     """A column without missing values. Rows are counted from 1, below the header."""
-    if name not in frame.columns:
-        raise DataError(f"{path}: has no column '{name}'{nearest(name, map(str, frame.columns))}")
+    insist_on_column(path, frame, name)
     series = frame[name]
     missing = np.flatnonzero(series.isna())
     if len(missing):
