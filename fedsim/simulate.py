@@ -278,7 +278,8 @@ def on_record(
     with _carrying_out(f"round {t}, records"):
         record, rows = runner.records()
     primary = federation_of(runner).server.primary_metric
-    row = summarise(t, record, rows["clients"], ledger, primary)
+    setup = runner.context.spec.setup_bytes
+    row = summarise(t, record, rows["clients"], ledger, primary, setup)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}

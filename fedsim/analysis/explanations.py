@@ -25,6 +25,7 @@ from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.explain.pictures.canvas import drawing_as
+from fedsim.launch.prepare import dealt
 from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
 from fedsim.support import atomic
@@ -214,7 +215,7 @@ def explanations(
         return Explanations(run, (explain_run(run, chosen, clients),), ({},))
     run.result_hash  # noqa: B018  # raises if it is not finished
     dataset = load_dataset(run.experiment.data)
-    inputs = _inputs(dataset, chosen, rows, input, text)
+    inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text)
     found, about = [], []
     asked: list[int | None] = [*times] or [None]
     with LineProgress(progress) as tell:

@@ -45,7 +45,7 @@ from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
 from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
-from fedsim.launch.prepare import prepare
+from fedsim.launch.prepare import dealt, prepare
 from fedsim.launch.run import same_data
 from fedsim.methods import State
 from fedsim.methods.shared.pool import ShowsShared
@@ -504,7 +504,8 @@ class ModelSnapshot:
             rows = [splits.train[self.client], splits.unlabelled[self.client]]
             own = self.dataset.x[np.concatenate(rows)]
         prepare, names = partial(_prepared, self.again.fed), self.again.splits.names
-        return ExplainedData(self.dataset, prepare, own, clients=names)
+        splits = self.again.splits
+        return ExplainedData(self.dataset, prepare, own, clients=names, splits=splits)
 
     def scores(self) -> dict[str, float]:
         """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
@@ -544,7 +545,8 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
         BadInput: the explainer does not apply, the run is not finished, or there is no such
             client.
     """
-    experiment, dataset = run.experiment, load_dataset(run.experiment.data)
+    experiment, loaded = run.experiment, load_dataset(run.experiment.data)
+    dataset = dealt(experiment, loaded)[0]
     method, K = experiment.method, run.manifest["clients"]
     whom = sorted(set(clients or range(min(4, K))))
     for k in whom:
@@ -552,7 +554,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 
     @cache  # slow, and needed by few explainers
     def again() -> Replay:
-        return replay(run, dataset=dataset)
+        return replay(run, dataset=loaded)
 
     def shared(method: ShowsShared) -> SharedItems:
         return method.shared_items(again().fed, again().state, whom)

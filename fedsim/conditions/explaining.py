@@ -229,7 +229,7 @@ class Explanations(Condition):
     ) -> Explained:
         explainer, seed = self.section.explainers[number], context.spec.seed
         client = -1 if model.client is None else model.client
-        data = ExplainedData(context.dataset, context.inputs, own)
+        data = ExplainedData(context.dataset, context.inputs, own, splits=context.splits)
         try:
             # For networks that draw in evaluation as well.
             with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):

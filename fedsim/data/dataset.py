@@ -12,52 +12,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import nearest
+from fedsim.data.encoding import (
+    UNSCALED,
+    Feature,
+    Preprocessing,
+    Scaling,
+    feature_of,
+    fit,
+)
+from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import AnyArray, StoredArray, as_float32, select
 from fedsim.errors import DataError
 
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
-@dataclass(frozen=True, eq=False)
-class Scaling:
-    """How a source scales the numbers of its files, column by column: (v - low) / span.
-
-    A column whose span is 0 becomes 0. By default nothing is changed.
-
-    Args:
-        low: (F,), or one for all columns.
-        span: likewise.
-    """
-
-    low: NDArray[Any] | float = 0.0
-    span: NDArray[Any] | float = 1.0
-
-    @classmethod
-    def minmax(cls, train: NDArray[Any]) -> Scaling:
-        """Scaling of each column of (N, F) or (N,) to [0, 1] by its minimum and maximum."""
-        low = train.min(axis=0)
-        return cls(low, train.max(axis=0) - low)
-
-    @classmethod
-    def standard(cls, train: NDArray[Any]) -> Scaling:
-        """Scaling of each column of (N, F) or (N,) to mean 0 and standard deviation 1."""
-        low, span = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
-        span = np.where(np.ptp(train, axis=0) > 0, span, 0)  # not by rounding
-        return cls(low.astype(train.dtype), span.astype(train.dtype))
-
-    def __call__(self, values: Any) -> Any:
-        """Scale floats (n, F) or (n,) from the units of the files to those of the data set."""
-        if self is UNSCALED:  # inputs that stay in their files are never scaled
-            return values
-        span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
-        return (values - self.low) / span
-
-    def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
-        """Convert floats from the units of the data set back to those of the files."""
-        return scaled * self.span + self.low
-
-
-UNSCALED = Scaling()
 ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
 BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
 
@@ -81,7 +50,12 @@ class Dataset:
         columns: further attributes of the training examples, (N,) each, by name, for partitions by
             column (writer, hospital, ...).
         unread_columns: names of further columns of the source's file; `data.columns` loads them.
-        features: names of a table's inputs; empty if they have none.
+        features: names of a table's features; empty if they have none.
+        encoding: how each of `features` is written into `x`; empty if each is a number that takes
+            one entry.
+        preprocessing: what is still to be fitted to the clients' training examples (`fitted`);
+            until then numbers are in the units of the files, and NaN where they are blank. None
+            for nothing.
         target: name of the predicted quantity, if it has one.
         words: for documents, the word of each token id: "" for id 0 (padding), and "<unknown>" for
             id 1; otherwise empty.
@@ -99,6 +73,7 @@ class Dataset:
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
         note: what the source made of its files, in a line for the user; empty for nothing.
+        client_column: the one of `columns` that names each example's client; empty for none.
         copies: how many training examples at the end are changed copies of others, for clients
             that drift and for adversaries; no partition deals them out.
     """
@@ -113,6 +88,8 @@ class Dataset:
     columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     unread_columns: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    encoding: tuple[Feature, ...] = ()
+    preprocessing: Preprocessing | None = None
     target: str = ""
     words: tuple[str, ...] = ()
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -123,6 +100,7 @@ class Dataset:
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
+    client_column: str = ""
     copies: int = 0
     note: str = ""
 
@@ -188,8 +166,17 @@ class Dataset:
                 raise DataError(f"data: {name} must be a dict of arrays, not {given!r:.80}")
             arrays = {k: _unmasked(f"{name}['{k}']", array) for k, array in given.items()}
             object.__setattr__(self, name, arrays)
+        if not all(isinstance(feature, Feature) for feature in self.encoding):
+            raise DataError(f"data: encoding must be of Features, not {self.encoding!r:.80}")
+        object.__setattr__(self, "encoding", tuple(self.encoding))
         kinds = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
-        for name, wanted in {**kinds, "target": str, "sliced_by": str, "note": str}.items():
+        for name, wanted in {
+            **kinds,
+            "target": str,
+            "sliced_by": str,
+            "client_column": str,
+            "note": str,
+        }.items():
             if not isinstance(given := getattr(self, name), wanted):
                 raise DataError(f"data: {name} must be a {wanted.__name__}, not {given!r:.80}")
 
@@ -211,6 +198,38 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def feature_names(self) -> tuple[str, ...]:
+        """(F,) the names of a table's features; x1, x2, … where they have none."""
+        if self.features or len(self.shape) != 1:
+            return self.features
+        return feature_names(self.shape[0])
+
+    def shown(self, row: NDArray[Any]) -> tuple[str, ...]:
+        """(F,) each feature with its value in words, of a row (W,) of `x`: `age = 63 years`."""
+        if not self.encoding:
+            return self.feature_names
+        values = self.scaling.undo(row.astype(np.float64))
+        size = np.abs(self.scaling.low) + np.abs(self.scaling.span)
+        values = np.where(np.abs(values) < 1e-6 * size, 0, values)  # rounding of x
+        parts = np.split(values, np.cumsum([len(f.entries) for f in self.encoding])[:-1])
+        told = zip(self.encoding, parts, strict=True)
+        return tuple(f"{feature.name} = {feature.shown(own)}" for feature, own in told)
+
+    @property
+    def entry_names(self) -> tuple[str, ...]:
+        """(W,) the names of the entries of a table's row: `age`, `thal=normal`, …"""
+        if not self.encoding:
+            return self.feature_names
+        return tuple(name for feature in self.encoding for name in feature.entries)
+
+    @property
+    def parts(self) -> NDArray[np.int64] | None:
+        """(W,) the feature that each entry of a row is part of; None if each is one by itself."""
+        if self.encoding and len(self.encoding) < self.shape[0]:
+            return feature_of(self.encoding)
+        return None
+
+    @property
     def num_loaded(self) -> int:
         """The number of training examples in the source, without the changed copies at the end."""
         return len(self.y) - self.copies
@@ -223,6 +242,7 @@ class Dataset:
             len(self.classes),
             np.dtype(np.int32 if self.words else np.float32),
             (self.vectors, self.known) if self.words else None,
+            self.parts,
         )
 
     @property
@@ -241,12 +261,62 @@ class DataSpec:
         dtype: of a network's inputs.
         embeddings: for token ids, the vector (V, D) of each, and (V,) which have one that means
             something; else None.
+        parts: (W,) the feature of each entry of a table's row, if features take several.
     """
 
     shape: tuple[int, ...]
     num_classes: int
     dtype: np.dtype[Any]
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
+    parts: NDArray[np.int64] | None = None
+
+
+def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, tuple[int, int]]:
+    """The data, filled and scaled as `data.preprocessing` says.
+
+    Args:
+        splits: the examples of each client: it is fitted to their training examples, labelled or
+            not, and those of the server. By default to all training examples.
+
+    Returns:
+        The data, and the bytes that all clients together send and receive for it.
+
+    Raises:
+        DataError: a client, or all of them, have no value of a feature.
+    """
+    how = data.preprocessing
+    if how is None:
+        return data, (0, 0)
+    features = data.encoding or tuple(map(Feature, data.feature_names))
+    own, rows = list[Indices](), [np.arange(len(data.y))]
+    if splits is not None:
+        rows = [np.concatenate([splits.train.values, splits.unlabelled.values, splits.server])]
+        if how.fit != "pooled":
+            both = zip(splits.train, splits.unlabelled, strict=True)
+            own = [np.concatenate(part) for part in both]
+            rows = [part for part in (*own, splits.server) if len(part)]
+    x = np.asarray(data.x, np.float64)
+    found = fit([x[part] for part in rows], features, how)
+    scaling = found.scaling.astype(data.x.dtype)
+    new: dict[str, Any] = {"x": scaling(data.x), "test_x": scaling(data.test_x)}
+    if how.fit == "client" and splits is not None:
+        for k, part in enumerate(own):
+            who = f"client {splits.names[k] if splits.names else k}"
+            by = fit([x[part]], features, how, who).scaling.astype(data.x.dtype)
+            held = part if splits.test_is_central else np.concatenate([part, splits.test[k]])
+            new["x"][held] = by(data.x[held])
+    sent, received = (found.sent, found.received) if how.fit == "federated" else (0, 0)
+    if not data.classes and how.scale != "none":
+        target = (Feature(data.target or "the target"),)
+        of_y = fit([data.y[part, None] for part in rows], target, Preprocessing(scale=how.scale))
+        low, span = (np.asarray(value).item() for value in (of_y.scaling.low, of_y.scaling.span))
+        y_scaling = Scaling(low, span)
+        new |= {"y": y_scaling(data.y), "test_y": y_scaling(data.test_y)}
+        new["target_scaling"] = y_scaling
+        if how.fit != "pooled":
+            sent, received = sent + of_y.sent, received + of_y.received
+    done = replace(data, **new, scaling=scaling, preprocessing=None)
+    return done, (sent, received * len(rows))
 
 
 def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
@@ -309,10 +379,12 @@ def check_parts(dataset: Dataset, where: str) -> None:
         if len(set(names)) < len(names):
             twice = next(one for one in names if names.count(one) > 1)
             raise DataError(f"{where}: {name} has '{twice}' twice")
-    if dataset.features and dataset.shape != (len(dataset.features),):
+    if dataset.features and dataset.shape != (len(dataset.entry_names),):
         raise DataError(
-            f"{where}: {len(dataset.features)} features for inputs of shape {dataset.shape}"
+            f"{where}: {len(dataset.entry_names)} features for inputs of shape {dataset.shape}"
         )
+    if dataset.encoding and tuple(f.name for f in dataset.encoding) != dataset.features:
+        raise DataError(f"{where}: encoding must be of the features, in their order")
     mean, std = dataset.mean, dataset.std
     fits = len(mean) == len(std) and len(mean) in (0, 1, dataset.shape[0])
     if not (fits and all(map(math.isfinite, mean + std)) and min(std, default=1) > 0):
@@ -351,7 +423,9 @@ def check_trainable(dataset: Dataset, where: str) -> None:
         for name, array in ((x, inputs), (y, labels)):
             if array.dtype.kind not in "uif":
                 raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            blank = name in ("x", "test_x") and dataset.preprocessing is not None
+            unfit = np.isinf if blank else lambda values: ~np.isfinite(values)
+            if array.dtype.kind == "f" and unfit(array).any():
                 raise DataError(f"{where}: {name} has NaN or infinite values")
         known = len(dataset.classes)
         if known and labels.ndim != 1:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.config.registry import check_named, nearest
-from fedsim.data.dataset import Dataset, as_dtype, feature_names
+from fedsim.data.dataset import Dataset, as_dtype
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
@@ -98,8 +98,7 @@ class Drifting(Wrapping):
                 begin += count
         train, unlabelled, test = map(Ragged.of, later)
         after = replace(splits, train=train, unlabelled=unlabelled, test=test)
-        names = feature_names(dataset.shape[0], dataset.features) if columns else ()
-        changed = tuple(names[f] for f in columns)
+        changed = tuple(dataset.feature_names[f] for f in columns)
         change = Change(self.round, tuple(drifting), changed, after)
         return dataset, replace(splits, change=change)
 
@@ -138,22 +137,25 @@ class Drifting(Wrapping):
     def _change(self, data: Dataset, columns: list[int]) -> Drift:
         """The function that changes a drifting client's inputs."""
         kind, every = self._kind(data), np.asarray(data.x)
+        parts = np.arange(data.shape[0]) if data.parts is None else data.parts
+        entries = [np.flatnonzero(parts == f) for f in columns]  # of each feature that changes
+        shifted = [int(w) for own in entries for w in own]
         strength = self.strength or 1.0
         low, high = map(float, bounds(data.x)) if kind in ("noise", "invert") else (0.0, 0.0)
         if kind == "shift":
-            by = strength * every[:, columns].std(axis=0, dtype=np.float64)
+            by = strength * every[:, shifted].std(axis=0, dtype=np.float64)
         elif kind == "noise":
             by = strength * every.std(dtype=np.float64)
 
         def changed(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
             if kind == "shuffle":
                 found = x.copy()
-                for f in columns:
-                    found[:, f] = rng.permutation(found[:, f])
+                for own in entries:  # those of a category move together
+                    found[:, own] = rng.permutation(found[:, own])
                 return found
             found = x.astype(np.float64)
             if kind == "shift":
-                found[:, columns] += by
+                found[:, shifted] += by
             elif kind == "noise":
                 found = np.clip(found + by * rng.standard_normal(x.shape), low, high)
             else:
@@ -163,21 +165,29 @@ class Drifting(Wrapping):
         return changed
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
-        """The columns of a table that change, in ascending order; empty for images."""
-        if self._kind(data) in OF_IMAGES:
+        """The features of a table that change, in ascending order; empty for images."""
+        if (kind := self._kind(data)) in OF_IMAGES:
             return []
-        x = np.asarray(data.x)[: data.num_loaded]
-        varied = np.flatnonzero((x != x[:1]).any(axis=0))
+        x, parts, names = np.asarray(data.x)[: data.num_loaded], data.parts, data.feature_names
+        varies = np.flatnonzero((x != x[:1]).any(axis=0))
+        varied = varies if parts is None else np.unique(parts[varies])
+        if kind == "shift":  # numbers can
+            fixed = {f.name for f in data.encoding if len(f.entries) > 1 or f.kind == "ordinal"}
+            varied = np.array([f for f in varied if names[f] not in fixed], np.int64)
+            for name in fixed & {*(self.features if isinstance(self.features, tuple) else ())}:
+                raise DataError(
+                    f"data.features: '{name}' has categories or blanks, which cannot shift; set "
+                    "data.kind=shuffle"
+                )
         features = self.features or 1
         if isinstance(features, int):
             if features > len(varied):
                 raise DataError(
-                    f"data.features={features}: only {len(varied)} of {data.shape[0]} columns "
+                    f"data.features={features}: only {len(varied)} of {len(names)} columns "
                     "vary among training examples"
                 )
             drawn = keyed_rng(seed, "drift features").permutation(varied)[:features]
             return sorted(drawn.tolist())
-        names = feature_names(data.shape[0], data.features)
         for name in features:
             if name not in names:
                 raise DataError(

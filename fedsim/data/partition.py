@@ -342,23 +342,24 @@ class Natural(Partition):
     """One client for each value of a column of the data set (a writer, a hospital, ...).
 
     Args:
-        column: the column's name.
+        column: the column's name; by default the data set's `client_column`.
         clients: number of values to keep, drawn with the seed; by default all.
         min_samples: values with fewer examples are left out.
     """
 
     kind: str = "natural"
-    column: str
+    column: str | None = Field(None, min_length=1)
     clients: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     min_samples: int = Field(1, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        groups = _by_column(data, self.column)
+        column = self._column(data)
+        groups = _by_column(data, column)
         groups = [group for group in groups if len(group) >= self.min_samples]
         wanted = len(groups) if self.clients is None else self.clients
         if wanted > len(groups) or not groups:
             raise DataError(
-                f"partition: column '{self.column}' has {len(groups)} values with "
+                f"partition: column '{column}' has {len(groups)} values with "
                 f"{self.min_samples} or more examples, but {max(wanted, 1)} clients are needed"
             )
         if wanted < len(groups):
@@ -367,10 +368,19 @@ class Natural(Partition):
         return groups
 
     def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
-        names = [str(data.columns[self.column][share[0]]) for share in shares]
+        column = self._column(data)
+        names = [str(data.columns[column][share[0]]) for share in shares]
         if any(re.fullmatch(r"[-+.\d]+", name) for name in names):  # a bare number says nothing
-            names = [f"{self.column} {name}" for name in names]
+            names = [f"{column} {name}" for name in names]
         return tuple(names)
+
+    def _column(self, data: Dataset) -> str:
+        column = self.column or data.client_column
+        if not column:
+            raise DataError(
+                "partition.column: name a column of the data set, whose values are the clients"
+            )
+        return column
 
 
 @partitions.register

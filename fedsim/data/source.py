@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
 from fedsim.data import doubts
-from fedsim.data.dataset import Dataset, check_parts, feature_names
+from fedsim.data.dataset import Dataset, check_parts
 from fedsim.data.sources import from_python
 from fedsim.data.sources.adapters import Reading, read
 from fedsim.data.splits import ClientSplits, Indices, take_stratified
@@ -243,12 +243,15 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
     if data.classes:
         found += doubts.of_classes(data.classes, data.y, data.test_y)
     if x.ndim == 2 and x.dtype.kind == "f":
-        names = feature_names(x.shape[1], data.features)
+        names = data.entry_names
+        known = ~np.isnan(x).any(axis=0)  # features without a blank cell
+        x, names = x[:, known], tuple(np.array(names)[known])
         found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
         columns = dict(zip(names, x.T, strict=True))
         if not data.classes and data.y.ndim == 1:
             columns |= {data.target or "the target": data.y}
-        found += doubts.of_scales(columns, has_scale)
+        if data.preprocessing is None or data.preprocessing.scale == "none":
+            found += doubts.of_scales(columns, has_scale)
     for doubt in found:
         warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.config.registry import Config, Registry
-from fedsim.data import Dataset
+from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import frozen
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
@@ -118,6 +118,7 @@ class ExplainedData:
         shared: for a run as a whole whose clients share images: function that returns what they
             shared. Computed only when called.
         clients: the clients' names, if the data name them.
+        splits: the examples that each client holds; None where they do not matter.
     """
 
     dataset: Dataset
@@ -126,6 +127,7 @@ class ExplainedData:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     shared: Callable[[], SharedItems] | None = None
     clients: Sequence[str] = ()
+    splits: ClientSplits | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", self.dataset.frozen())

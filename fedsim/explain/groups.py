@@ -49,8 +49,10 @@ class Groups:
         return torch.where(stays[:, None] if x.dim() == 4 else stays, x, instead)
 
 
-def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
-    """Groups of inputs of a shape: squares of pixels, row by row, or each entry by itself.
+def group_parts(
+    shape: tuple[int, ...], size: int | None = None, part_of: NDArray[np.int64] | None = None
+) -> Groups:
+    """Groups of inputs of a shape: squares of pixels, row by row, features, or entries.
 
     >>> group_parts((1, 4, 6), 2).index[::2, ::2].tolist()
     [[0, 1, 2], [3, 4, 5]]
@@ -59,7 +61,10 @@ def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
         shape: shape of one input; (C, H, W) for images.
         size: side of a square in pixels; squares at the right and lower edges may be smaller. By
             default a seventh of the longer side, rounded up: 4 pixels of 28, 5 of 32.
+        part_of: (W,) the feature of each entry, if features take several.
     """
+    if part_of is not None:
+        return Groups(part_of)
     if len(shape) != 3:
         return Groups(np.arange(math.prod(shape)).reshape(shape))
     _, H, W = shape

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import feature_names, frozen
+from fedsim.data.dataset import frozen
+from fedsim.data.encoding import Feature
 from fedsim.data.sources import files
+from fedsim.data.sources.columns import as_entries
 from fedsim.data.sources.table_files import read_table
-from fedsim.data.sources.tables import table_features
 from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
@@ -245,16 +246,18 @@ def _expect(path: Path, ending: str, ways: str) -> None:
 
 def _rows(path: Path, data: Dataset) -> NDArray[Any]:
     table = read_table(path)
-    names = feature_names(data.shape[0], data.features)
+    names = data.feature_names
     missing = [name for name in names if name not in table]
     if missing:
         raise DataError(
             f"{path}: has no column '{missing[0]}'; its first line must name the features: "
             + ", ".join(names)
         )
+    features = data.encoding or tuple(map(Feature, names))
     if data.x.dtype != np.uint8:
-        return data.scaling(table_features(path, table, names, data.x.dtype))
-    rows = table_features(path, table, names, np.float64)
+        found, _ = as_entries(path, table, features, data.x.dtype, data.scaling.fill is not None)
+        return data.scaling(found)
+    rows, _ = as_entries(path, table, features, np.float64, False)
     if not np.isin(rows, np.arange(256)).all():
         raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")
     return rows.astype(np.uint8)

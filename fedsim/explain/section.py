@@ -402,8 +402,10 @@ def _columns_of(score: str, dataset: Dataset) -> list[tuple[str, str, Literal["m
 
 
 def map_shape(dataset: Dataset) -> list[int]:
-    """The shape of an input's relevances: (H, W) for images, summed over channels."""
+    """The shape of an input's relevances: (H, W) for images, summed over channels; features."""
     shape = dataset.shape
+    if dataset.parts is not None:
+        return [len(dataset.features)]
     return list(shape[1:] if len(shape) == 3 else shape)
 
 

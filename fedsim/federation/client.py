@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits
@@ -201,6 +202,11 @@ class Client:
     def num_classes(self) -> int:
         """C, the number of classes; 0 for regression."""
         return self.context.spec.data.num_classes
+
+    @property
+    def parts(self) -> NDArray[np.int64] | None:
+        """(W,) the feature of each entry of a table's row, if features take several."""
+        return self.context.spec.data.parts
 
     @property
     def labels(self) -> tuple[int, ...] | None:

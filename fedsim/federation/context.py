@@ -75,6 +75,7 @@ class RunSpec:
         columns, client_columns: columns of rounds.parquet and clients.parquet that conditions
             have, and whose they are; those of the experiment's sections even if not in use.
         size: number of a model's weights, including buffers; 0 if it has none.
+        setup_bytes: what all clients together send and receive before the first round.
     """
 
     model: Model
@@ -88,6 +89,7 @@ class RunSpec:
     columns: Mapping[str, str] = field(default_factory=dict)
     client_columns: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
+    setup_bytes: tuple[int, int] = (0, 0)
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
         """The metrics that the run records."""

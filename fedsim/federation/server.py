@@ -67,6 +67,11 @@ class Server:
         return next(metric for metric in metrics if metric.primary)
 
     @property
+    def parts(self) -> NDArray[np.int64] | None:
+        """(W,) the feature of each entry of a table's row, if features take several."""
+        return self._context.spec.data.parts
+
+    @property
     def data(self) -> Dataset:
         """The data set: its test set, the names of its classes and features, and all examples."""
         self._runner.check_asked("data", "reads the data set")

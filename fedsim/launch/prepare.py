@@ -19,6 +19,7 @@ from fedsim.conditions.secure import SecureAggregation
 from fedsim.conditions.timing import SimulatedTime
 from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
+from fedsim.data.dataset import fitted
 from fedsim.data.splits import take_stratified
 from fedsim.errors import (
     ExperimentError,
@@ -77,10 +78,7 @@ def prepare(
     _check_importable(experiment)
     if experiment.privacy is not None:
         experiment.privacy.check()
-    dataset = dataset or load_dataset(experiment.data)
-    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
-    splits = experiment.partition.deal(dataset, experiment.seed, held_out)
-    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    dataset, splits, setup_bytes = dealt(experiment, dataset)
     if experiment.adversaries is not None:
         dataset, splits = experiment.adversaries.join(dataset, splits, experiment.seed)
     share = experiment.train.participation
@@ -122,6 +120,7 @@ def prepare(
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
         conditions=_in_order(_conditions(experiment, splits)),
+        setup_bytes=setup_bytes,
     )
     network = _try_model(spec)
     _check_saved(network, spec)
@@ -135,7 +134,7 @@ def prepare(
     _check_pull(experiment, splits)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     if experiment.explain is not None:
-        section = _check_explain(experiment, dataset, network)
+        section = _check_explain(experiment, dataset, splits, network)
         scored = tuple(metric.column for metric in section.metrics(dataset))
         explanations = Explanations(section=section, scored=scored)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
@@ -144,6 +143,24 @@ def prepare(
     of_clients = {name: one.name for one in spec.conditions for name in one.client_columns}
     spec = replace(spec, size=size, columns=COLUMNS | columns)
     return dataset, splits, replace(spec, client_columns=CLIENT_COLUMNS | of_clients)
+
+
+def dealt(
+    experiment: Experiment, dataset: Dataset | None = None
+) -> tuple[Dataset, ClientSplits, tuple[int, int]]:
+    """The data as clients hold them, and the bytes sent up and down to agree on their scales.
+
+    Args:
+        dataset: the data of the experiment, if it is loaded already.
+
+    Raises:
+        BadInput: they cannot be loaded, or not be dealt out like this.
+    """
+    dataset = dataset or load_dataset(experiment.data)
+    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    splits = experiment.partition.deal(dataset, experiment.seed, held_out)
+    dataset, setup_bytes = fitted(dataset, splits)
+    return *experiment.data.for_clients(dataset, splits, experiment.seed), setup_bytes
 
 
 def defined_here(experiment: Experiment) -> str | None:
@@ -268,7 +285,9 @@ def _with_further(
     return objective.with_further(further) if further else objective
 
 
-def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:
+def _check_explain(
+    experiment: Experiment, dataset: Dataset, splits: ClientSplits, network: nn.Module
+) -> Explain:
     """The `explain` section with what it leaves open filled in.
 
     Raises:
@@ -292,7 +311,7 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
         network=network.eval() if trains else None,
         rules=None if trains else {},
     )
-    data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)))
+    data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)), splits=splits)
     with keyed_torch_rng(experiment.seed, "explain/check"):
         section.check(model, data)
     return section

@@ -59,9 +59,10 @@ class RuleMethod(Method[RuleState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        names = feature_names(dataset.shape[0], dataset.features)
-        x, n = np.asarray(dataset.x), dataset.num_loaded
-        check_table(x[:n], dataset.y[:n], names)
+        names, x, n = dataset.entry_names, np.asarray(dataset.x), dataset.num_loaded
+        learnt = [splits.train.values, splits.unlabelled.values, splits.server]
+        rows = np.concatenate(learnt)
+        check_table(x[rows], dataset.y[rows], names)
         drifted = x[n:]
         outside = np.flatnonzero(((drifted < 0) | (drifted > 1)).any(axis=0))
         if len(outside):
@@ -72,10 +73,7 @@ class RuleMethod(Method[RuleState]):
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Record scores on the central test set, measures of interpretability, and all rules."""
-        (x, y), names = (
-            fed.server.test_data.table,
-            feature_names(fed.server.shape[0], fed.server.data.features),
-        )
+        (x, y), names = fed.server.test_data.table, fed.server.data.entry_names
         model = rule_model(fed.server)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
         fed.log(**regression(fed.server).scores_of(found.values, y))

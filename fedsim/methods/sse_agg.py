@@ -87,7 +87,7 @@ class SseAgg(Method[SseAggState]):
             )
 
     def init(self, fed: Federation) -> SseAggState:
-        groups = group_parts(fed.server.shape, self.size)
+        groups = group_parts(fed.server.shape, self.size, fed.server.parts)
         return SseAggState(fed.initial_weights(), np.zeros(len(groups), np.float32))
 
     def round(self, fed: Federation, state: SseAggState, t: int) -> SseAggState:
@@ -132,7 +132,7 @@ class SseAgg(Method[SseAggState]):
         """
         trained = client.train(weights)
         client.model.load(trained)
-        groups = group_parts(tuple(x.shape[1:]), self.size)
+        groups = group_parts(tuple(x.shape[1:]), self.size, client.parts)
 
         def loss(changed: Tensor) -> float:
             losses = client.objective.loss(network, changed, y, {})

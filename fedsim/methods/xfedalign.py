@@ -143,7 +143,9 @@ class XFedAlign(Method[XFedAlignState]):
                 "feature is a group; leave it out"
             )
         check_size("method.size", shape, self.size)
-        if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.size))):
+        if self.top_k is not None and self.top_k > (
+            G := len(group_parts(shape, self.size, dataset.parts))
+        ):
             raise ExperimentError(f"method.top_k={self.top_k}: inputs have {G} groups")
 
     def overview(self) -> Explainer | None:
@@ -152,7 +154,7 @@ class XFedAlign(Method[XFedAlignState]):
     # -- the server ----------------------------------------------------------------------------
 
     def init(self, fed: Federation) -> XFedAlignState:
-        G = len(group_parts(fed.server.shape, self.size))
+        G = len(group_parts(fed.server.shape, self.size, fed.server.parts))
         prior = np.zeros((fed.server.num_classes, G), dtype=np.float32)
         return XFedAlignState(fed.initial_weights(), prior)
 
@@ -187,7 +189,7 @@ class XFedAlign(Method[XFedAlignState]):
         """
         if self.poisoned == 0:
             return {}
-        G = len(group_parts(fed.server.shape, self.size))
+        G = len(group_parts(fed.server.shape, self.size, fed.server.parts))
         rng = keyed_rng(fed.server.seed, "poisoned")
         clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
         drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.server.num_classes)]
@@ -211,7 +213,7 @@ class XFedAlign(Method[XFedAlignState]):
         self, client: Client, network: nn.Module, prior: Tensor, decoys: Decoys | None
     ) -> Artifact:
         """(client) The k most important groups for each class among the client's labels."""
-        groups = group_parts(tuple(client.data.x.shape[1:]), self.size)
+        groups = group_parts(tuple(client.data.x.shape[1:]), self.size, client.parts)
         G, k = len(groups), self.k(len(groups))
         kept = client.rng("masks").integers(2, size=(self.samples, G), dtype=np.bool_)
         classes, outputs = self.outputs(client, network, groups, kept)

@@ -45,11 +45,13 @@ def summarise(
     client_rows: list[dict[str, Any]],
     ledger: dict[str, Any],
     primary: Metric,
+    setup_bytes: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """The row of a round, from its own records and those of its clients.
 
     Args:
         primary: the metric by which clients are compared.
+        setup_bytes: what all clients sent and received before the first round, which counts it.
 
     Sums are exactly rounded (`math.fsum`), so that they do not depend on the order of clients.
     """
@@ -69,11 +71,12 @@ def summarise(
     if any("adversary" in r for r in client_rows):
         row["adversaries"] = sum(r["adversary"] for r in learnt)
     row["failed"] = sum("error" in r for r in client_rows)
-    for way in ("up", "down"):
-        if any(f"one_off_{way}" in r for r in client_rows):
-            row[f"one_off_{way}"] = sum(r.get(f"one_off_{way}", 0) for r in client_rows)
+    before = dict(zip(("up", "down"), setup_bytes if t == 1 else (0, 0), strict=True))
+    for way, count in before.items():
+        if count or any(f"one_off_{way}" in r for r in client_rows):
+            row[f"one_off_{way}"] = count + sum(r.get(f"one_off_{way}", 0) for r in client_rows)
     for way in ("bytes_up", "bytes_down"):
-        row[way] = sum(r[way] for r in client_rows)
+        row[way] = before[way.removeprefix("bytes_")] + sum(r[way] for r in client_rows)
         ledger[f"total_{way}"] += row[way]
         row[f"total_{way}"] = ledger[f"total_{way}"]
     for name, added in PROTOCOL.items():

@@ -181,7 +181,7 @@ class PrivacyAudit:
         others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
         x, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
         labels, inside = y.cpu().numpy(), np.arange(2 * count) < count
-        there = present(x)
+        there = present(x, self._dataset.parts)
 
         def explained(network: nn.Module, number: int = -1) -> dict[_Sent, Scores]:
             """What each explainer says of a model's decisions; of a shadow model, its number."""
@@ -388,7 +388,9 @@ class PrivacyAudit:
         def sent(x: Tensor, number: int, draws: int) -> Tensor:
             """(draws·n, C, H, W) maps as they are sent, the same in each channel."""
             maps, drawn = self._maps(explainer, self._network, x, number)
-            each = [_sent(maps, drawn, present(x), noise) for _ in range(draws)]
+            each = [
+                _sent(maps, drawn, present(x, self._dataset.parts), noise) for _ in range(draws)
+            ]
             found = torch.from_numpy(np.concatenate(each)).to(x)
             return found.view(-1, 1, *x.shape[2:]).expand(-1, *x.shape[1:])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsim.data.dataset import ARRAYS, BY_NAME, UNSCALED, Dataset, Scaling, check_trainable
+from fedsim.data.dataset import ARRAYS, BY_NAME, Dataset, check_trainable
+from fedsim.data.encoding import UNSCALED, Feature, Preprocessing, Scaling
 from fedsim.data.sources import files
 from fedsim.errors import DataError
 from fedsim.support import atomic
@@ -19,6 +20,7 @@ _SCALINGS = ("scaling", "target_scaling")
 _PLAIN = tuple(
     field.name for field in fields(Dataset) if field.name not in (*ARRAYS, *BY_NAME, *_SCALINGS)
 )  # words, numbers and flags
+_OF_TABLES = ("encoding", "preprocessing", "client_column")  # written where they say something
 
 
 def keep(dataset: Dataset) -> dict[str, str]:
@@ -37,7 +39,11 @@ def keep(dataset: Dataset) -> dict[str, str]:
         if scaling is not UNSCALED:
             arrays[f"{field}/low"] = np.asarray(scaling.low)
             arrays[f"{field}/span"] = np.asarray(scaling.span)
-    arrays["plain"] = np.array(json.dumps({name: getattr(dataset, name) for name in _PLAIN}))
+            if scaling.fill is not None:
+                arrays[f"{field}/fill"] = scaling.fill
+    plain = {name: getattr(dataset, name) for name in _PLAIN}
+    plain = {name: v for name, v in plain.items() if v or name not in _OF_TABLES}
+    arrays["plain"] = np.array(json.dumps(plain, default=asdict))
     arrays = {k: v.astype(str) if v.dtype.kind == "O" else v for k, v in arrays.items()}
     digest = hashlib.sha256()
     for name, array in arrays.items():
@@ -72,6 +78,8 @@ def kept(hash: str, root: Path | None) -> Dataset:
     plain: dict[str, Any] = json.loads(str(arrays.pop("plain")))
     found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
     found |= {field: {} for field in BY_NAME}
+    found["encoding"] = tuple(_feature(one) for one in plain.get("encoding", ()))
+    found["preprocessing"] = plain.get("preprocessing") and Preprocessing(**plain["preprocessing"])
     for key, array in arrays.items():
         field, _, name = key.partition("/")
         if name:
@@ -81,3 +89,8 @@ def kept(hash: str, root: Path | None) -> Dataset:
     for field in _SCALINGS:
         found[field] = Scaling(**found[field]) if field in found else UNSCALED
     return Dataset(**found)
+
+
+def _feature(plain: dict[str, Any]) -> Feature:
+    parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    return Feature(**parts)

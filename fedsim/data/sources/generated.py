@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
+from fedsim.data.dataset import Dataset, TestFraction, of_parts
+from fedsim.data.encoding import Scaling
 from fedsim.data.source import Source, check_memory, datasets
 from fedsim.support.rng import keyed_rng
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset, TestFraction, of_parts
+from fedsim.data.encoding import Preprocessing, Scale
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
-from fedsim.data.sources.tables import Scale, scaled
 from fedsim.errors import DataError
 
 
@@ -190,4 +190,5 @@ class Keel(Source):
 def _load(path: Path, test_fraction: float, scale: Scale) -> Dataset:
     x, y, features, target = read_keel(path)
     data = of_parts((x, y), None, (), test_fraction, str(path))
-    return scaled(replace(data, features=features, target=target), scale)
+    preprocessing = Preprocessing(scale=scale) if scale != "none" else None
+    return replace(data, features=features, target=target, preprocessing=preprocessing)

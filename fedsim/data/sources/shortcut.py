@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.config.registry import check_named
-from fedsim.data.dataset import UNSCALED, Dataset, Scaling, as_dtype, feature_names
+from fedsim.data.dataset import Dataset, as_dtype
+from fedsim.data.encoding import UNSCALED, Feature, Scaling
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import StoredArray, bounds
@@ -196,7 +197,7 @@ class Shortcut(Wrapping):
         if kind == "token":
             return partial(_insert, len(data.words) - len(data.classes))
         if kind == "feature":
-            return partial(_fill, _levels(data))
+            return partial(_fill, _levels(data), len(data.feature_names))
         return partial(_paint, *_figures(data, kind, self.size or _usual_size(data)))
 
 
@@ -222,7 +223,8 @@ def _variant(
     """The inputs of a variant of the test set, and their annotations."""
     x, truth, M = np.asarray(data.test_x), data.truth, len(data.test_y)
     if name == "absent":
-        shortcut = np.zeros((M, *data.shape[-2:]), np.bool_)
+        parts = (len(data.feature_names),) if kind == "feature" else data.shape[-2:]
+        shortcut = np.zeros((M, *parts), np.bool_)
     else:
         at = keyed_rng(TEST_SEED, "shortcut test place").random(M)  # the same in all variants
         x, shortcut = plant(x, _whose(data, name), at)
@@ -267,6 +269,7 @@ def _with_room(data: Dataset, kind: Kind) -> Dataset:
             raise DataError(f"data.of: already has '{name}', the shortcut's name")
     if kind not in ("feature", "token"):
         return data
+    own_names, own = data.feature_names, data.encoding
     wider = ((0, 0), (0, 1))
     x, test_x = (np.pad(part, wider) for part in (data.x, data.test_x))
     truth = {name: np.pad(own, wider) for name, own in data.truth.items()}
@@ -274,23 +277,25 @@ def _with_room(data: Dataset, kind: Kind) -> Dataset:
     if kind == "token":
         vectors, known = random_vectors((*SPECIAL, *words), data.vectors.shape[1])
         usual = np.linalg.norm(data.vectors[data.known], axis=1).mean()  # of these vectors: 1
-        own = (vectors * usual)[len(SPECIAL) :].astype(np.float32)
+        added = (vectors * usual)[len(SPECIAL) :].astype(np.float32)
         return replace(
             data,
             words=(*data.words, *words),
-            vectors=np.concatenate([data.vectors, own]),
+            vectors=np.concatenate([data.vectors, added]),
             known=np.concatenate([data.known, known[len(SPECIAL) :]]),
         )
     levels = _levels(data)
     for part, which in ((x, "train"), (test_x, "test")):
         drawn = keyed_rng(TEST_SEED, f"shortcut absent {which}").random(len(part))
         part[:, -1] = levels(_some_of(data.y, drawn))
-    F = data.shape[0] - 1
+    if data.preprocessing is not None or own:  # its own values are not scaled
+        own = (*(own or map(Feature, own_names)), Feature(NAME, scaled=False))
     scaling = data.scaling
     if scaling is not UNSCALED:
-        low, span = (np.broadcast_to(v, F) for v in (scaling.low, scaling.span))
+        W = data.shape[0] - 1
+        low, span = (np.broadcast_to(v, W) for v in (scaling.low, scaling.span))
         scaling = Scaling(np.append(low, 0.0), np.append(span, 1.0))
-    return replace(data, features=(*feature_names(F, data.features), NAME), scaling=scaling)
+    return replace(data, features=(*own_names, NAME), encoding=own, scaling=scaling)
 
 
 def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -307,12 +312,16 @@ def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _fill(
-    levels: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any], of: NDArray[Any], at: Any
+    levels: Callable[[NDArray[Any]], NDArray[Any]],
+    features: int,
+    x: NDArray[Any],
+    of: NDArray[Any],
+    at: Any,
 ) -> Planted:
     """Rows of a table whose last feature is the shortcut; see `Plant`."""
     x = x.copy()
     x[:, -1] = levels(of)
-    mask = np.zeros(x.shape, np.bool_)
+    mask = np.zeros((len(x), features), np.bool_)
     mask[:, -1] = True
     return x, mask
 

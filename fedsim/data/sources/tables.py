@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from cachetools import cached
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.dataset import Dataset, Scaling, TestFraction, of_parts
+from fedsim.config.registry import nearest
+from fedsim.data.dataset import Dataset, TestFraction, of_parts, split_rows
+from fedsim.data.encoding import Feature, Fit, Missing, Preprocessing, Scale
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
+from fedsim.data.sources.columns import (
+    WHICH,
+    Categories,
+    as_entries,
+    blanked,
+    column,
+    feature_of_column,
+    is_numeric,
+    layout,
+    not_a_number,
+    numbers,
+    present,
+    text_of,
+)
 from fedsim.data.sources.table_files import empty_table, insist_on_column, read_table
 from fedsim.data.stored import AnyArray, StoredArray, latest
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.words import in_short
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
-
-WHICH_COLUMNS = " (data.features names the columns to use)"
-
-Float = TypeVar("Float", np.float32, np.float64)
-Scale = Literal["none", "minmax", "standard"]
-
-
-def scaled(data: Dataset, scale: Scale) -> Dataset:
-    """A table whose features, and target if it is a number, are scaled by the training rows."""
-    if scale == "none":
-        return data
-    of_x: Scaling = getattr(Scaling, scale)(data.x)
-    data = replace(data, x=of_x(data.x), test_x=of_x(data.test_x), scaling=of_x)
-    if data.classes:
-        return data
-    of_y: Scaling = getattr(Scaling, scale)(data.y)
-    return replace(data, y=of_y(data.y), test_y=of_y(data.test_y), target_scaling=of_y)
 
 
 @datasets.register
@@ -90,21 +90,64 @@ class OpenflXai(OfficialFiles):
         return x, y
 
 
+def _as_texts(given: Any) -> Any:
+    """Keys and entries of a mapping or a list as text, as cells of a table are compared."""
+    if isinstance(given, Mapping):
+        return {
+            text_of(k): v if isinstance(v, Mapping) else _as_texts(v) for k, v in given.items()
+        }
+    if isinstance(given, list | tuple):
+        return tuple(map(text_of, given))
+    return given if given is None or isinstance(given, str) else text_of(given)
+
+
+def _as_categories(given: Any) -> Any:
+    """A list of columns as a mapping, and what is said of each with texts."""
+    if isinstance(given, list | tuple):
+        return dict.fromkeys(map(text_of, given), "one_hot")
+    if not isinstance(given, Mapping):
+        return given
+    return {name: _as_texts(how) for name, how in given.items()}
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
+ByText = Annotated[dict[str, str], BeforeValidator(_as_texts)]
+
+
 @datasets.register
 class Table(Source):
-    """Your own table, CSV or Parquet, with numeric features and labels or numbers to predict.
+    """Your own table: features of numbers, categories and dates, and what is to be predicted.
 
     Args:
-        path: `.csv` file with a header line, or `.parquet` file.
+        path: a `.csv`, `.tsv` or `.parquet` file with names of columns; or a pattern of several
+            (`hospitals/*.csv`), whose rows then have their file's name in the column `file`.
         label: the column of labels, of any type; the sorted labels are the classes.
+        classes: the class of each label, if several labels are one class or have other names:
+            `{0: healthy, 1: ill, 2: ill}`. Classes are in this order.
         target: instead of `label`, the numeric column that a regression predicts.
-        features: the columns of features; by default all other numeric columns.
+        features: the columns of features; by default all others that can be one. Texts can as
+            categories, unless there are more than a hundred of a column.
+        categorical: `auto`, texts and truth values are categories; `none`, only numbers and dates
+            are features; or further columns of categories: their names, or by name `one_hot` (an
+            entry of `x` for each category and one for those that only test rows have), `ordinal`
+            (their index in ascending order), a list of the categories in their order, or the words
+            for what is in the file: `{sex: {0: female, 1: male}, grade: [low, high]}`.
+        units: the unit of a column of numbers, for explanations: `{age: years}`.
+        blanks: what stands for a blank cell: `["?", -999]`, or by column: `{chol: [0]}`.
+        missing: what becomes of blank cells: `refuse`; `drop` their rows; or numbers become the
+            column's `mean`, `median` or `most_frequent` one, and categories the most frequent.
+        indicator: whether a further entry of a feature with blanks says where they were.
+        scale: `none`; or each number, and a regression's target, scaled in the same way for all
+            clients: `minmax` to [0, 1], outside of which test rows may fall, `standard` to mean 0
+            and standard deviation 1. Constant columns become 0. Entries of categories stay 0 or 1.
+        fit: what `missing` and `scale` look at: the training examples of all clients (`pooled`);
+            sums that clients could send (`federated`: the same numbers, and their bytes are
+            counted as sent before the first round); or each client at its own examples (`client`;
+            the central test set is treated as if pooled, and so is a regression's target).
         columns: columns to partition by; they are not features unless also listed in `features`.
+        client_column: the column that names the client of each row, for `partition.kind=natural`.
         test_path: file of the test set, with the same columns.
         test_fraction: share of the rows in the test set if there is no test file.
-        scale: `none`; or each feature, and a regression's target, scaled by the training rows, in
-            the same way for all clients: `minmax` to [0, 1], outside of which test rows may fall,
-            `standard` to mean 0 and standard deviation 1. Constant columns become 0.
         in_place: read row groups of the Parquet file whenever they are needed, for features that
             do not fit into memory. A row group is always decoded completely, so a client's rows
             should be stored together.
@@ -113,23 +156,39 @@ class Table(Source):
     name: str = "table"
     path: Path
     label: str | None = None
+    classes: ByText | None = None
     target: str | None = None
     features: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    categorical: Annotated[
+        Literal["auto", "none"] | dict[str, Literal["one_hot", "ordinal"] | Texts | ByText],
+        BeforeValidator(_as_categories),
+    ] = "auto"
+    units: dict[str, str] = Field(default_factory=dict)
+    blanks: Annotated[Texts | dict[str, Texts], BeforeValidator(_as_texts)] = ()
+    missing: Missing = "refuse"
+    indicator: bool = False
+    scale: Scale = "none"
+    fit: Fit = "pooled"
     columns: tuple[str, ...] = ()
+    client_column: str | None = None
     test_path: Path | None = None
     test_fraction: TestFraction = 0.2
-    scale: Scale = "none"
     in_place: bool = False
 
     @model_validator(mode="after")
     def _can_be_left_in_place(self) -> Table:
         if self.in_place:
-            if not {path.suffix for path in (self.path, self.test_path) if path} <= {".parquet"}:
+            paths = [path for path in (self.path, self.test_path) if path]
+            if not {path.suffix.lower() for path in paths} <= {".parquet"}:
                 raise PydanticCustomError("in_place", "only .parquet files can be read in place")
             if self.scale != "none":
                 raise PydanticCustomError(
                     "in_place", "features that are read in place cannot be scaled"
                 )
+            for key in ("categorical", "units", "blanks", "missing", "indicator"):
+                if key in self.model_fields_set and getattr(self, key) not in ("none", "refuse"):
+                    problem = "features that are read in place are numbers; leave out '{key}'"
+                    raise PydanticCustomError("in_place", problem, {"key": key})
         return self
 
     @model_validator(mode="after")
@@ -146,83 +205,151 @@ class Table(Source):
             if name in (self.features or ()):
                 problem = "the {what} '{name}' cannot be a feature as well"
                 raise PydanticCustomError("label", problem, {"what": what, "name": name})
+        if self.classes and self.label is None:
+            raise PydanticCustomError("label", "classes are of a label, and a target is given")
         return self
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Table:
+        if self.fit == "federated" and self.missing == "median":
+            raise _unfit("fit", "a median is no sum of clients' values; set missing: mean")
+        if self.fit != "pooled" and not self._fits:
+            raise _unfit("fit", "there is nothing to fit; set scale or missing")
+        if self.indicator and self.missing in ("refuse", "drop"):
+            raise _unfit("indicator", "marks blanks that are filled; set missing: mean")
+        return self
+
+    @property
+    def _fits(self) -> bool:
+        """Whether anything is fitted to training examples."""
+        return self.scale != "none" or self.missing not in ("refuse", "drop")
+
     def load(self) -> Dataset:
-        """x is as in the file: float32 (N, features), or float64 for a regression."""
+        """x is float32 (N, entries), or float64 for a regression, in the units of the file."""
         path = self.path.expanduser()
-        frame = self._read(path)
-        columns = {name: _column(path, frame, name) for name in self.columns}
-        y, target = self._labels(path, frame), self.label or self.target or ""
-        features = self.features or self._numeric(path, frame, {target, *self.columns})
-        x = self._features(path, frame, features)
-        test_part = None
+        frame, y = self._read(path)
+        parting = tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column])))
+        columns = {name: column(path, frame, name) for name in parting}
+        test_path, test_y, test = None, None, None
         if self.test_path is not None:
             test_path = self.test_path.expanduser()
-            test = self._read(test_path)
-            test_y = self._labels(test_path, test)
+            test, test_y = self._read(test_path)
             if self.label is not None and y.dtype.kind != test_y.dtype.kind:
                 raise DataError(
                     f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
                     f"but {y.dtype} in {path}"
                 )
+        y, test_y, classes = self._indices(path, y, test_y)
+        rows = np.arange(len(y))
+        if (
+            test is None and not self.in_place
+        ):  # unknown categories are those that they do not have
+            rows, _ = split_rows(y, classes, self.test_fraction, str(path))
+        others = {self.label or self.target or "", *parting}
+        features, unused = self._layout(path, frame.iloc[rows], others)
+        x = self._features(path, frame, features)
+        test_part = None
+        if test_path is not None and test is not None and test_y is not None:
             test_part = self._features(test_path, test, features), test_y
-        classes = () if self.label is None else None
         data = of_parts((x, y), test_part, classes, self.test_fraction, str(path), columns)
-        data = scaled(replace(data, features=features, target=target), self.scale)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
-        unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
+        unread = [name for name in names if name not in {self.label, self.target, *parting}]
         note = ""
         if self.features is None:
-            texts = [name for name in unread if name not in data.features]
-            what = "which is" if len(texts) == 1 else "which are"
-            unused = f" (not used: {in_short(texts)}, {what} text)" if texts else ""
-            note = f"features: {in_short(data.features)}{unused}"
-        return replace(data, unread_columns=tuple(unread), note=note)
-
-    def _labels(self, path: Path, frame: pd.DataFrame) -> NDArray[Any]:
-        if self.target is not None:
-            return _numbers(path, frame, self.target, np.float64)
-        return _column(path, frame, str(self.label))
-
-    def _read(self, path: Path) -> pd.DataFrame:
-        """The table, without its features if they stay in the file."""
-        if not self.in_place:
-            return read_table(path)
-        return read_table(
-            path, {name for name in (self.label, self.target) if name} | {*self.columns}
+            what = "which is" if len(unused) == 1 else "which are"
+            told = f" (not used: {in_short(unused)}, {what} text)" if unused else ""
+            note = f"features: {in_short([feature.name for feature in features])}{told}"
+        return replace(
+            data,
+            features=tuple(feature.name for feature in features),
+            target=self.label or self.target or "",
+            encoding=() if self.in_place else features,
+            preprocessing=Preprocessing(self.missing, self.scale, self.fit)
+            if self._fits
+            else None,
+            client_column=self.client_column or "",
+            unread_columns=tuple(unread),
+            note=note,
         )
 
-    def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
-        """The numeric columns except `others`; text columns are skipped.
+    def _read(self, path: Path) -> tuple[pd.DataFrame, NDArray[Any]]:
+        """The table, without its features if they stay in the file, and the labels or targets."""
+        named = {self.label, self.target, self.client_column, *self.columns} - {None}
+        frame = read_table(path, {str(name) for name in named} if self.in_place else None)
+        if self.blanks:
+            frame = blanked(frame, self.blanks)
+        if self.missing == "drop":
+            used = [*(self.features or frame.columns)]
+            kept = frame[[name for name in used if name in frame.columns]].notna().all(axis=1)
+            if not kept.any():
+                raise DataError(f"data.missing=drop: {path}: every row has an empty cell")
+            if not kept.all():
+                told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
+                warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
+            frame = frame[kept].reset_index(drop=True)
+        if self.target is not None:
+            present(path, frame, self.target)
+            return frame, numbers(path, frame, self.target, np.float64)
+        return frame, column(path, frame, str(self.label))
 
-        A column of numbers with a few words is refused rather than skipped silently.
-        """
-        import pandas as pd
+    def _indices(
+        self, path: Path, y: NDArray[Any], test_y: NDArray[Any] | None
+    ) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
+        """Labels as class indices, and the names of the classes; targets as they are."""
+        if self.label is None:
+            return y, test_y, ()
+        both = y if test_y is None else np.concatenate([y, test_y])
+        labels, index = np.unique(both, return_inverse=True)
+        names = tuple(map(text_of, labels))
+        if self.classes is not None:
+            for name in names:
+                if name not in self.classes:
+                    near = nearest(name, self.classes)
+                    raise DataError(f"data.classes: has no class for the label '{name}'{near}")
+            classes = tuple(dict.fromkeys(self.classes.values()))
+            index = np.array([classes.index(self.classes[name]) for name in names])[index]
+            names = classes
+        return index[: len(y)], None if test_y is None else index[len(y) :], names
 
-        names: list[Any] = []
-        columns = empty_table(path) if self.in_place else frame
-        for name, series in columns.items():
-            if name in others:
+    def _layout(
+        self, path: Path, frame: pd.DataFrame, others: set[str]
+    ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
+        """The features of training rows, and the names of columns of texts that are not used."""
+        if not self.in_place:
+            named: Categories | None = {} if self.categorical == "auto" else None
+            if not isinstance(self.categorical, str):
+                named = self.categorical
+            how = named, self.units, self.indicator
+            return layout(path, frame, self.features, *how, others)
+        schema = empty_table(path)
+        found, unused = [], []
+        for name in self.features or [str(name) for name in schema.columns]:
+            if self.features is None and name in others:
                 continue
-            if self.in_place and series.dtype.kind == "O":  # they may be numbers stored as text
-                series = read_table(path, {str(name)})[name]
-            if pd.api.types.is_numeric_dtype(series):
-                names.append(name)
-            elif series.dtype.kind == "O":
-                words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
-                flags = words and words <= {"true", "false"}
-                if flags or any(map(files.is_number, series)):
-                    raise _not_a_number(path, series, WHICH_COLUMNS)
-        if not names:
+            insist_on_column(path, schema, name)
+            stored = schema[name] if is_numeric(schema[name]) else read_table(path, {name})[name]
+            feature = feature_of_column(path, stored, None, self.features is not None)
+            if feature is None:
+                unused.append(name)
+            else:
+                found.append(feature)
+        if not found:
             raise DataError(f"{path}: has no numeric columns to use as features")
-        return tuple(names)
+        return tuple(found), tuple(unused)
 
-    def _features(self, path: Path, frame: pd.DataFrame, names: Sequence[str]) -> AnyArray:
-        dtype = np.float64 if self.label is None else np.float32
+    def _features(self, path: Path, frame: pd.DataFrame, features: Sequence[Feature]) -> AnyArray:
+        dtype: type[Any] = np.float64 if self.label is None else np.float32
         if self.in_place:
-            return ParquetRows(path, names, dtype)
-        return table_features(path, frame, names, dtype, WHICH_COLUMNS)
+            return ParquetRows(path, [feature.name for feature in features], dtype)
+        blanks = self.missing not in ("refuse", "drop")
+        x, remarks = as_entries(path, frame, features, dtype, blanks)
+        for remark in remarks:
+            warnings.warn(f"data.categorical: {remark}", FedsimWarning, stacklevel=2)
+        return x
+
+
+def _unfit(key: str, problem: str) -> PydanticCustomError:
+    return PydanticCustomError(key, "{problem}", {"problem": f"{key}: {problem}"})
 
 
 class ParquetRows(StoredArray):
@@ -237,15 +364,15 @@ class ParquetRows(StoredArray):
     """
 
     def __init__(self, path: Path, names: Sequence[str], dtype: type[Any]) -> None:
-        import pandas as pd
         import pyarrow.parquet as pq
 
         self.path, self.names = path.absolute(), tuple(names)
         _row_group.cache_clear()  # the file may have changed since an earlier run
         empty = empty_table(path)
         for name in names:
-            if not pd.api.types.is_numeric_dtype(_present(path, empty, name)):
-                raise _not_a_number(path, read_table(path, {name})[name], WHICH_COLUMNS)
+            insist_on_column(path, empty, name)
+            if not is_numeric(empty[name]):
+                raise not_a_number(path, read_table(path, {name})[name], WHICH)
         with files.reading(path):
             found = pq.read_metadata(path)
         rows = [found.row_group(i).num_rows for i in range(found.num_row_groups)]
@@ -272,85 +399,4 @@ def _row_group(
     with files.reading(path), pq.ParquetFile(path) as file:
         frame = file.read_row_group(group, columns=list(names)).to_pandas()
     where = Path(f"{path} (row group {group})")
-    return table_features(where, frame, names, dtype, WHICH_COLUMNS)
-
-
-def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
-    """A column without missing values. Rows are counted from 1, below the header."""
-    insist_on_column(path, frame, name)
-    series = frame[name]
-    missing = np.flatnonzero(series.isna())
-    if len(missing):
-        place = f"line {missing[0] + 2}" if path.suffix == ".csv" else f"row {missing[0] + 1}"
-        raise DataError(
-            f"{path}: {place}: column '{name}' is empty ({frame.isna().any(axis=1).sum()} of "
-            f"{len(frame)} rows have empty cells); fill or drop them"
-        )
-    for row, value in enumerate(series if series.dtype.kind == "O" else ()):
-        if not isinstance(value, Hashable):
-            kind = type(value).__name__
-            raise DataError(f"{path}: column '{name}' has a {kind} in row {row + 1}, not a value")
-    return series
-
-
-def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
-    """A column as numbers if it is numeric, otherwise as text."""
-    import pandas as pd
-
-    series = _present(path, frame, name)
-    if pd.api.types.is_numeric_dtype(series):
-        return np.asarray(series.to_numpy())
-    values = [str(value) for value in series]
-    files.check_labels(values, f"{path}: column '{name}'")
-    return np.array(values)
-
-
-def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
-    # The first value that is not a number, or the first one if all are numbers stored as text.
-    row = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
-    return DataError(
-        f"{path}: column '{series.name}' has {series.iloc[row]!r:.60} in row {row + 1}, expected "
-        f"a number{hint}"
-    )
-
-
-def table_features(
-    path: Path,
-    frame: pd.DataFrame,
-    names: Sequence[str],
-    dtype: type[Float] | np.dtype[Float],
-    hint: str = "",
-) -> NDArray[Float]:
-    """(N, features) the columns of those names, of finite numbers.
-
-    Args:
-        hint: the end of messages about a column that is not numeric.
-    """
-    x = np.empty((len(frame), len(names)), dtype)
-    for i, name in enumerate(names):
-        x[:, i] = _numbers(path, frame, name, dtype, hint)
-    return x
-
-
-def _numbers(
-    path: Path,
-    frame: pd.DataFrame,
-    name: str,
-    dtype: type[Float] | np.dtype[Float],
-    hint: str = "",
-) -> NDArray[Float]:
-    """(N,) a column of finite numbers."""
-    import pandas as pd
-
-    series = _present(path, frame, name)
-    if not pd.api.types.is_numeric_dtype(series):
-        raise _not_a_number(path, series, hint)
-    with np.errstate(over="ignore"):  # overflow is refused below
-        values = series.to_numpy(np.float64).astype(dtype)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        raise DataError(
-            f"{path}: column '{name}' has {series.iloc[int(wrong[0])]} in row {wrong[0] + 1}, "
-            f"not finite in {np.dtype(dtype)}"
-        )
-    return values
+    return as_entries(where, frame, tuple(map(Feature, names)), dtype, False)[0]

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import feature_names
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import MOST_DRAWN, picture, some
@@ -121,13 +120,13 @@ class Attributed(Explanation):
         told = [i for i in some if (own[i] > 0) == (about == "for") and own[i]]
         return ", ".join(f"{parts[i]} {own[i]:+.4g}" for i in told)
 
-    def _parts(self, k: int) -> tuple[str, ...]:
-        """The parts of an input that is not an image."""
+    def _parts(self, k: int | None) -> tuple[str, ...]:
+        """The parts of an input that is not an image; those of all of them for None."""
         data = self.dataset
-        if data.words:
+        if data.words and k is not None:
             return self.inputs.words[k]
         if len(data.shape) == 1:
-            return feature_names(data.shape[0], data.features)
+            return data.feature_names if k is None else data.shown(self.inputs.x[k])
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def save(self, folder: Path) -> list[Path]:
@@ -159,6 +158,12 @@ class Attributed(Explanation):
             predicted = "class" if self.probabilities else "value"
             xlabel = f"relevance for the predicted {predicted}"
             draw_bars(
-                rows, self._parts(0), titles, path, title=title, xlabel=xlabel, compared=compared
+                rows,
+                self._parts(0 if len(x) == 1 else None),
+                titles,
+                path,
+                title=title,
+                xlabel=xlabel,
+                compared=compared,
             )
         return [path]

@@ -35,6 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.config.registry import Registry, import_object
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
+from fedsim.explain.baselines import Baseline, baseline_of, in_words
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -45,7 +46,7 @@ from fedsim.explain.explainer import (
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.groups import check_size, group_parts
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.scores.faithfulness import without
+from fedsim.explain.scores.faithfulness import PartOf, without
 from fedsim.models.networks import ResidualBlock
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.support.extras import require
@@ -58,14 +59,11 @@ _COMPARED = 8  # rows on which the canonised network is compared with the networ
 
 
 class OfDecision(FeatureExplainer, ABC):
-    """Explains single decisions by relevances, in text and pictures.
+    """Explains single decisions by relevances, in text and pictures."""
 
-    Attributes:
-        zero_baseline: whether relevances are differences from an input of zeros; the text then
-            says what zero means.
-    """
-
-    zero_baseline: ClassVar[bool] = False
+    def about_baseline(self, data: Dataset) -> str:
+        """What inputs are compared with, in words; empty if with nothing."""
+        return ""
 
     def explain(
         self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
@@ -90,22 +88,8 @@ class OfDecision(FeatureExplainer, ABC):
             relevance=relevance,
             decisions=decisions,
             probabilities=chances,
-            baseline=_zero(data.dataset) if self.zero_baseline else "",
+            baseline=self.about_baseline(data.dataset),
         )
-
-
-def _zero(data: Dataset) -> str:
-    """What it is in the data that networks take as zero."""
-    if data.words:
-        return "the document without the word"
-    images = len(data.shape) == 3
-    if data.mean:
-        return f"zero, the mean {'pixel' if images else 'input'} of the data"
-    if images:
-        return "zero, a black image" if data.x.dtype == np.uint8 else "zero in every pixel"
-    if np.ndim(data.scaling.low):
-        return "zero, the lower end of each feature's scale"
-    return "zero in every feature"
 
 
 class Attribution(OfDecision, ABC):
@@ -177,15 +161,21 @@ class Attribution(OfDecision, ABC):
             )
         if self.differentiates:  # some problems show only in a call
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
-            self.relevance(model.network, x, y, np.random.default_rng(0))
+            self.relevance_in(data, model.network, x, y, np.random.default_rng(0))
 
     def relevances(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
-        found = self.relevance(model.as_network(), x, y, rng)
+        found = self.relevance_in(data, model.as_network(), x, y, rng)
         if len(data.dataset.shape) == 3:
             found = heatmap(found)
-        return found.cpu().numpy()
+        return by_feature(found, data.dataset.parts).cpu().numpy()
+
+    def relevance_in(
+        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+    ) -> Tensor:
+        """`relevance`, with what the attribution needs to know about the data, if anything."""
+        return self.relevance(network, x, y, rng)
 
 
 attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
@@ -196,19 +186,80 @@ def heatmap(relevance: Tensor) -> Tensor:
     return relevance.sum(1) if relevance.dim() > 2 else relevance
 
 
+def by_feature(relevance: Tensor, part_of: PartOf) -> Tensor:
+    """(n, F) the sum over the entries of each feature; unchanged if each takes one."""
+    if part_of is None:
+        return relevance
+    index = torch.from_numpy(part_of).to(relevance.device)
+    found = relevance.new_zeros(len(relevance), int(part_of.max()) + 1)
+    return found.index_add_(1, index, relevance)
+
+
+class _FromBaseline(Attribution):
+    """Base class of attributions that compare an input with another one, the baseline.
+
+    Attributes:
+        baseline: `zero`; the `mean` or the `median` of the training inputs, entry by entry; the
+            mean of the `clients`' means, as they could send them; or a row of the central test
+            set, `{reference: 12}`. Documents are compared with themselves without a word.
+    """
+
+    baseline: Baseline = "zero"
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        super().check(model, data)
+        if self.baseline != "zero":
+            baseline_of(self.baseline, data)
+
+    def about_baseline(self, data: Dataset) -> str:
+        return in_words(self.baseline, data)
+
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
+        if self.baseline != "zero":
+            raise ExperimentError(
+                f"attribution {self.name}: only explanations of whole data sets have a baseline "
+                "other than zero here; leave out `baseline`"
+            )
+        return self.compared(network, x, y, None, None)
+
+    def relevance_in(
+        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+    ) -> Tensor:
+        baseline = None if self.baseline == "zero" else baseline_of(self.baseline, data).to(x)
+        return self.compared(network, x, y, baseline, data.dataset.parts)
+
+    @abstractmethod
+    def compared(
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        baseline: Tensor | None,
+        part_of: PartOf,
+    ) -> Tensor:
+        """`relevance`, in comparison with a baseline (1, ...), or with zeros.
+
+        Args:
+            part_of: (W,) the feature of each entry, if features take several.
+        """
+
+
 class _OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
     target: Literal["class", "centred", "outputs"] = "class"
 
-    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
+    def _by_batch(
+        self, network: nn.Module, x: Tensor, y: Tensor, explain: Callable[..., Tensor]
+    ) -> Tensor:
+        """The relevances by `explain`, which gets ∂f_t/∂x as a function, and a batch of inputs."""
         _refuse_integers(self.name, x)
         x, found = x.detach(), torch.empty_like(x)
         with _evaluation(network), _differentiable_rnn(network, x):
             for rows in _batches(x):
                 gradient = partial(self._gradient, network, y[rows])
-                found[rows] = self._explain(gradient, x[rows], rng)
+                found[rows] = explain(gradient, x[rows])
         return found
 
     def _gradient(self, network: nn.Module, y: Tensor, x: Tensor) -> Tensor:
@@ -230,10 +281,6 @@ class _OfGradients(Attribution):
             )
         return found
 
-    @abstractmethod
-    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
-        """The relevance of one batch (b, ...), b ≤ BATCH, by ∂f_y/∂x at any such batch."""
-
 
 @explainers.register
 @attributions.register
@@ -250,28 +297,33 @@ class Gradient(_OfGradients):
 
     name: str = "gradient"
 
-    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
-        return gradient(x)
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
+        return self._by_batch(network, x, y, lambda gradient, some: gradient(some))
 
 
 @explainers.register
 @attributions.register
-class GradientXInput(_OfGradients):
-    """Gradient times input: R = x ⊙ ∂f_y(x)/∂x.
+class GradientXInput(_FromBaseline, _OfGradients):
+    """Gradient times input: R = (x − x') ⊙ ∂f_y(x)/∂x, with a baseline x', usually zero.
 
-    For a piecewise linear network without biases, the relevances sum to the logit.
+    For a piecewise linear network without biases, the relevances from zero sum to the logit.
 
     Args:
+        baseline: x'; see `integrated_gradients`.
         target: the output that is explained; see `gradient`.
 
     Source: Shrikumar et al. (2016), "Not Just a Black Box".
     """
 
     name: str = "gradient_x_input"
-    zero_baseline: ClassVar[bool] = True
 
-    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
-        return x * gradient(x)
+    def compared(
+        self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
+    ) -> Tensor:
+        def explain(gradient: Callable[[Tensor], Tensor], some: Tensor) -> Tensor:
+            return (some if baseline is None else some - baseline) * gradient(some)
+
+        return self._by_batch(network, x, y, explain)
 
 
 @explainers.register
@@ -296,7 +348,10 @@ class SmoothGrad(_OfGradients):
     noise: float = Field(0.1, ge=0)
     samples: int = Field(20, ge=1)
 
-    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
+    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
+        return self._by_batch(network, x, y, partial(self._smooth, rng))
+
+    def _smooth(self, rng: Generator, gradient: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         rows = x.flatten(1)
         spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
         # an example's samples are drawn together, so that the draws do not depend on the batch
@@ -311,14 +366,16 @@ class SmoothGrad(_OfGradients):
 
 @explainers.register
 @attributions.register
-class IntegratedGradients(_OfGradients):
-    """Integrated gradients from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
+class IntegratedGradients(_FromBaseline, _OfGradients):
+    """Integrated gradients, R = (x − x') ⊙ 1/m Σ_{k=1..m} ∂f_y(x' + k/m·(x − x'))/∂x.
 
-    The baseline is zero as the network takes it: the mean pixel if the data are normalised,
-    otherwise black, or the minimum of a scaled feature. With many steps the relevances sum to
-    f_y(x) − f_y(0).
+    The baseline x' is usually zero as the network takes it: the mean pixel if the data are
+    normalised, otherwise black, or the minimum of a scaled feature. With many steps the relevances
+    sum to f_y(x) − f_y(x').
 
     Args:
+        baseline: x': `zero`; the `mean` or the `median` of the training inputs, entry by entry;
+            the mean of the `clients`' means; or a row of the central test set, `{reference: 12}`.
         steps: m, number of steps; FedXDS uses 20.
         target: the output that is explained; see `gradient`.
 
@@ -326,14 +383,19 @@ class IntegratedGradients(_OfGradients):
     """
 
     name: str = "integrated_gradients"
-    zero_baseline: ClassVar[bool] = True
     steps: int = Field(20, ge=1)
 
-    def _explain(self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: Generator) -> Tensor:
-        total = torch.zeros_like(x)
-        for k in range(1, self.steps + 1):
-            total += gradient(k / self.steps * x)
-        return x * total / self.steps
+    def compared(
+        self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
+    ) -> Tensor:
+        def explain(gradient: Callable[[Tensor], Tensor], some: Tensor) -> Tensor:
+            change, total = some if baseline is None else some - baseline, torch.zeros_like(some)
+            for k in range(1, self.steps + 1):
+                step = k / self.steps * change
+                total += gradient(step if baseline is None else baseline + step)
+            return change * total / self.steps
+
+        return self._by_batch(network, x, y, explain)
 
 
 @explainers.register
@@ -349,18 +411,27 @@ class Random(Attribution):
         found = draws.to(x.device)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
+    def relevance_in(
+        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+    ) -> Tensor:
+        found = self.relevance(network, x, y, rng)
+        if data.dataset.parts is not None:  # a feature of many entries is no more likely to count
+            found[:, np.flatnonzero(np.diff(data.dataset.parts, prepend=-1) == 0)] = 0
+        return found
+
 
 @explainers.register
 @attributions.register
-class Occlusion(Attribution):
+class Occlusion(_FromBaseline):
     """Occlusion, the drop of the logit without a part of x: R = f_y(x) − f_y(x without it).
 
-    For images, one square at a time is set to zero (the mean pixel if the data are normalised),
-    and the drop is spread evenly over its pixels and channels; for vectors, one entry at a time is
-    set to zero; for documents, one word at a time is left out. Works with any network,
-    differentiable or not.
+    For images, one square at a time is set to the baseline, usually zero (the mean pixel if the
+    data are normalised), and the drop is spread evenly over its pixels and channels; for vectors,
+    one entry at a time, or all entries of a feature; for documents, one word at a time is left
+    out. Works with any network, differentiable or not.
 
     Args:
+        baseline: see `integrated_gradients`.
         size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
     Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), "Understanding Neural
@@ -368,18 +439,19 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
-    zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         check_size(f"attribution {self.name}: size", shape, self.size)
 
     @torch.no_grad()
-    def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
-        # Each word, or entry of a vector, is one part.
-        groups = group_parts(tuple(x.shape[1:]), self.size)
-        part_of = torch.from_numpy(groups.index).to(x.device)
-        entries = part_of.flatten().bincount() * (x.shape[1] if x.dim() == 4 else 1)
+    def compared(
+        self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
+    ) -> Tensor:
+        # Each word, entry of a vector, or feature is one part.
+        groups = group_parts(tuple(x.shape[1:]), self.size, part_of)
+        index = torch.from_numpy(groups.index).to(x.device)
+        entries = index.flatten().bincount() * (x.shape[1] if x.dim() == 4 else 1)
         found = torch.zeros(x.shape, device=x.device)
 
         def outputs(some: Tensor, classes: Tensor) -> Tensor:
@@ -391,8 +463,9 @@ class Occlusion(Attribution):
                 whole, lost = outputs(some, labels), []
                 for g in range(len(groups)):
                     removed = np.tile(groups.index.ravel() == g, (len(some), 1))
-                    lost.append(whole - outputs(without(some, removed), labels))
-                each = (torch.stack(lost, dim=1) / entries)[:, part_of]
+                    changed = without(some, removed, instead=baseline)
+                    lost.append(whole - outputs(changed, labels))
+                each = (torch.stack(lost, dim=1) / entries)[:, index]
                 found[rows] += each[:, None] if x.dim() == 4 else each
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 

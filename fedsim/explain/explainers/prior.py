@@ -11,7 +11,6 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import feature_names
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.groups import Groups, group_parts
@@ -46,7 +45,7 @@ class PriorExplainer(Explainer):
             raise ExperimentError(
                 f"{model.title}: no prior after the last round: clients do not agree on any group"
             )
-        groups = group_parts(dataset.shape, self.size)
+        groups = group_parts(dataset.shape, self.size, dataset.parts)
         prior = np.zeros((len(dataset.classes), len(groups)))
         prior[rows["class"].astype(int), rows["group"].astype(int)] = rows["relevance"]
         return ClassPrior(model.title, dataset, groups, prior)
@@ -100,7 +99,7 @@ class ClassPrior(Explanation):
         if len(data.shape) == 1:
             draw_bars(
                 self.prior[classes],
-                feature_names(data.shape[0], data.features),
+                data.feature_names,
                 names,
                 path,
                 title=title,
@@ -119,6 +118,6 @@ class ClassPrior(Explanation):
         """The feature, or "rows 0–3, columns 4–7" of an image."""
         where = np.argwhere(self.groups.index == group)
         if where.shape[1] == 1:
-            return feature_names(len(self.groups), self.dataset.features)[group]
+            return self.dataset.feature_names[group]
         spans = (f"{low}–{high}" for low, high in zip(where.min(0), where.max(0), strict=True))
         return "rows {}, columns {}".format(*spans)

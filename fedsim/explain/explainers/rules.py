@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import UNSCALED, Scaling, feature_names
+from fedsim.data.dataset import feature_names
+from fedsim.data.encoding import UNSCALED, Scaling
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -317,7 +318,7 @@ class RuleBase(Explanation):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the features."""
-        return feature_names(self.dataset.shape[0], self.dataset.features)
+        return self.dataset.entry_names
 
     @property
     def target(self) -> str:

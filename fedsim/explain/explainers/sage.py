@@ -36,8 +36,8 @@ class Sage(OfDecision):
     accurate.
 
     For images a feature is a square of pixels, with its value spread evenly over them; for other
-    inputs it is an entry. Only for classification and floating-point inputs. It takes about
-    permutations · background · features evaluations of the network for each input.
+    inputs it is an entry, of tables a feature. Only for classification and floating-point inputs.
+    It takes about permutations · background · features evaluations of the network for each input.
 
     Args:
         permutations: number of orders drawn for each input.
@@ -76,7 +76,8 @@ class Sage(OfDecision):
         client = -1 if model.client is None else model.client
         common = keyed_rng(model.seed, "explain/background", client=client)
         rows = np.sort(common.permutation(count)[: self.background])
-        features = group_parts(tuple(x.shape[1:]), self.size)
+        parts = data.dataset.parts
+        features = group_parts(tuple(x.shape[1:]), self.size, parts)
         feature_of, G = features.index, len(features)
         drawn = [[rng.permutation(G) for _ in range(len(x))] for _ in range(self.permutations)]
         found = shapley_of_loss(
@@ -87,6 +88,8 @@ class Sage(OfDecision):
             torch.from_numpy(feature_of).to(x.device),
             np.array(drawn),
         )
+        if parts is not None:
+            return found.astype(np.float32)
         pixels = np.bincount(feature_of.ravel())
         return (found / pixels)[:, feature_of].astype(np.float32)
 

@@ -1,9 +1,10 @@
 """Faithfulness of relevances, tested on inputs that lack some parts or are slightly changed.
 
 An input consists of parts: an image (C, H, W) of its H·W pixels, all channels of one together; a
-document, integer tokens (L,) with 0 after its end, of its words; any other input of its entries.
-Relevances are (n, P), by part and signed; parts of equal relevance come in the order of their
-index. Scores are of each input, in float64.
+document, integer tokens (L,) with 0 after its end, of its words; any other input of its entries,
+or of features that take several: `part_of` (W,) then has the part of each entry. Relevances are
+(n, P), by part and signed; parts of equal relevance come in the order of their index. Scores are
+of each input, in float64.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _TOGETHER = 500  # inputs per evaluation, approximately
 # It is always called with all n inputs in order, or with k copies of them: (k·n, ...) to (k·n,).
 # Decisions are those for the unchanged inputs.
 Predict = Callable[[Tensor], Tensor]
+PartOf = NDArray[np.int64] | None
 Streams = Generator | Sequence[Generator]  # for all inputs, or of each one
 
 
@@ -41,23 +43,31 @@ def by_part(attribution: Tensor) -> Scores:
     return found.flatten(1).numpy()
 
 
-def arranged(x: Tensor) -> tuple[int, ...]:
-    """The shape of the inputs' parts: (n, H, W) for images, otherwise that of x."""
+def arranged(x: Tensor, part_of: PartOf = None) -> tuple[int, ...]:
+    """The shape of the inputs' parts: (n, H, W) for images, (n, F) for features, or that of x."""
+    if part_of is not None:
+        return len(x), int(part_of.max()) + 1
     return tuple(x[:, 0].shape if x.dim() == 4 else x.shape)
 
 
-def present(x: Tensor) -> NDArray[np.bool_]:
+def present(x: Tensor, part_of: PartOf = None) -> NDArray[np.bool_]:
     """(n, P) which parts inputs have: all except padding after a document's end."""
     if x.is_floating_point():
-        return np.ones(arranged(x), dtype=bool).reshape(len(x), -1)
+        return np.ones(arranged(x, part_of), dtype=bool).reshape(len(x), -1)
     return (x != 0).cpu().numpy()
 
 
-def without(x: Tensor, removed: NDArray[np.bool_]) -> Tensor:
+def without(
+    x: Tensor,
+    removed: NDArray[np.bool_],
+    part_of: PartOf = None,
+    instead: Tensor | None = None,
+) -> Tensor:
     """Inputs that lack some of their parts.
 
     Pixels and entries are set to zero: the mean if the data are normalised, else black, or the
-    least value of a scaled feature. Words are left out: those after them move up.
+    least value of a scaled feature; or to those of another input. Words are left out: those after
+    them move up.
 
     >>> without(torch.tensor([[7, 8, 9, 0]]), np.array([[False, True, False, False]])).tolist()
     [[7, 9, 0, 0]]
@@ -65,18 +75,26 @@ def without(x: Tensor, removed: NDArray[np.bool_]) -> Tensor:
     Args:
         x: (n, ...) as the network takes them.
         removed: (n, P) which parts they are to lack.
+        part_of: (W,) the part of each entry, if parts take several.
+        instead: an input (1, ...), whose parts take their place; by default zeros.
     """
+    removed = removed if part_of is None else removed[:, part_of]
     gone = torch.from_numpy(removed).to(x.device)
     if x.is_floating_point():
         one_channel = (len(x), 1, *x.shape[2:])
-        return x.masked_fill(gone.view(one_channel if x.dim() == 4 else x.shape), 0)
+        gone = gone.view(one_channel if x.dim() == 4 else x.shape)
+        return x.masked_fill(gone, 0) if instead is None else torch.where(gone, instead, x)
     left = x.masked_fill(gone, 0)
     words_first = (left == 0).byte().argsort(dim=1, stable=True)
     return left.gather(1, words_first)
 
 
 def deletion_curve(
-    predict: Predict, x: Tensor, relevance: NDArray[Any], steps: int = 20
+    predict: Predict,
+    x: Tensor,
+    relevance: NDArray[Any],
+    steps: int = 20,
+    part_of: PartOf = None,
 ) -> Scores:
     """(n, steps + 1) the value without the s/steps most relevant parts, s = 0 … steps.
 
@@ -94,11 +112,15 @@ def deletion_curve(
 
     Source: Petsiuk et al. (BMVC 2018, RISE).
     """
-    return _values(predict, x, relevance, _up_to_all(steps), kept=False)
+    return _values(predict, x, relevance, _up_to_all(steps), False, part_of)
 
 
 def insertion_curve(
-    predict: Predict, x: Tensor, relevance: NDArray[Any], steps: int = 20
+    predict: Predict,
+    x: Tensor,
+    relevance: NDArray[Any],
+    steps: int = 20,
+    part_of: PartOf = None,
 ) -> Scores:
     """(n, steps + 1) the value with nothing but the s/steps most relevant parts, s = 0 … steps.
 
@@ -108,7 +130,7 @@ def insertion_curve(
     Source: Petsiuk et al. (BMVC 2018, RISE), who begin with a blurred image; here it is an empty
     one.
     """
-    return _values(predict, x, relevance, _up_to_all(steps), kept=True)
+    return _values(predict, x, relevance, _up_to_all(steps), True, part_of)
 
 
 def area(curve: Scores) -> Scores:
@@ -124,6 +146,7 @@ def comprehensiveness(
     x: Tensor,
     relevance: NDArray[Any],
     shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2, 0.5),
+    part_of: PartOf = None,
 ) -> Scores:
     """(n,) what is lost without the most relevant parts: the mean over shares q of f(x) − f(x∖q).
 
@@ -139,7 +162,8 @@ def comprehensiveness(
     Source: DeYoung et al. (ACL 2020, ERASER). As in their released code, the mean is over the
     shares; the sum in the paper has a share of 0 as well.
     """
-    return _value(predict, x) - _values(predict, x, relevance, shares, False).mean(axis=1)
+    rest = _values(predict, x, relevance, shares, False, part_of)
+    return _value(predict, x) - rest.mean(axis=1)
 
 
 def sufficiency(
@@ -147,6 +171,7 @@ def sufficiency(
     x: Tensor,
     relevance: NDArray[Any],
     shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2, 0.5),
+    part_of: PartOf = None,
 ) -> Scores:
     """(n,) what is lost with nothing but the most relevant parts: the mean of f(x) − f(q alone).
 
@@ -154,7 +179,8 @@ def sufficiency(
 
     Source: DeYoung et al. (ACL 2020, ERASER).
     """
-    return _value(predict, x) - _values(predict, x, relevance, shares, True).mean(axis=1)
+    alone = _values(predict, x, relevance, shares, True, part_of)
+    return _value(predict, x) - alone.mean(axis=1)
 
 
 def infidelity(
@@ -252,16 +278,21 @@ def _up_to_all(steps: int) -> list[float]:
 
 
 def _values(
-    predict: Predict, x: Tensor, relevance: NDArray[Any], shares: Sequence[float], kept: bool
+    predict: Predict,
+    x: Tensor,
+    relevance: NDArray[Any],
+    shares: Sequence[float],
+    kept: bool,
+    part_of: PartOf,
 ) -> Scores:
     """(n, S) values of inputs with nothing but their most relevant parts, or without these."""
-    there = present(x)
+    there = present(x, part_of)
     place = places(np.where(there, relevance, -np.inf))
     parts = there.sum(axis=1, keepdims=True)
     changed = []
     for share in shares:
         most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is slightly more than 7
-        changed.append(without(x, ~most if kept else most))
+        changed.append(without(x, ~most if kept else most, part_of))
     together = max(1, _TOGETHER // len(x))  # one call per share would take twice as long
     found = [
         _value(predict, torch.cat(changed[k : k + together]))

@@ -94,7 +94,7 @@ def measure(
     """
     started, x = time.perf_counter(), inputs.x
     network = model.as_network()
-    classes = bool(data.dataset.classes)
+    classes, part_of = bool(data.dataset.classes), data.dataset.parts
 
     def outputs(changed: Tensor) -> Tensor:
         return torch.from_numpy(logits(network, changed)).double()
@@ -127,24 +127,28 @@ def measure(
         return relevances_of(explainer, drawn, data, changed, decided, rng, x)
 
     relevance = relevances(x) if given is None else given
-    present = faithfulness.present(x)
+    present = faithfulness.present(x, part_of)
     wanted = section.scores or ()
     ranked = relevance if classes else np.abs(relevance)
-    curves = {n: curve(value, x, ranked) for n, curve in CURVES.items() if n in wanted}
+    curves = {
+        name: curve(value, x, ranked, part_of=part_of)
+        for name, curve in CURVES.items()
+        if name in wanted
+    }
 
     def score(name: str) -> Scores:
         if name in curves:
             return faithfulness.area(curves[name])
         if name == "comprehensiveness":
-            return faithfulness.comprehensiveness(value, x, ranked)
+            return faithfulness.comprehensiveness(value, x, ranked, part_of=part_of)
         if name == "sufficiency":
-            return faithfulness.sufficiency(value, x, ranked)
+            return faithfulness.sufficiency(value, x, ranked, part_of=part_of)
         if name in ("infidelity", "sensitivity"):
             own = input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
             rows = x.flatten(1).double()
             spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
         if name == "infidelity":
-            parts, over_parts = _by_part(raw, x)
+            parts, over_parts = _by_part(raw, x, part_of)
             sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
             errors = faithfulness.infidelity(
                 over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
@@ -199,7 +203,7 @@ def relevances_of(
         found = explainer.each(model, data, x.clone(), decided, rng, like)
     if model.network is not None:
         model.network.eval()
-    if found.shape != (shape := faithfulness.arranged(x)):
+    if found.shape != (shape := faithfulness.arranged(x, data.dataset.parts)):
         raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
     return np.array(found.reshape(len(x), -1), np.float64, order="C")  # it may be used again
 
@@ -241,11 +245,18 @@ def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.b
 
 
 def _by_part(
-    value: Callable[[Tensor], Tensor], x: Tensor
+    value: Callable[[Tensor], Tensor], x: Tensor, part_of: faithfulness.PartOf
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """A perturbation of parts, initially zero, and the value as a function of it.
 
-    All channels of a pixel change together, because relevances are per pixel.
+    All channels of a pixel, and all entries of a feature, change together, because relevances are
+    per pixel and feature.
     """
-    added = x.new_zeros(faithfulness.arranged(x))
-    return added, lambda z: value(x + (z[:, None] if x.dim() == 4 else z))
+    added = x.new_zeros(faithfulness.arranged(x, part_of))
+
+    def changed(z: Tensor) -> Tensor:
+        if part_of is not None:
+            z = z[:, torch.from_numpy(part_of).to(z.device)]
+        return value(x + (z[:, None] if x.dim() == 4 else z))
+
+    return added, changed

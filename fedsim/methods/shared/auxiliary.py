@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, Source, datasets, load_dataset
 from fedsim.data.augment import weak
+from fedsim.data.dataset import fitted
 from fedsim.data.stored import AnyArray, equal
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, Vector
@@ -47,7 +48,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
         if self.auxiliary is None:
             count, shape = len(splits.server), dataset.shape
         else:
-            found = load_dataset(self.auxiliary)
+            found = fitted(load_dataset(self.auxiliary))[0]
             count, shape = len(found.x), found.shape
         if self.auxiliary is None and count == 0:
             raise ExperimentError(
@@ -71,7 +72,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
             )
 
     def extra_hash_inputs(self) -> list[AnyArray]:
-        return [] if self.auxiliary is None else [load_dataset(self.auxiliary).x]
+        return [] if self.auxiliary is None else [fitted(load_dataset(self.auxiliary))[0].x]
 
     def inputs(self, fed: Federation) -> Tensor:
         """(n, ...) the auxiliary inputs, scaled and normalised like the run's data.
@@ -83,7 +84,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
     def _inputs(self, fed: Federation) -> Tensor:
         if self.auxiliary is None:
             return fed.server.own_data.x
-        found = load_dataset(self.auxiliary)
+        found = fitted(load_dataset(self.auxiliary))[0]
         return fed.server.prepare(np.asarray(found.x), found.y).x
 
 

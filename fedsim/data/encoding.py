@@ -1,0 +1,311 @@
+"""How columns of a table become entries of `x`, and what is fitted to the training examples.
+
+A feature is one column of the table. It takes one entry of `x`, or several: one for each category,
+and one more that marks blank cells. Blank cells are NaN until the data are fitted, after the
+examples are dealt out to clients, since only their training examples may be looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError
+
+Kind = Literal["number", "date", "ordinal", "one_hot"]
+Missing = Literal["refuse", "drop", "mean", "median", "most_frequent"]
+Scale = Literal["none", "minmax", "standard"]
+Fit = Literal["pooled", "federated", "client"]
+Floats = NDArray[np.float64]
+
+OTHER = "(other)"  # the entry of categories that no training row has
+BLANK = "(blank)"
+EPOCH = np.datetime64("1970-01-01", "D")  # dates are days since then
+_HALF = 30  # bits in each of the two integers of a sum
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column of a table, and how it is written into `x`.
+
+    Args:
+        name: of the column.
+        kind: `number`; `date`, in days since 1970; `ordinal`, the index of a category; `one_hot`,
+            an entry for each category, and one for all that are unknown.
+        unit: of its numbers, for people.
+        codes: categories as they are in the file.
+        words: categories as they are shown.
+        indicator: whether a last entry is 1 where the cell is blank.
+        scaled: whether `scale` applies to its numbers.
+    """
+
+    name: str
+    kind: Kind = "number"
+    unit: str = ""
+    codes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    indicator: bool = False
+    scaled: bool = True
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of its entries: `age`; `thal=normal`, `thal=fixed`, `thal=(other)`."""
+        own: tuple[str, ...] = (self.name,)
+        if self.kind == "one_hot":
+            own = tuple(f"{self.name}={word}" for word in (*self.words, OTHER))
+        return (*own, f"{self.name}={BLANK}") if self.indicator else own
+
+    def shown(self, values: NDArray[Any]) -> str:
+        """Its value in words, of its entries in the units of the file: "63 years", "normal"."""
+        if np.isnan(values[0]) or (self.indicator and values[-1] > 0.5):
+            return BLANK
+        if self.kind == "one_hot":
+            return (*self.words, OTHER)[int(values[: len(self.words) + 1].argmax())]
+        number = float(values[0])
+        if self.kind == "ordinal":
+            return self.words[min(max(round(number), 0), len(self.words) - 1)]
+        if self.kind == "date":
+            return str(EPOCH + np.timedelta64(round(number), "D"))
+        return f"{number:.6g} {self.unit}".strip()
+
+
+def feature_of(features: Sequence[Feature]) -> NDArray[np.int64]:
+    """(W,) the index of the feature of each entry."""
+    widths = [len(feature.entries) for feature in features]
+    return np.repeat(np.arange(len(widths)), widths)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """How numbers of a source's files become those of the data set: (v - low) / span.
+
+    A column whose span is 0 becomes 0. By default nothing is changed.
+
+    Args:
+        low: (W,), or one for all columns.
+        span: likewise.
+        fill: (W,) what takes the place of blank cells, in the units of the files; NaN where they
+            are refused. None if no cell is blank.
+    """
+
+    low: NDArray[Any] | float = 0.0
+    span: NDArray[Any] | float = 1.0
+    fill: NDArray[Any] | None = None
+
+    @classmethod
+    def minmax(cls, train: NDArray[Any]) -> Scaling:
+        """Scaling of each column of (N, F) or (N,) to [0, 1] by its minimum and maximum."""
+        low = train.min(axis=0)
+        return cls(low, train.max(axis=0) - low)
+
+    def __call__(self, values: Any) -> Any:
+        """Scale floats (n, W) or (n,) from the units of the files to those of the data set."""
+        if self is UNSCALED:  # inputs that stay in their files are never scaled
+            return values
+        if self.fill is not None:
+            values = np.where(np.isnan(values), self.fill, values).astype(values.dtype)
+        span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
+        return (values - self.low) / span
+
+    def astype(self, dtype: np.dtype[Any]) -> Scaling:
+        """The same, as a data set of another type of floats applies it."""
+        fill = None if self.fill is None else self.fill.astype(dtype)
+        low, span = (np.asarray(value, dtype) for value in (self.low, self.span))
+        return Scaling(low, span, fill)
+
+    def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
+        """Convert floats from the units of the data set back to those of the files."""
+        return scaled * self.span + self.low
+
+
+UNSCALED = Scaling()
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What of a table is still to be fitted to the training examples of the clients.
+
+    Args:
+        missing: what takes the place of a blank number: the `mean`, the `median` or the
+            `most_frequent`. Of categories always the most frequent one.
+        scale: of numbers, and of a regression's target.
+        fit: to all training examples together (`pooled`), to sums that clients send
+            (`federated`: the same numbers), or by each client to its own (`client`).
+    """
+
+    missing: Missing = "refuse"
+    scale: Scale = "none"
+    fit: Fit = "pooled"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted, and what the sums took.
+
+    Args:
+        scaling: how entries are filled and scaled.
+        sent: bytes that all clients together send.
+        received: bytes that each client receives.
+    """
+
+    scaling: Scaling
+    sent: int
+    received: int
+
+
+class Statistics:
+    """Sums over the training examples of some clients, which add up exactly in any order.
+
+    Each sum of numbers in [0, 1] is kept as two 64-bit integers, of units 2^-30 and 2^-60.
+
+    Args:
+        x: (n, W) in the units of the files, NaN where blank.
+        features: W entries' features, for the numbers whose values are counted.
+    """
+
+    def __init__(self, x: Floats, features: Sequence[Feature], missing: Missing) -> None:
+        known = ~np.isnan(x)
+        self.rows = len(x)
+        self.count = known.sum(axis=0)
+        self.low = np.where(known, x, np.inf).min(axis=0, initial=np.inf)
+        self.high = np.where(known, x, -np.inf).max(axis=0, initial=-np.inf)
+        self.values: dict[int, Counter[float]] = {}
+        for w, feature in zip(firsts_of(features), features, strict=True):
+            counted = feature.kind == "ordinal" or (
+                missing == "most_frequent" and feature.kind != "one_hot"
+            )
+            if counted:
+                self.values[int(w)] = Counter(x[known[:, w], w].tolist())
+
+    def merge(self, other: Statistics) -> None:
+        """Add those of other clients; the order of merges does not matter."""
+        self.rows += other.rows
+        self.count = self.count + other.count
+        self.low = np.minimum(self.low, other.low)
+        self.high = np.maximum(self.high, other.high)
+        for w, counts in other.values.items():
+            self.values[w] = self.values[w] + counts
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the message: four numbers an entry, and each counted value twice."""
+        counted = sum(len(counts) for counts in self.values.values())
+        return 8 * (1 + 3 * len(self.count) + 2 * counted)
+
+    def unit(self, x: Floats) -> Floats:
+        """Numbers (n, W) relative to the least and the greatest of all clients; NaN stays."""
+        span = self.high - self.low
+        return (x - self.low) / np.where(span > 0, span, 1)
+
+
+def _moments(u: Floats) -> NDArray[np.int64]:
+    """(2, 2, W) Σ u and Σ u² of what is known, in units of 2^-30 and 2^-60."""
+    found = np.zeros((2, 2, u.shape[1]), np.int64)
+    for power, values in enumerate((u, u * u)):
+        scaled = np.nan_to_num(values) * 2.0**_HALF
+        high = np.floor(scaled)
+        found[power, 0] = high.astype(np.int64).sum(axis=0)
+        found[power, 1] = ((scaled - high) * 2.0**_HALF).astype(np.int64).sum(axis=0)
+    return found
+
+
+def firsts_of(features: Sequence[Feature]) -> NDArray[np.int64]:
+    """The first entry of each feature."""
+    return np.cumsum([0, *(len(feature.entries) for feature in features)])[:-1]
+
+
+def fit(
+    parts: Sequence[Floats], features: Sequence[Feature], how: Preprocessing, who: str = ""
+) -> Fitted:
+    """How training examples are filled and scaled, by sums over clients.
+
+    The result does not depend on how the examples are divided among clients, not even in its
+    last bit. Statistics of the scale are those of the filled columns, as in a pipeline of
+    scikit-learn's `SimpleImputer` and `StandardScaler`.
+
+    Args:
+        parts: (n, W) training examples of each client, in the units of the files; NaN where blank.
+        features: those of W entries.
+        who: whose examples they are, for messages.
+
+    Raises:
+        DataError: there is no value of a feature.
+    """
+    every = [Statistics(part, features, how.missing) for part in parts]
+    sent, received = sum(one.nbytes for one in every), 0
+    total, *others = every
+    for other in others:
+        total.merge(other)
+    W, firsts = len(total.count), firsts_of(features)
+    for w, feature in zip(firsts, features, strict=True):
+        if not total.count[w]:
+            advice = ", or set data.fit=federated" if who else ""
+            raise DataError(
+                f"data.features: {who or 'training'} has no value of '{feature.name}'; leave it "
+                f"out{advice}"
+            )
+    moments = np.zeros((2, 2, W), np.int64)
+    fills = how.missing not in ("refuse", "drop")
+    if how.scale == "standard" or fills:  # a second exchange, once the ranges are known
+        sums = [_moments(total.unit(part)) for part in parts]
+        sent += sum(one.nbytes for one in sums)
+        received += total.low.nbytes + total.high.nbytes
+        moments = np.sum(sums, axis=0)
+    low, span, fill = np.zeros(W), np.ones(W), np.full(W, np.nan)
+    for w, feature in zip(firsts, features, strict=True):
+        if feature.kind == "one_hot":
+            if fills:
+                own = slice(w, w + len(feature.words) + 1)
+                ones = moments[0, 0, own] / 2.0**_HALF  # of entries that are not constant
+                ones = np.where(total.low[own] == 1, total.count[own], ones)
+                fill[own] = np.arange(len(ones)) == ones.argmax()
+            continue
+        if fills:
+            fill[w] = _filled(w, how, total, moments, parts)
+        if feature.scaled and how.scale != "none":
+            low[w], span[w] = _scale(w, float(fill[w]), how, total, moments)
+    scaling = Scaling(low, span, fill if fills else None)
+    return Fitted(scaling, sent, received + low.nbytes + span.nbytes + fill.nbytes)
+
+
+def _filled(
+    w: int,
+    how: Preprocessing,
+    total: Statistics,
+    moments: NDArray[np.int64],
+    parts: Sequence[Floats],
+) -> float:
+    """What takes the place of blank cells of a feature that has one entry."""
+    if w in total.values:  # of equally frequent values the least, as scikit-learn takes
+        counts = total.values[w]
+        most = max(counts.values())
+        return min(value for value, count in counts.items() if count == most)
+    if how.missing == "median":
+        return float(np.nanmedian(np.concatenate([part[:, w] for part in parts])))
+    mean = _exact(moments[0, :, w]) / int(total.count[w])
+    return float(total.low[w] + (total.high[w] - total.low[w]) * float(mean))
+
+
+def _scale(
+    w: int, fill: float, how: Preprocessing, total: Statistics, moments: NDArray[np.int64]
+) -> tuple[float, float]:
+    """The lower end and the span of an entry, of which blank cells are filled."""
+    low, span = float(total.low[w]), float(total.high[w] - total.low[w])
+    if how.scale == "minmax" or span == 0:
+        return low, span
+    n, blank = total.rows, total.rows - int(total.count[w])
+    instead = Fraction((fill - low) / span) if blank else Fraction(0)
+    mean = (_exact(moments[0, :, w]) + blank * instead) / n
+    square = (_exact(moments[1, :, w]) + blank * instead**2) / n
+    return low + span * float(mean), span * float(square - mean**2) ** 0.5
+
+
+def _exact(parts: NDArray[np.int64]) -> Fraction:
+    """A sum of two integers in units of 2^-30 and 2^-60."""
+    return Fraction((int(parts[0]) << _HALF) + int(parts[1]), 1 << 2 * _HALF)

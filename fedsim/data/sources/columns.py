@@ -1,0 +1,349 @@
+"""Columns of a table: which kind of feature each is, and its cells as numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.config.registry import nearest
+from fedsim.data.encoding import EPOCH, Feature, Floats, Kind
+from fedsim.data.sources import files
+from fedsim.data.sources.table_files import insist_on_column
+from fedsim.errors import DataError
+from fedsim.support.words import in_short
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# By column: how its cells become categories; with names for their values, or in an order.
+Category = Literal["one_hot", "ordinal"] | tuple[str, ...] | Mapping[str, str]
+Categories = Mapping[str, Category]
+Float = TypeVar("Float", np.float32, np.float64)
+
+MOST_CATEGORIES = 100  # of a column that nobody named as one of categories
+MOST_ENTRIES = 1000  # categories that get an entry each
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
+_FLAGS = {"true": "True", "false": "False"}
+_FILL = "fill or drop them, or set data.missing"
+WHICH = " (data.features names the columns to use, data.categorical those of categories)"
+
+
+def is_numeric(series: pd.Series[Any]) -> bool:
+    """Whether a column holds numbers or truth values."""
+    import pandas as pd
+
+    return bool(pd.api.types.is_numeric_dtype(series))
+
+
+def blanked(
+    frame: pd.DataFrame, blanks: Sequence[str] | Mapping[str, Sequence[str]]
+) -> pd.DataFrame:
+    """A table in which some values of all columns, or of those named, are blank cells.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    import pandas as pd
+
+    frame = frame.copy()
+    of_column = blanks if isinstance(blanks, Mapping) else dict.fromkeys(frame.columns, blanks)
+    for name, values in of_column.items():
+        if name not in frame.columns:
+            raise DataError(
+                f"data.blanks: there is no column '{name}'{nearest(name, map(str, frame.columns))}"
+            )
+        series = frame[name].where(~frame[name].map(text_of).isin(values))
+        if not is_numeric(series) and all(map(files.is_number, series.dropna())):
+            series = pd.to_numeric(series)
+        frame[name] = series
+    return frame
+
+
+def text_of(value: Any) -> str:
+    """A cell as text; numbers without a decimal point where they are whole."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, int | float | np.integer | np.floating):
+        return str(int(value)) if float(value).is_integer() else repr(float(value))
+    return str(value).strip()
+
+
+def layout(
+    path: Path,
+    frame: pd.DataFrame,
+    names: Sequence[str] | None,
+    categorical: Categories | None,
+    units: Mapping[str, str],
+    indicator: bool,
+    others: set[str],
+) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
+    """How each column of some training rows is written into `x`.
+
+    Args:
+        names: the columns of features; by default all that can be one, except `others`.
+        categorical: how columns of categories are written; None if there are none.
+        units: of columns of numbers.
+        indicator: whether columns with blank cells get an entry for them.
+
+    Returns:
+        The features, and the names of columns that are not used because they are text.
+
+    Raises:
+        DataError: a column is missing, empty, or of mixed kinds.
+    """
+    for name in (*(categorical or ()), *units, *(names or ())):
+        insist_on_column(path, frame, name)
+    found, unused = [], []
+    for name in names or [name for name in map(str, frame.columns) if name not in others]:
+        series = frame[name]
+        _refuse_objects(path, series)
+        if series.isna().all():
+            raise DataError(
+                f"{path}: column '{name}' is empty in every training row; leave it out"
+            )
+        feature = feature_of_column(path, series, categorical, names is not None)
+        if feature is None:
+            unused.append(name)
+            continue
+        given = {**vars(feature), "unit": units.get(name, "")}
+        found.append(Feature(**given | {"indicator": indicator and bool(series.isna().any())}))
+    if not found:
+        raise DataError(f"{path}: has no numeric columns to use as features")
+    for name in units:
+        if not any(f.name == name and f.kind == "number" for f in found):
+            raise DataError(f"data.units: '{name}' is no feature of numbers")
+    for name in categorical or ():
+        if not any(f.name == name for f in found):
+            raise DataError(f"data.categorical: '{name}' is no feature")
+    return tuple(found), tuple(unused)
+
+
+def feature_of_column(
+    path: Path, series: pd.Series[Any], categorical: Categories | None, chosen: bool
+) -> Feature | None:
+    """The kind of a column; None for texts that are not used unless they are `chosen`."""
+    import pandas as pd
+
+    name = str(series.name)
+    known = series.dropna()
+    if categorical is not None and name in categorical:
+        return _of_categories(path, name, [*map(text_of, known)], categorical[name])
+    if pd.api.types.is_bool_dtype(series.dtype) or _are_flags(known):
+        if categorical is None:
+            raise not_a_number(path, series, WHICH)
+        return Feature(name, "ordinal", codes=("False", "True"), words=("no", "yes"))
+    if is_numeric(series):
+        return Feature(name)
+    if pd.api.types.is_datetime64_any_dtype(series):
+        return Feature(name, "date")
+    texts = [text_of(value) for value in known]
+    words = {text for text in texts if text.lower() not in files.MISSING}
+    if any(files.is_number(word) for word in words) or not words:
+        raise not_a_number(path, series, WHICH)
+    if categorical is None:
+        if chosen:
+            raise not_a_number(path, series, WHICH)
+        return None
+    if any(_DATE.fullmatch(text) for text in texts):
+        return Feature(name, "date")  # `encode` refuses what is none
+    if len(words) > MOST_CATEGORIES:
+        if not chosen:
+            return None
+        raise DataError(
+            f"{path}: column '{name}' has {len(words):,} different words; name it in "
+            "data.categorical if they are categories, or leave it out of data.features"
+        )
+    return _of_categories(path, name, texts, "one_hot")
+
+
+def _are_flags(known: pd.Series[Any]) -> bool:
+    if known.dtype.kind not in "OT":
+        return False
+    return {str(value).strip().lower() for value in known} <= {*_FLAGS}
+
+
+def _of_categories(path: Path, name: str, texts: Sequence[str], how: Category) -> Feature:
+    present = set(texts)
+    if isinstance(how, Mapping) or not isinstance(how, str):
+        words = dict(how) if isinstance(how, Mapping) else dict(zip(how, how, strict=True))
+        codes = tuple(words)
+        if unnamed := sorted(present - set(codes)):
+            raise DataError(
+                f"data.categorical: {name}: does not have {in_short(list(map(repr, unnamed)))}, "
+                f"which {'is' if len(unnamed) == 1 else 'are'} in {path}"
+            )
+        shown = tuple(words.values())
+        if len(set(shown)) < len(shown):
+            raise DataError(f"data.categorical: {name}: names a category twice")
+        kind: Kind = "one_hot" if isinstance(how, Mapping) else "ordinal"
+        return Feature(name, kind, codes=codes, words=shown)
+    numbers = all(files.is_number(text) for text in present)
+    codes = tuple(sorted(present, key=float if numbers else str))
+    if how == "one_hot" and len(codes) > MOST_ENTRIES:
+        raise DataError(
+            f"data.categorical: {name}: has {len(codes):,} categories, and each would get an "
+            f"entry of its own ({MOST_ENTRIES:,} at most); set {{{name}: ordinal}} or leave it out"
+        )
+    return Feature(name, how, codes=codes, words=codes)
+
+
+def as_entries(
+    path: Path,
+    frame: pd.DataFrame,
+    features: Sequence[Feature],
+    dtype: type[Float] | np.dtype[Float],
+    blanks: bool,
+) -> tuple[NDArray[Float], list[str]]:
+    """(N, W) the entries of a table's rows, and remarks on unknown categories.
+
+    Args:
+        blanks: whether cells may be blank; all entries of the feature are then NaN, except its
+            indicator.
+
+    Raises:
+        DataError: a cell is blank, or not of the feature's kind.
+    """
+    columns, notes = [], []
+    for feature in features:
+        insist_on_column(path, frame, feature.name)
+        series = frame[feature.name]
+        _refuse_objects(path, series)
+        blank = series.isna().to_numpy()
+        if blank.any() and not blanks:
+            raise _is_blank(path, frame, feature.name)
+        if feature.kind == "number":
+            own: NDArray[Any] = numbers(path, frame, feature.name, dtype, WHICH)[:, None]
+        elif feature.kind == "date":
+            own = _days(path, series)[:, None]
+        else:
+            own, unknown = _indices(feature, series)
+            if len(unknown):
+                told = in_short(sorted({repr(text_of(series.iloc[row])) for row in unknown}))
+                if feature.kind == "ordinal" and not blanks:
+                    raise DataError(
+                        f"{path}: column '{feature.name}' has {told} in row {unknown[0] + 1}, "
+                        "which has no place among its categories"
+                    )
+                what = "blank" if feature.kind == "ordinal" else "other"
+                notes.append(
+                    f"{path}: column '{feature.name}': {len(unknown)} rows have {told}, which no "
+                    f"training row has, and count as {what}"
+                )
+        columns.append(own.astype(dtype))
+        if feature.indicator:
+            columns.append(blank[:, None].astype(dtype))
+    return np.concatenate(columns, axis=1), notes
+
+
+def _indices(feature: Feature, series: pd.Series[Any]) -> tuple[Floats, list[int]]:
+    """(N, 1) or (N, categories + 1) a column of categories, and the rows with unknown ones."""
+    places = {word: i for i, word in enumerate(feature.words)}
+    places |= {code: places[word] for code, word in zip(feature.codes, feature.words, strict=True)}
+    index, unknown = np.full(len(series), np.nan), []
+    for row, (value, blank) in enumerate(zip(series, series.isna(), strict=True)):
+        if blank:
+            continue
+        text = text_of(value)
+        index[row] = places.get(text, places.get(_FLAGS.get(text.lower(), ""), -1))
+        if index[row] < 0:
+            unknown.append(row)
+    if feature.kind == "ordinal":
+        return np.where(index < 0, np.nan, index)[:, None], unknown
+    width = len(feature.entries) - feature.indicator
+    entries = (np.arange(width) == np.where(index < 0, width - 1, index)[:, None]).astype(float)
+    entries[np.isnan(index)] = np.nan
+    return entries, unknown
+
+
+def _days(path: Path, series: pd.Series[Any]) -> Floats:
+    """(N,) days since 1970 of a column of dates; NaN where it is blank."""
+    import pandas as pd
+
+    dates = pd.to_datetime(series, format="ISO8601", errors="coerce", utc=True)
+    wrong = np.flatnonzero(dates.isna() & series.notna())
+    if len(wrong):
+        raise DataError(
+            f"{path}: column '{series.name}' has {series.iloc[wrong[0]]!r:.60} in row "
+            f"{wrong[0] + 1}, and dates (year-month-day) in others"
+        )
+    days: Floats = np.asarray(
+        (dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)) / pd.Timedelta(days=1),
+        np.float64,
+    )
+    return days
+
+
+def _refuse_objects(path: Path, series: pd.Series[Any]) -> None:
+    for row, value in enumerate(series if series.dtype.kind == "O" else ()):
+        if not isinstance(value, Hashable):
+            kind = type(value).__name__
+            raise DataError(
+                f"{path}: column '{series.name}' has a {kind} in row {row + 1}, not a value"
+            )
+
+
+def present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """A column without missing values. Rows are counted from 1, below the header."""
+    insist_on_column(path, frame, name)
+    if frame[name].isna().any():
+        raise _is_blank(path, frame, name)
+    _refuse_objects(path, frame[name])
+    return frame[name]
+
+
+def _is_blank(path: Path, frame: pd.DataFrame, name: str) -> DataError:
+    row = int(np.flatnonzero(frame[name].isna())[0])
+    place = f"row {row + 1}" if path.suffix.lower() == ".parquet" else f"line {row + 2}"
+    return DataError(
+        f"{path}: {place}: column '{name}' is empty ({frame.isna().any(axis=1).sum()} of "
+        f"{len(frame)} rows have empty cells); {_FILL}"
+    )
+
+
+def column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
+    """A column as numbers if it is numeric, otherwise as text."""
+
+    series = present(path, frame, name)
+    if is_numeric(series):
+        return np.asarray(series.to_numpy())
+    values = [str(value) for value in series]
+    files.check_labels(values, f"{path}: column '{name}'")
+    return np.array(values)
+
+
+def not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
+    """The error for a column that is not numeric."""
+    # The first value that is not a number, or the first one if all are numbers stored as text.
+    row = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
+    return DataError(
+        f"{path}: column '{series.name}' has {series.iloc[row]!r:.60} in row {row + 1}, expected "
+        f"a number{hint}"
+    )
+
+
+def numbers(
+    path: Path,
+    frame: pd.DataFrame,
+    name: str,
+    dtype: type[Float] | np.dtype[Float],
+    hint: str = "",
+) -> NDArray[Float]:
+    """(N,) a column of finite numbers, NaN where it is blank."""
+
+    series = frame[name]
+    if not is_numeric(series):
+        raise not_a_number(path, series, hint)
+    with np.errstate(over="ignore"):  # overflow is refused below
+        values = series.to_numpy(np.float64, na_value=np.nan).astype(dtype)
+    wrong = np.flatnonzero(~np.isfinite(values) & series.notna().to_numpy())
+    if len(wrong):
+        raise DataError(
+            f"{path}: column '{name}' has {series.iloc[int(wrong[0])]} in row {wrong[0] + 1}, "
+            f"not finite in {np.dtype(dtype)}"
+        )
+    return values

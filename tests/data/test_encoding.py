@@ -1,0 +1,346 @@
+"""Tables of numbers, categories, dates and blanks: how they become `x`, and what is fitted."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+
+from fedsim.data import ClientSplits, Dataset, Ragged
+from fedsim.data.dataset import fitted
+from fedsim.data.encoding import Feature, Preprocessing
+from fedsim.data.sources.tables import Table
+from fedsim.errors import DataError, FedsimWarning
+from tests.experiments import examples
+
+NUMBERS, WORDS = ["age", "dose"], ["ward", "sex"]
+
+
+def made(n: int, seed: int, blanks: float = 0.2) -> pd.DataFrame:
+    """n rows of numbers and words, of which some are blank, and a label."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(60, 10, n).round(1),
+            "dose": np.exp(rng.normal(0, 2, n)),
+            "ward": rng.choice(["north", "south", "east"], n),
+            "sex": rng.choice(["f", "m"], n),
+        }
+    )
+    hidden = rng.random(frame.shape) < blanks
+    hidden[0] = False  # a value of each, at least
+    frame = frame.mask(hidden)
+    frame["ill"] = np.arange(n) % 2
+    return frame
+
+
+def written(folder: Path, frame: pd.DataFrame, name: str = "table.csv") -> Path:
+    path = folder / name
+    frame.to_csv(path, index=False)
+    return path
+
+
+def dealt(data: Dataset, parts: list[list[int]]) -> ClientSplits:
+    none: Any = Ragged.of([[] for _ in parts])
+    return ClientSplits(Ragged.of([np.array(part, np.int64) for part in parts]), none, none)
+
+
+class TestFit:
+    @given(st.data())
+    @examples(40)
+    def test_federated_is_pooled_to_the_bit(self, data: st.DataObject) -> None:
+        rows = data.draw(st.integers(2, 30))
+        kinds = [
+            Feature("number", indicator=True),
+            Feature("date", "date"),
+            Feature("grade", "ordinal", codes=("a", "b"), words=("a", "b")),
+            Feature("ward", "one_hot", codes=("n", "s"), words=("n", "s")),
+        ]
+        number = st.one_of(st.just(np.nan), st.floats(-1e6, 1e6, width=32))
+        x = np.zeros((rows, 7), np.float32)
+        for row in x:
+            row[0], row[2] = data.draw(number), data.draw(number)
+            row[1] = np.isnan(row[0])
+            row[3] = data.draw(st.sampled_from([np.nan, 0, 1]))
+            place = data.draw(st.sampled_from([None, 0, 1, 2]))
+            row[4:] = np.nan if place is None else np.arange(3) == place
+        x[0] = [1, 0, 1, 1, 1, 0, 0]  # some value of each
+        client = np.array([data.draw(st.integers(0, 3)) for _ in range(rows)])
+        parts = [np.flatnonzero(client == k).tolist() for k in np.unique(client)]
+        y = np.arange(rows) % 2
+        missing = data.draw(st.sampled_from(["mean", "most_frequent"]))
+        scale = data.draw(st.sampled_from(["none", "minmax", "standard"]))
+        of = Dataset(
+            x, y, x, y, ("a", "b"), features=("number", "date", "grade", "ward"), encoding=kinds
+        )
+        found = []
+        for fit in ("pooled", "federated"):
+            unfitted = replace(of, preprocessing=Preprocessing(missing, scale, fit))
+            found.append(fitted(unfitted, dealt(of, parts)))
+        (pooled, silent), (federated, traffic) = found
+        assert np.array_equal(pooled.x, federated.x)
+        assert np.array_equal(pooled.scaling.fill, federated.scaling.fill, equal_nan=True)
+        assert np.isfinite(pooled.x).all()
+        assert silent == (0, 0)
+        assert min(traffic) > 0
+
+    @pytest.mark.parametrize("scale", ["none", "minmax", "standard"])
+    @pytest.mark.parametrize("missing", ["mean", "median", "most_frequent"])
+    @pytest.mark.parametrize("indicator", [False, True])
+    def test_is_what_scikit_learn_does(
+        self, tmp_path: Path, scale: Any, missing: Any, indicator: bool
+    ) -> None:
+        train, test = made(60, 1), made(20, 2)
+        test.loc[3, "ward"] = "west"
+        paths = written(tmp_path, train), written(tmp_path, test, "test.csv")
+        source = Table(
+            path=paths[0], label="ill", test_path=paths[1], missing=missing, scale=scale,
+            indicator=indicator,
+        )  # fmt: skip
+        with pytest.warns(FedsimWarning, match="no training row has, and count as other"):
+            data, _ = fitted(source.load())
+        scaler = {"none": "passthrough", "minmax": MinMaxScaler(), "standard": StandardScaler()}
+        theirs = ColumnTransformer(
+            [
+                (
+                    "numbers",
+                    make_pipeline(SimpleImputer(strategy=missing), scaler[scale]),
+                    NUMBERS,
+                ),
+                (
+                    "words",
+                    make_pipeline(
+                        SimpleImputer(strategy="most_frequent"),
+                        OneHotEncoder(sparse_output=False, handle_unknown="ignore"),
+                    ),
+                    WORDS,
+                ),
+            ]
+        ).fit(train)
+        names = list(data.entry_names)
+        ours = [n for n in names if not n.endswith("(other)") and not n.endswith("(blank)")]
+        for frame, x in ((train, data.x), (test, data.test_x)):
+            assert x[:, [names.index(n) for n in ours]] == pytest.approx(
+                theirs.transform(frame), rel=1e-5, abs=1e-5
+            )
+            for name in NUMBERS + WORDS if indicator else ():
+                blank = x[:, names.index(f"{name}=(blank)")]
+                assert blank.tolist() == frame[name].isna().tolist()
+        assert data.test_x[3, names.index("ward=(other)")] == 1
+        assert not data.x[:, names.index("ward=(other)")].any()
+
+    def test_each_client_fits_to_its_own(self, tmp_path: Path) -> None:
+        frame = made(40, 3)
+        path = written(tmp_path, frame)
+        source = Table(
+            path=path, label="ill", test_path=path, missing="mean", scale="standard", fit="client"
+        )
+        data = source.load()
+        parts = [list(range(25)), list(range(25, 40))]
+        found, traffic = fitted(data, dealt(data, parts))
+        pooled, _ = fitted(replace(data, preprocessing=Preprocessing("mean", "standard")))
+        assert traffic == (0, 0)
+        assert np.array_equal(found.test_x, pooled.test_x)
+        for part in parts:
+            age = found.x[part, 0]
+            assert age.mean() == pytest.approx(0, abs=1e-6)
+            assert age.std() == pytest.approx(1, abs=1e-6)
+
+    def test_only_training_examples_are_looked_at(self) -> None:
+        x = np.array([[0.0], [2.0], [100.0]], np.float32)
+        data = Dataset(
+            x, np.array([0, 1, 0]), x, np.array([0, 1, 0]), ("a", "b"),
+            features=("f",), preprocessing=Preprocessing(scale="minmax"),
+        )  # fmt: skip
+        none: Any = Ragged.of([[]])
+        splits = ClientSplits(Ragged.of([[0, 1]]), none, Ragged.of([[2]]))
+        found, _ = fitted(data, splits)
+        assert found.x.ravel().tolist() == [0, 1, 50]
+
+
+class TestShown:
+    def test_values_are_in_the_units_and_words_of_the_file(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame(
+            {
+                "age": [63.5, 40.0, np.nan, 50.0],
+                "sex": [1, 0, 1, 0],
+                "seen": ["2020-02-29", "2021-01-01", "1969-12-31", "2020-02-29"],
+                "fit": [True, False, True, False],
+                "grade": ["low", "high", "mid", "low"],
+                "ill": ["no", "yes", "no", "yes"],
+            }
+        )
+        path = written(tmp_path, frame)
+        source = Table(
+            path=path, label="ill", test_path=path, missing="mean", indicator=True,
+            scale="minmax", units={"age": "years"},
+            categorical={"sex": {0: "female", 1: "male"}, "grade": ["low", "mid", "high"]},
+        )  # fmt: skip
+        data, _ = fitted(source.load())
+        assert data.shown(data.x[0]) == (
+            "age = 63.5 years", "sex = male", "seen = 2020-02-29", "fit = yes", "grade = low",
+        )  # fmt: skip
+        assert data.shown(data.x[2])[0] == "age = (blank)"
+        assert data.shown(data.test_x[1])[1:] == (
+            "sex = female", "seen = 2021-01-01", "fit = no", "grade = high",
+        )  # fmt: skip
+        assert data.entry_names == (
+            *("age", "age=(blank)", "sex=female", "sex=male", "sex=(other)", "seen", "fit"),
+            "grade",
+        )
+
+
+TABLES = {
+    "good": "age,ward,ill\n1,north,0\n2,south,1\n3,north,0\n4,south,1\n",
+    "blank": "age,ward,ill\n1,north,0\n,south,1\n3,north,0\n4,,1\n",
+    "empty column": "age,ward,ill\n1,,0\n2,,1\n3,,0\n4,,1\n",
+    "mixed": "age,ward,ill\n1,north,0\n2,south,1\nold,north,0\n4,south,1\n",
+    "dates": "seen,ill\n2020-01-01,0\n2020-02-30,1\n2020-01-03,0\n2020-01-04,1\n",
+    "many": "name,age,ill\n" + "".join(f"n{k},{k},{k % 2}\n" for k in range(1200)),
+    "no label": "age,ill\n1,0\n2,\n3,0\n4,1\n",
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a blank": ("blank", {}, "line 3: column 'age' is empty (2 of 4 rows have empty cells); fill"
+                " or drop them, or set data.missing"),
+    "a blank label": ("no label", {"missing": "mean"}, "line 3: column 'ill' is empty"),
+    "a column that is blank everywhere": (
+        "empty column", {"missing": "mean"},
+        "column 'ward' is empty in every training row; leave it out"),
+    "words among numbers": ("mixed", {}, "column 'age' has 'old' in row 3, expected a number"
+                            " (data.features names the columns to use, data.categorical those of"
+                            " categories)"),
+    "no date": ("dates", {}, "column 'seen' has '2020-02-30' in row 2, and dates (year-month-day)"
+                " in others"),
+    "too many categories": (
+        "many", {"categorical": {"name": "one_hot"}},
+        "data.categorical: name: has 1,200 categories, and each would get an entry of its own "
+        "(1,000 at most); set {name: ordinal} or leave it out"),
+    "many words as a feature": (
+        "many", {"features": ["name"]}, "column 'name' has 1,200 different words; name it in "
+        "data.categorical if they are categories, or leave it out of data.features"),
+    "an unknown column of categories": (
+        "good", {"categorical": ["wards"]}, "has no column 'wards'; did you mean 'ward'?"),
+    "a category without a word": (
+        "good", {"categorical": {"ward": {"north": "N"}}},
+        "data.categorical: ward: does not have 'south', which is in"),
+    "a word of two categories": (
+        "good", {"categorical": {"ward": {"north": "N", "south": "N"}}},
+        "data.categorical: ward: names a category twice"),
+    "a unit of words": ("good", {"units": {"ward": "m"}},
+                        "data.units: 'ward' is no feature of numbers"),
+    "blanks of an unknown column": (
+        "good", {"blanks": {"agee": [0]}}, "data.blanks: there is no column 'agee'"),
+    "a label without a class": (
+        "good", {"classes": {0: "healthy"}}, "data.classes: has no class for the label '1'"),
+    "only blanks": ("empty column", {"missing": "drop"},
+                    "data.missing=drop: {path}: every row has an empty cell"),
+}  # fmt: skip
+
+
+class TestRefused:
+    @pytest.mark.parametrize("case", REFUSED)
+    def test_in_one_line(self, tmp_path: Path, case: str) -> None:
+        table, keys, line = REFUSED[case]
+        path = tmp_path / "t.csv"
+        path.write_text(TABLES[table])
+        with pytest.raises(DataError) as error:
+            Table(path=path, label="ill", test_path=path, **keys).load()
+        assert line.replace("{path}", str(path)) in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_a_feature_that_a_client_does_not_have(self, tmp_path: Path) -> None:
+        frame = made(20, 0, blanks=0)
+        frame.loc[10:, "age"] = np.nan
+        path = written(tmp_path, frame)
+        data = Table(path=path, label="ill", test_path=path, missing="mean", fit="client").load()
+        splits = dealt(data, [list(range(10)), list(range(10, 20))])
+        line = "data.features: client 1 has no value of 'age'; leave it out, or set data.fit"
+        with pytest.raises(DataError, match=line):
+            fitted(data, splits)
+
+    def test_texts_of_too_many_words_are_not_used(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text(TABLES["many"])
+        data = Table(path=path, label="ill").load()
+        assert data.features == ("age",)
+        assert data.note == "features: age (not used: name, which is text)"
+
+    def test_rows_with_blanks_are_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text(TABLES["blank"].replace("3,north,0", "3,north,0\n5,south,1\n6,north,0\n"
+                                                "7,south,1"))  # fmt: skip
+        with pytest.warns(FedsimWarning, match="2 of 7 rows have empty cells, and are left out"):
+            data = Table(path=path, label="ill", missing="drop", test_fraction=0.4).load()
+        assert len(data.y) + len(data.test_y) == 5
+
+
+class TestExplained:
+    def test_relevance_of_a_feature_has_no_order_of_categories(self) -> None:
+        from fedsim.explain import ExplainedData, ExplainedModel
+        from fedsim.explain.explainers import explainers
+        from fedsim.models import models
+
+        rng = np.random.default_rng(0)
+        words = ("a", "b", "c")
+        numbers, index = rng.normal(size=(8, 1)).astype(np.float32), rng.integers(3, size=8)
+        network = torch.nn.Sequential(
+            torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)
+        )
+        weight = network[0].weight.detach().clone()
+        found: dict[str, list[np.ndarray]] = {}
+        y = np.arange(8) % 2
+        for order in itertools.permutations(range(3)):
+            one_hot = (np.array([*order, 3]) == index[:, None]).astype(np.float32)
+            x = np.concatenate([numbers, one_hot], axis=1)
+            feature = Feature("ward", "one_hot", codes=words, words=words)
+            data = Dataset(
+                x, y, x, y, ("no", "yes"), features=("age", "ward"),
+                encoding=(Feature("age"), feature),
+            )  # fmt: skip
+            with torch.no_grad():
+                network[0].weight[:] = weight[:, [0, *(1 + np.array(order)), 4]]
+            model = ExplainedModel(models.parse({"name": "mlp"}), "", 0, 0, network=network.eval())
+            about = ExplainedData(data, torch.from_numpy)
+            tensor, decided = torch.from_numpy(x), torch.from_numpy(y)
+            for name in (
+                "gradient_x_input",
+                "integrated_gradients",
+                "occlusion",
+                "sage",
+                "random",
+            ):
+                for baseline in ("zero", "mean"):
+                    section = {"name": name}
+                    if name not in ("sage", "random"):
+                        section["baseline"] = baseline
+                    explainer = explainers.parse(section)
+                    own = explainer.each(model, about, tensor, decided, np.random.default_rng(1))
+                    assert own.shape == (8, 2)
+                    found.setdefault(f"{name} {baseline}", []).append(own)
+                    if name == "integrated_gradients":
+                        self.check_completeness(network, tensor, decided, own, baseline)
+        for name, maps in found.items():
+            if not name.startswith(("sage", "random")):  # which draw by input
+                for own in maps[1:]:
+                    assert own == pytest.approx(maps[0], abs=1e-5), name
+
+    @staticmethod
+    def check_completeness(
+        network: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, found: np.ndarray, start: str
+    ) -> None:
+        from_ = torch.zeros_like(x[:1]) if start == "zero" else x.mean(dim=0, keepdim=True)
+        with torch.no_grad():
+            gain = (network(x) - network(from_))[torch.arange(len(x)), y]
+        assert found.sum(axis=1) == pytest.approx(gain.numpy(), abs=0.05)
