@@ -125,6 +125,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "b.npz": files.read_npy,
     "a.dat": read_keel,
     "t.csv": lambda path: load(name="table", path=str(path), label="y"),
+    "t.tsv": lambda path: load(name="table", path=str(path), label="y"),
     "a.xlsx": lambda path: load(name="table", path=str(path), label="y"),
     "a.parquet": lambda path: load(name="table", path=str(path), label="sick"),
 }

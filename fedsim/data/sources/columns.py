@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.config.registry import nearest
 from fedsim.data.encoding import EPOCH, Feature, Floats, Kind
 from fedsim.data.sources import files
-from fedsim.data.sources.table_files import insist_on_column
+from fedsim.data.sources.table_files import insist_on_column, origin, place
 from fedsim.errors import DataError
 from fedsim.support.words import in_short
 
@@ -27,6 +27,8 @@ Float = TypeVar("Float", np.float32, np.float64)
 
 MOST_CATEGORIES = 100  # of a column that nobody named as one of categories
 MOST_ENTRIES = 1000  # categories that get an entry each
+EXACT = 2**53  # whole numbers below are exact in float64
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as int64 is written
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 _FLAGS = {"true": "True", "false": "False"}
 _FILL = "fill or drop them, or set data.missing"
@@ -76,15 +78,17 @@ def text_of(value: Any) -> str:
 def layout(
     path: Path,
     frame: pd.DataFrame,
+    rows: NDArray[np.intp],
     names: Sequence[str] | None,
     categorical: Categories | None,
     units: Mapping[str, str],
     indicator: bool,
     others: set[str],
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
-    """How each column of some training rows is written into `x`.
+    """How each column of a table is written into `x`.
 
     Args:
+        rows: those of training, whose categories are known.
         names: the columns of features; by default all that can be one, except `others`.
         categorical: how columns of categories are written; None if there are none.
         units: of columns of numbers.
@@ -102,16 +106,17 @@ def layout(
     for name in names or [name for name in map(str, frame.columns) if name not in others]:
         series = frame[name]
         _refuse_objects(path, series)
-        if series.isna().all():
+        blank = series.isna().to_numpy()
+        if blank[rows].all():
             raise DataError(
                 f"{path}: column '{name}' is empty in every training row; leave it out"
             )
-        feature = feature_of_column(path, series, categorical, names is not None)
+        feature = feature_of_column(path, series, rows, categorical, names is not None)
         if feature is None:
             unused.append(name)
             continue
         given = {**vars(feature), "unit": units.get(name, "")}
-        found.append(Feature(**given | {"indicator": indicator and bool(series.isna().any())}))
+        found.append(Feature(**given | {"indicator": indicator and bool(blank.any())}))
     if not found:
         raise DataError(f"{path}: has no numeric columns to use as features")
     for name in units:
@@ -124,15 +129,19 @@ def layout(
 
 
 def feature_of_column(
-    path: Path, series: pd.Series[Any], categorical: Categories | None, chosen: bool
+    path: Path,
+    series: pd.Series[Any],
+    rows: NDArray[np.intp],
+    categorical: Categories | None,
+    chosen: bool,
 ) -> Feature | None:
     """The kind of a column; None for texts that are not used unless they are `chosen`."""
     import pandas as pd
 
     name = str(series.name)
-    known = series.dropna()
+    known, learnt = series.dropna(), series.iloc[rows].dropna()
     if categorical is not None and name in categorical:
-        return _of_categories(path, name, [*map(text_of, known)], categorical[name])
+        return _of_categories(path, name, [*map(text_of, learnt)], categorical[name])
     if pd.api.types.is_bool_dtype(series.dtype) or _are_flags(known):
         if categorical is None:
             raise not_a_number(path, series, WHICH)
@@ -158,7 +167,7 @@ def feature_of_column(
             f"{path}: column '{name}' has {len(words):,} different words; name it in "
             "data.categorical if they are categories, or leave it out of data.features"
         )
-    return _of_categories(path, name, texts, "one_hot")
+    return _of_categories(path, name, [*map(text_of, learnt)], "one_hot")
 
 
 def _are_flags(known: pd.Series[Any]) -> bool:
@@ -225,8 +234,9 @@ def as_entries(
             if len(unknown):
                 told = in_short(sorted({repr(text_of(series.iloc[row])) for row in unknown}))
                 if feature.kind == "ordinal" and not blanks:
+                    file, row = origin(path, frame.index, unknown[0])
                     raise DataError(
-                        f"{path}: column '{feature.name}' has {told} in row {unknown[0] + 1}, "
+                        f"{file}: column '{feature.name}' has {told} in row {row + 1}, "
                         "which has no place among its categories"
                     )
                 what = "blank" if feature.kind == "ordinal" else "other"
@@ -267,9 +277,10 @@ def _days(path: Path, series: pd.Series[Any]) -> Floats:
     dates = pd.to_datetime(series, format="ISO8601", errors="coerce", utc=True)
     wrong = np.flatnonzero(dates.isna() & series.notna())
     if len(wrong):
+        file, row = origin(path, series.index, int(wrong[0]))
         raise DataError(
-            f"{path}: column '{series.name}' has {series.iloc[wrong[0]]!r:.60} in row "
-            f"{wrong[0] + 1}, and dates (year-month-day) in others"
+            f"{file}: column '{series.name}' has {series.iloc[wrong[0]]!r:.60} in row {row + 1}, "
+            "and dates (year-month-day) in others"
         )
     days: Floats = np.asarray(
         (dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)) / pd.Timedelta(days=1),
@@ -297,32 +308,43 @@ def present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
 
 
 def _is_blank(path: Path, frame: pd.DataFrame, name: str) -> DataError:
-    row = int(np.flatnonzero(frame[name].isna())[0])
-    place = f"row {row + 1}" if path.suffix.lower() == ".parquet" else f"line {row + 2}"
+    file, row = origin(path, frame.index, int(np.flatnonzero(frame[name].isna())[0]))
     return DataError(
-        f"{path}: {place}: column '{name}' is empty ({frame.isna().any(axis=1).sum()} of "
-        f"{len(frame)} rows have empty cells); {_FILL}"
+        f"{file}: {place(file, row)}: column '{name}' is empty "
+        f"({frame.isna().any(axis=1).sum()} of {len(frame)} rows have empty cells); {_FILL}"
     )
 
 
 def column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
-    """A column as numbers if it is numeric, otherwise as text."""
+    """A column as numbers if it is numeric, otherwise as text.
 
+    Whole numbers are integers, also if the file has them as 1.0 or, Parquet, as text.
+    """
     series = present(path, frame, name)
     if is_numeric(series):
-        return np.asarray(series.to_numpy())
-    values = [str(value) for value in series]
-    files.check_labels(values, f"{path}: column '{name}'")
-    return np.array(values)
+        values = np.asarray(series.to_numpy())
+        whole = values.dtype.kind == "f" and (np.abs(values) < EXACT).all()
+        return values.astype(np.int64) if whole and (values == np.rint(values)).all() else values
+    words = [str(value) for value in series]
+    files.check_labels(words, f"{path}: column '{name}'")
+    if all(map(_INTEGER.fullmatch, words)):
+        return np.array(words).astype(np.int64)
+    return np.array(words)
+
+
+def kind_of(labels: NDArray[np.generic]) -> str:
+    """What labels are: text, flags or numbers."""
+    return {"U": "text", "b": "flags"}.get(labels.dtype.kind, "numbers")
 
 
 def not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
     """The error for a column that is not numeric."""
     # The first value that is not a number, or the first one if all are numbers stored as text.
-    row = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
+    wrong = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
+    file, row = origin(path, series.index, wrong)
     return DataError(
-        f"{path}: column '{series.name}' has {series.iloc[row]!r:.60} in row {row + 1}, expected "
-        f"a number{hint}"
+        f"{file}: column '{series.name}' has {series.iloc[wrong]!r:.60} in row {row + 1}, "
+        f"expected a number{hint}"
     )
 
 
@@ -342,8 +364,9 @@ def numbers(
         values = series.to_numpy(np.float64, na_value=np.nan).astype(dtype)
     wrong = np.flatnonzero(~np.isfinite(values) & series.notna().to_numpy())
     if len(wrong):
+        file, row = origin(path, frame.index, int(wrong[0]))
         raise DataError(
-            f"{path}: column '{name}' has {series.iloc[int(wrong[0])]} in row {wrong[0] + 1}, "
+            f"{file}: column '{name}' has {series.iloc[int(wrong[0])]} in row {row + 1}, "
             f"not finite in {np.dtype(dtype)}"
         )
     return values

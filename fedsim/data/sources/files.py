@@ -215,7 +215,7 @@ def _how_to_get(data_set: str) -> str:
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`."""
-    opens: Callable[..., IO[bytes]] = OPENERS.get(path.suffix, open)
+    opens: Callable[..., IO[bytes]] = OPENERS.get(path.suffix.lower(), open)
     with reading(path), opens(path, "rb") as stream:
         return stream.read()
 

@@ -1,18 +1,111 @@
-"""Readers of files of tables: CSV and Parquet."""
+"""Readers of files of tables: CSV and Parquet, one file or several as one table."""
 
 from __future__ import annotations
 
+import codecs
+import glob
+import io
+import re
 import warnings
+from collections import Counter
 from collections.abc import Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsim.config.registry import nearest
 from fedsim.data.sources import files
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimWarning
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TEXTS = (".csv", ".tsv")
+FILE = "file"  # the column of several files as one table that names each row's file
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+HEAD = 1 << 20  # bytes of a file whose lines tell the separator
+LINES = 20  # of the head, the header line included
+BLANK = [" " * count for count in range(9)]  # cells of a few spaces are blank as well
+_QUOTED = re.compile(r'(?<![^,;\t\r\n])"[^"]*(?:""[^"]*)*"')
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
+
+
+def read_tables(path: Path) -> pd.DataFrame:
+    """A table in a file, or in all files whose paths match a pattern such as `sites/*.csv`.
+
+    Files of a pattern are read in order of their paths, and must have the same columns, in any
+    order. The column `file`, in front, has the name of each row's file, without its endings. The
+    index has the path of each row's file, and the number of the row in it.
+
+    Raises:
+        DataError: no file matches; a file lacks a column that the first has, or has another one;
+            a column is text in one file and numeric in another; two files have the same name.
+    """
+    import pandas as pd
+
+    if not is_pattern(path):
+        return read_table(path)
+    paths = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]
+    paths = [found for found in paths if found.is_file() and files.is_visible(found.name)]
+    if not paths:
+        raise DataError(f"{path}: no file matches this pattern")
+    frames = {found: read_table(found) for found in paths}
+    kinds: dict[str, tuple[str, Path]] = {}  # of each column, and the first file that shows it
+    named: dict[str, Path] = {}
+    for found, frame in frames.items():
+        other = named.setdefault(_stem(found), found)
+        if other is not found:
+            raise DataError(f"{path}: {other} and {found} have the same name; rename one of them")
+        _insist_on_columns(found, frame, paths[0], frames[paths[0]])
+        for name, series in frame.items():
+            kind = _kind(series)
+            known, first = kinds.setdefault(str(name), (kind, found)) if kind else ("", found)
+            if known != kind:
+                raise DataError(
+                    f"{found}: column '{name}' has {kind}, but {known} in {first}; make them alike"
+                )
+    whole = pd.concat(frames.values(), keys=frames.keys())
+    stems = [stem for stem, found in named.items() for _ in range(len(frames[found]))]
+    whole.insert(0, FILE, pd.Series(stems, index=whole.index, dtype="str"))
+    return whole
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path stands for several files."""
+    return glob.has_magic(str(path)) and not path.exists()
+
+
+def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
+    """A table in a `.csv`, `.tsv` or `.parquet` file; of Parquet, all columns or some.
+
+    Text files begin with a header line, and may be compressed (`.gz`, `.xz`). The values of a
+    `.csv` are separated by commas, semicolons or tabs. If not by commas, a column of numbers may
+    have decimal commas, and points between thousands. Text that is not UTF-8 is read as cp1252,
+    with a warning. Only blank cells are missing, as "NA" can be a label.
+
+    Raises:
+        DataError: the file cannot be read, or is no table; a column has no name, or the name of
+            another one.
+    """
+    import pandas as pd
+
+    if is_pattern(path):
+        raise DataError(f"{path}: is a pattern; name one file here")
+    ending = _ending(path)
+    if ending == ".parquet":
+        with files.reading(path):
+            known = empty_table(path)
+            _check_names(path, [str(name) for name in known.columns])
+            for name in columns or ():
+                insist_on_column(path, known, name)
+            frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
+    elif ending in TEXTS:
+        frame = _read_text(path, "\t" if ending == ".tsv" else "")
+    else:
+        raise DataError(f"{path}: is neither .csv, .tsv nor .parquet")
+    if len(frame) == 0:
+        raise DataError(f"{path}: has no rows")
+    return frame
 
 
 def empty_table(path: Path) -> pd.DataFrame:
@@ -24,34 +117,193 @@ def empty_table(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
-    """A table, CSV with a header line or Parquet; of Parquet, all columns or some."""
-    import pandas as pd
-
-    if path.suffix not in (".csv", ".parquet"):
-        raise DataError(f"{path}: is neither .csv nor .parquet")
-    with files.reading(path), warnings.catch_warnings():
-        # If rows are longer than the header, pandas drops the excess with a warning.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        if path.suffix == ".csv":
-            header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
-            if (twice := header[header.duplicated()]).size:
-                raise DataError(f"{path}: has two columns '{twice.iloc[0]}'")
-            # Only blank cells are missing: "NA" can be a label.
-            frame = pd.read_csv(
-                path, index_col=False, keep_default_na=False, na_values=[""], low_memory=False
-            )
-        else:
-            known = empty_table(path) if columns else pd.DataFrame()
-            for name in columns or ():
-                insist_on_column(path, known, name)
-            frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
-    if len(frame) == 0:
-        raise DataError(f"{path}: has no rows")
-    return frame
-
-
 def insist_on_column(path: Path, frame: pd.DataFrame, name: str) -> None:
     """Refuse a table without a column of that name."""
     if name not in frame.columns:
         raise DataError(f"{path}: has no column '{name}'{nearest(name, map(str, frame.columns))}")
+
+
+def origin(path: Path, index: pd.Index[Any], row: int) -> tuple[Path, int]:
+    """The file that a row of a table is from, and its number there, from 0 on.
+
+    Args:
+        path: of the table.
+        index: the table's, as read.
+    """
+    where = index[row]
+    return where if isinstance(where, tuple) else (path, row)
+
+
+def with_origin(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
+    """A table whose index has the path and the row of each row, so that some can be left out."""
+    import pandas as pd
+
+    if len(frame) and not isinstance(frame.index[0], tuple):
+        frame.index = pd.MultiIndex.from_product([[path], range(len(frame))])
+    return frame
+
+
+def place(path: Path, row: int) -> str:
+    """The place of a row in a file, for messages: its line of text, or its number from 1 on."""
+    if _ending(path) not in TEXTS:
+        return f"row {row + 1}"
+    content = files.read_bytes(path)
+    text = re.sub("\r\n?", "\n", content.decode(_encoding(content), errors="replace"))
+    line, records = 1, 0
+    for record in _QUOTED.sub(lambda cell: cell[0].replace("\n", "\0"), text).split("\n"):
+        if record.strip(" "):  # pandas skips blank lines, too
+            records += 1
+        if records == row + 2:  # after the header line
+            break
+        line += 1 + record.count("\0")
+    return f"line {line}"
+
+
+def _ending(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in files.OPENERS and ".parquet" not in suffixes:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _stem(path: Path) -> str:
+    packed = path.suffix.lower() in files.OPENERS
+    return Path(path.stem).stem if packed else path.stem
+
+
+def _read_text(path: Path, separator: str) -> pd.DataFrame:
+    """A table in a text file, with that separator, or with the one that its lines tell."""
+    import pandas as pd
+
+    content = files.read_bytes(path)
+    encoding = _encoding(content)
+    lines = _unquoted_lines(content, encoding)
+    separator = separator or _separator(path, lines)
+    with files.reading(path), warnings.catch_warnings():
+        # If rows are longer than the header, pandas drops the excess with a warning.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        header = pd.read_csv(
+            io.BytesIO(content), sep=separator, encoding=encoding, header=None, nrows=1,
+            dtype=str, keep_default_na=False,
+        )  # fmt: skip
+        names = header.iloc[0].tolist()
+        _check_names(path, names)
+        if len(names) == 1 and (other := _other_separator(lines)):
+            known = "tabs" if separator == "\t" else "commas, semicolons or tabs"
+            raise DataError(
+                f"{path}: has one column, '{names[0]:.60}'; columns must be separated by "
+                f"{known}, not by {other!r}"
+            )
+        frame = pd.read_csv(
+            io.BytesIO(content), sep=separator, encoding=encoding, index_col=False,
+            keep_default_na=False, na_values=BLANK, low_memory=False,
+        )  # fmt: skip
+    if encoding == "cp1252" or encoding == "latin-1":
+        warnings.warn(
+            f"{path}: is not UTF-8, and is read as {encoding}; look at its letters with accents, "
+            "or save it as UTF-8",
+            FedsimWarning,
+            stacklevel=4,
+        )
+    return frame if separator == "," else frame.apply(_with_decimal_points)
+
+
+def _encoding(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for encoding in ("utf-8-sig", "cp1252"):
+        try:
+            content.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return encoding
+    return "latin-1"
+
+
+def _unquoted_lines(content: bytes, encoding: str) -> list[str]:
+    """The first lines of a table that are not blank, the header line in front, without quotes."""
+    head = _QUOTED.sub("", content[:HEAD].decode(encoding, errors="ignore"))
+    lines = [line for line in re.split(r"[\r\n]+", head) if line.strip(" ")]
+    return lines[:LINES] if len(content) <= HEAD else (lines[:-1] or lines)[:LINES]
+
+
+def _separator(path: Path, lines: list[str]) -> str:
+    """What separates columns: what every line has as often as the header line, most of all.
+
+    If lines differ in all separators, it is the one that the header line has most.
+    """
+    counts = [Counter(line) for line in lines] or [Counter()]
+    there = {sign: counts[0][sign] for sign in SEPARATORS if counts[0][sign]}
+    regular = {
+        sign: count for sign, count in there.items() if all(each[sign] == count for each in counts)
+    }
+    choice = regular or there
+    most = [sign for sign, count in choice.items() if count == max(choice.values())]
+    if len(most) > 1:
+        signs = " or ".join(SEPARATORS[sign] for sign in most)
+        raise DataError(
+            f"{path}: its columns may be separated by {signs}; put names with such a sign in "
+            "double quotes"
+        )
+    return most[0] if most else ","
+
+
+def _other_separator(lines: list[str]) -> str:
+    """A sign that is no separator, which every line has as often as the header line."""
+    for sign in "|:,; ":
+        counts = {line.strip().count(sign) for line in lines}
+        if len(counts) == 1 and counts != {0}:
+            return sign
+    return ""
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    for number, name in enumerate(names, 1):
+        if not name.strip():
+            raise DataError(
+                f"{path}: column {number} has no name; give it one, or leave it out (pandas' "
+                "to_csv(index=False))"
+            )
+        if names.index(name) < number - 1:
+            raise DataError(f"{path}: has two columns '{name}'")
+
+
+def _with_decimal_points(series: pd.Series[Any]) -> pd.Series[Any]:
+    """Text as numbers if all of it is numbers with decimal commas."""
+    if series.dtype.kind != "O":
+        return series
+    values = series.dropna()
+    fits = all(isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value) for value in values)
+    if not fits or not any("," in value for value in values):
+        return series
+    points = values.str.replace(".", "").str.replace(",", ".")
+    return points.astype("float64").reindex(series.index)
+
+
+def _insist_on_columns(path: Path, frame: pd.DataFrame, first: Path, known: pd.DataFrame) -> None:
+    if FILE in frame:
+        raise DataError(
+            f"{path}: has a column '{FILE}', which several files as one table are given; rename it"
+        )
+    for name in known.columns:
+        if name not in frame:
+            raise DataError(f"{path}: has no column '{name}', which {first} has")
+    for name in frame.columns:
+        if name not in known:
+            raise DataError(f"{path}: has a column '{name}', which {first} has not")
+
+
+def _kind(series: pd.Series[Any]) -> str:
+    """What a column holds, in words; empty if all of it is blank."""
+    import pandas as pd
+
+    values = series.dropna()
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype(values.dtype.categories.dtype)
+    if not len(values):
+        return ""
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.infer_dtype(values) == "boolean":
+        return "true and false"
+    if pd.api.types.is_numeric_dtype(values):
+        return "numbers"
+    return "dates" if pd.api.types.is_datetime64_any_dtype(values) else "text"

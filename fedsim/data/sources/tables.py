@@ -27,13 +27,22 @@ from fedsim.data.sources.columns import (
     column,
     feature_of_column,
     is_numeric,
+    kind_of,
     layout,
     not_a_number,
     numbers,
     present,
     text_of,
 )
-from fedsim.data.sources.table_files import empty_table, insist_on_column, read_table
+from fedsim.data.sources.table_files import (
+    FILE,
+    empty_table,
+    insist_on_column,
+    is_pattern,
+    read_table,
+    read_tables,
+    with_origin,
+)
 from fedsim.data.stored import AnyArray, StoredArray, latest
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.words import in_short
@@ -119,8 +128,9 @@ class Table(Source):
     """Your own table: features of numbers, categories and dates, and what is to be predicted.
 
     Args:
-        path: a `.csv`, `.tsv` or `.parquet` file with names of columns; or a pattern of several
-            (`hospitals/*.csv`), whose rows then have their file's name in the column `file`.
+        path: a `.csv` or `.tsv` file with a header line, plain or packed, or a `.parquet` file;
+            or a pattern such as `sites/*.csv`: all files that match are one table, with a column
+            `file` to partition by.
         label: the column of labels, of any type; the sorted labels are the classes.
         classes: the class of each label, if several labels are one class or have other names:
             `{0: healthy, 1: ill, 2: ill}`. Classes are in this order.
@@ -228,17 +238,23 @@ class Table(Source):
         """x is float32 (N, entries), or float64 for a regression, in the units of the file."""
         path = self.path.expanduser()
         frame, y = self._read(path)
-        parting = tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column])))
+        file = FILE if is_pattern(path) else None
+        parting = tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column, file])))
         columns = {name: column(path, frame, name) for name in parting}
         test_path, test_y, test = None, None, None
         if self.test_path is not None:
             test_path = self.test_path.expanduser()
             test, test_y = self._read(test_path)
-            if self.label is not None and y.dtype.kind != test_y.dtype.kind:
-                raise DataError(
-                    f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
-                    f"but {y.dtype} in {path}"
-                )
+            if self.label is not None and kind_of(y) != kind_of(test_y):
+                words, test_words = {*y.astype(str)}, {*test_y.astype(str)}
+                if "text" not in (kind_of(y), kind_of(test_y)) or not (
+                    words <= test_words or test_words <= words
+                ):
+                    raise DataError(
+                        f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
+                        f"but {y.dtype} in {path}"
+                    )
+                y, test_y = y.astype(str), test_y.astype(str)
         y, test_y, classes = self._indices(path, y, test_y)
         rows = np.arange(len(y))
         if (
@@ -246,7 +262,7 @@ class Table(Source):
         ):  # unknown categories are those that they do not have
             rows, _ = split_rows(y, classes, self.test_fraction, str(path))
         others = {self.label or self.target or "", *parting}
-        features, unused = self._layout(path, frame.iloc[rows], others)
+        features, unused = self._layout(path, frame, rows, others)
         x = self._features(path, frame, features)
         test_part = None
         if test_path is not None and test is not None and test_y is not None:
@@ -275,7 +291,10 @@ class Table(Source):
     def _read(self, path: Path) -> tuple[pd.DataFrame, NDArray[Any]]:
         """The table, without its features if they stay in the file, and the labels or targets."""
         named = {self.label, self.target, self.client_column, *self.columns} - {None}
-        frame = read_table(path, {str(name) for name in named} if self.in_place else None)
+        if self.in_place:
+            frame = read_table(path, {str(name) for name in named})
+        else:
+            frame = read_tables(path)
         if self.blanks:
             frame = blanked(frame, self.blanks)
         if self.missing == "drop":
@@ -286,7 +305,7 @@ class Table(Source):
             if not kept.all():
                 told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
                 warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
-            frame = frame[kept].reset_index(drop=True)
+            frame = with_origin(path, frame)[kept]
         if self.target is not None:
             present(path, frame, self.target)
             return frame, numbers(path, frame, self.target, np.float64)
@@ -312,7 +331,7 @@ class Table(Source):
         return index[: len(y)], None if test_y is None else index[len(y) :], names
 
     def _layout(
-        self, path: Path, frame: pd.DataFrame, others: set[str]
+        self, path: Path, frame: pd.DataFrame, rows: NDArray[np.intp], others: set[str]
     ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         """The features of training rows, and the names of columns of texts that are not used."""
         if not self.in_place:
@@ -320,7 +339,7 @@ class Table(Source):
             if not isinstance(self.categorical, str):
                 named = self.categorical
             how = named, self.units, self.indicator
-            return layout(path, frame, self.features, *how, others)
+            return layout(path, frame, rows, self.features, *how, others)
         schema = empty_table(path)
         found, unused = [], []
         for name in self.features or [str(name) for name in schema.columns]:
@@ -328,7 +347,9 @@ class Table(Source):
                 continue
             insist_on_column(path, schema, name)
             stored = schema[name] if is_numeric(schema[name]) else read_table(path, {name})[name]
-            feature = feature_of_column(path, stored, None, self.features is not None)
+            feature = feature_of_column(
+                path, stored, np.arange(len(stored)), None, self.features is not None
+            )
             if feature is None:
                 unused.append(name)
             else:
