@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,11 +28,14 @@ from fedsim.cli.console import (
 if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim.cluster.placement import Node
     from fedsim.config.file import RawConfig
+    from fedsim.data import ClientSplits, Dataset
+    from fedsim.data.skew import Skew
     from fedsim.experiment import Experiment
 
 MOST_CLIENTS = 30  # rows of a table
 MOST_CLASSES = 12  # columns of a table
 MOST_NAMED = 3  # classes that are named for each client if there are more
+WIDTH = 100  # of a table that not every screen would show otherwise
 MOST_VARIANTS = 6  # tables and pictures of a grid or a search
 
 
@@ -105,7 +109,11 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     dataset, splits, _ = prepare(experiment)
     if dataset.note:
         out.print(f"{dataset.note}\n")
-    counts, names = label_table(dataset, splits), label_names(dataset)
+    several = dataset.y.ndim > 1  # targets of each example
+    parts = (splits.train, splits.unlabelled, splits.test)
+    sizes = sum(part.lengths for part in parts)
+    names = () if several else label_names(dataset)
+    counts = sizes[:, np.newaxis] if several else label_table(dataset, splits)
     named = ("name",) if splits.names else ()
     fits = len(names) <= MOST_CLASSES
     held = names if fits else ("most frequent", "classes")
@@ -113,33 +121,81 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     rows = []
     shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
-        parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
         words = [splits.names[k]] if splits.names else []
-        if fits:
+        if several:
+            cells = []
+        elif fits:
             cells = list(counts[k])
         else:
             largest = np.argsort(-counts[k], kind="stable")[:MOST_NAMED]
             words.append(", ".join(f"{names[c]}: {counts[k, c]}" for c in largest if counts[k, c]))
             cells = [(counts[k] > 0).sum()]
-        cells += [counts[k].sum(), *map(len, parts)]
+        cells += [sizes[k], *(part.lengths[k] for part in parts)]
         rows.append([str(k), *words, *(str(n) if n else "·" for n in cells)])
     print_table(columns, rows, right=columns)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} more clients")
-    sizes = counts.sum(axis=1)
     axis, groups = (
         ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
     )
+    each = f", and {(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     out.print(
         f"\n{len(counts)} clients, {sizes.sum():,} of {dataset.num_loaded:,} training examples; "
-        f"a client holds {sizes.min()} to {sizes.max()}, and "
-        f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
+        f"a client holds {sizes.min()} to {sizes.max()}{'' if several else each}"
     )
     if len(splits.held_out):
         out.print(f"{len(splits.held_out):,} are held out for validation")
+    _show_skew(dataset, splits)
+    if several:
+        out.print(f"not drawn, nor compared: labels, as there are {dataset.y.shape[1]} targets")
+        return
     with writing():
         draw_labels(counts, names, path, axis, splits.names)
     out.print(f"drawn: {path}")
+
+
+def _show_skew(dataset: Dataset, splits: ClientSplits) -> None:
+    """Print how different clients' data are, a line for each measure."""
+    import numpy as np
+
+    from fedsim.data.skew import BLANK, feature_skew, label_skew
+    from fedsim.support.words import client_name
+
+    rows = []
+    for skew in (*label_skew(dataset, splits), *feature_skew(dataset, splits, {})):
+        if skew.name == BLANK:
+            _show_blanks(skew, splits)
+        known = skew.values[~np.isnan(skew.values)]
+        if len(known) and len(splits) > 1:
+            k, *f = np.unravel_index(np.nanargmax(skew.values), skew.values.shape)
+            place = ", ".join([client_name(int(k), splits.names), *(skew.features[i] for i in f)])
+            rows.append((skew.name, f"{known.mean():.3g}", f"{known.max():.3g}", place))
+    if rows:
+        out.print()
+        print_table(("how clients differ", "mean", "most", "at"), rows, right=("mean", "most"))
+        out.print()
+
+
+def _show_blanks(shares: Skew, splits: ClientSplits) -> None:
+    """Print the share of blank cells of each feature and client, if they fit on a screen."""
+    from fedsim.data.skew import missing_features
+    from fedsim.errors import FedsimWarning
+    from fedsim.support.words import client_name, in_short
+
+    names = [client_name(k, splits.names) for k in range(len(splits))]
+    columns = ("blank cells", *names)
+    if sum(map(len, columns)) + len(columns) <= WIDTH:
+        cells = [[f"{v:.0%}" if v else "·" for v in of] for of in shares.values.T.tolist()]
+        rows = [[name, *of] for name, of in zip(shares.features, cells, strict=True)]
+        out.print()
+        print_table(columns, rows, right=names)
+    for clients, features in missing_features(shares).items():
+        warnings.warn(
+            f"data: {in_short(features)}: all cells are blank at {len(clients)} of {len(names)} "
+            f"clients ({in_short([names[k] for k in clients])})",
+            FedsimWarning,
+            stacklevel=2,
+        )
 
 
 @app.command("report")

@@ -117,12 +117,12 @@ class Config(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _make_paths_absolute(cls, value: Any) -> Any:
+    def _make_pathsabsolute(cls, value: Any) -> Any:
         """So that a run can be resumed from another folder; see `paths_from`."""
-        return _absolute(value)
+        return absolute(value)
 
 
-def _absolute(value: Any) -> Any:
+def absolute(value: Any) -> Any:
     """A path, and those in a list, a tuple or a dict, from the folder of `paths_from`."""
     if isinstance(value, Path):
         try:
@@ -130,8 +130,8 @@ def _absolute(value: Any) -> Any:
         except RuntimeError as error:  # unknown user in "~user"
             raise ValueError(f"'{value}': {error}") from error
     if type(value) is dict:
-        return {key: _absolute(part) for key, part in value.items()}
-    return type(value)(map(_absolute, value)) if type(value) in (list, tuple) else value
+        return {key: absolute(part) for key, part in value.items()}
+    return type(value)(map(absolute, value)) if type(value) in (list, tuple) else value
 
 
 _base: ContextVar[Path | None] = ContextVar("base", default=None)

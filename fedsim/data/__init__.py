@@ -9,6 +9,7 @@ from fedsim.data.partition import Partition, partitions
 from fedsim.data.source import Source, datasets, load_dataset
 from fedsim.data.sources import arrays as _arrays
 from fedsim.data.sources import generated as _generated
+from fedsim.data.sources import huggingface as _huggingface
 from fedsim.data.sources import images as _images
 from fedsim.data.sources import keel as _keel
 from fedsim.data.sources import reviews as _reviews

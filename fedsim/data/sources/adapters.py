@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from fedsim.data.sources import files
 from fedsim.errors import DataError
 
 IMAGES = ("image", "img")  # the usual names of a column of images
+LABEL = "label"  # the usual name of a column of labels
 TRAIN, TESTS = "train", ("test", "validation", "valid", "val")  # of the parts of a `DatasetDict`
 
 Part = tuple[Any, Any]  # an input and a label
@@ -26,12 +28,13 @@ class Reading(Config):
     """How the data set of another library is read.
 
     Args:
-        x: the column of inputs, for a Hugging Face data set; by default `image` or `img`.
+        x: the column of inputs, for a Hugging Face data set, or several columns of numbers, the
+            features of a table; by default `image` or `img`.
         y: the column of labels, for a Hugging Face data set; by default `label`.
         test_fraction: share of the examples in the test set if the data set has none.
     """
 
-    x: str | None = Field(None, min_length=1)
+    x: Annotated[str | tuple[str, ...], Field(min_length=1)] | None = None
     y: str | None = Field(None, min_length=1)
     test_fraction: TestFraction = 0.2
 
@@ -62,6 +65,9 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
     train, *test = ((part.x, part.y) for part in examples)
     columns = examples[0].columns
     made = of_parts(train, test[0] if test else None, classes, how.test_fraction, where, columns)
+    features = examples[0].features
+    if features:
+        made = replace(made, features=features, target=how.y or LABEL)
     check_trainable(made, where)
     return made
 
@@ -101,6 +107,7 @@ class _Examples(NamedTuple):
     y: NDArray[Any]
     names: tuple[str, ...]
     columns: dict[str, NDArray[np.generic]]
+    features: tuple[str, ...] = ()
 
 
 def _read(part: Any, where: str, how: Reading) -> _Examples:
@@ -131,26 +138,38 @@ def _read_hugging_face(part: Any, where: str, how: Reading) -> _Examples:
         raise DataError(
             f"{where}: set data.x to the column of inputs; there are {', '.join(known)}"
         )
-    y_key = how.y or "label"
-    for key, name in (("x", x_key), ("y", y_key)):
+    features = () if isinstance(x_key, str) else x_key
+    y_key = how.y or LABEL
+    for key, name in (*(("x", name) for name in features or (x_key,)), ("y", y_key)):
         if name not in known:
             raise DataError(
                 f"{where}: has no column '{name}' for data.{key}{nearest(name, known)}"
             )
     if getattr(part, "format", {}).get("type") != "custom":  # a transform of the user's own
         part = part.with_format(None)
-    columns: dict[str, list[Any]] = {name: [] for name in known if name not in (x_key, y_key)}
+    used = {*features, x_key, y_key}
+    columns: dict[str, list[Any]] = {name: [] for name in known if name not in used}
 
     def pairs() -> Iterator[Part]:
         for i in range(len(part)):
             row = part[i]
             for name, values in columns.items():
                 values.append(row.get(name))
-            yield row[x_key], row[y_key]
+            yield (
+                _numbers(row, features, f"{where}: item {i}") if features else row[x_key],
+                row[y_key],
+            )
 
     x, y = _stacked(pairs(), len(part), where)
     names = tuple(map(str, getattr(part.features[y_key], "names", None) or ()))
-    return _Examples(x, y, names, _plain_columns(columns))
+    return _Examples(x, y, names, _plain_columns(columns), features)
+
+
+def _numbers(row: Mapping[str, Any], features: Sequence[str], what: str) -> list[float]:
+    for name in features:
+        if not isinstance(row[name], numbers.Real):
+            raise DataError(f"{what} has {row[name]!r:.60} in column '{name}', expected a number")
+    return [float(row[name]) for name in features]
 
 
 def _plain_columns(columns: Mapping[str, list[Any]]) -> dict[str, NDArray[np.generic]]:
