@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from experiments import small_experiment
 from fedsim import run
 from fedsim.data import Dataset, datasets, load_dataset
+from fedsim.data.dataset import fitted
 from fedsim.data.sources.from_python import keep
 from fedsim.data.sources.keel import Keel
 from fedsim.data.sources.tables import Table
@@ -137,7 +138,7 @@ def test_standard_scaling(tmp_path: Path, dtype: Any) -> None:
     path = table(tmp_path, income=INCOME, same=0.1)
     predicts = {"label": "y"} if dtype == np.float32 else {"target": "income"}
     raw = Table(path=path, **predicts).load()
-    data = Table(path=path, scale="standard", **predicts).load()
+    data, _ = fitted(Table(path=path, scale="standard", **predicts).load())
     assert data.x.dtype == data.test_x.dtype == dtype
     x, test_x = (np.asarray(a, np.float64) for a in (raw.x, raw.test_x))
     spread = np.where(np.ptp(x, axis=0) > 0, x.std(axis=0), np.inf)

@@ -88,7 +88,9 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
         **{"path": table(p / "a.parquet"), "test_path": table(p / "b.parquet", 9)},
         **{"label": "kind", "features": ["b", "e", "n"], "columns": ["n"]},
     },
-    "regression": lambda p: {"name": "table", "path": table(p / "a.parquet"), "target": "c"},
+    "regression": lambda p: {
+        **{"name": "table", "path": table(p / "a.parquet"), "target": "c", "categorical": "none"}
+    },
 }
 
 
@@ -280,13 +282,13 @@ def test_a_row_group_larger_than_the_cache_is_decoded_once(
         path, row_group_size=count
     )
     rows = tables.ParquetRows(path, [str(k) for k in range(40)], np.float64)
-    read, decoded = tables.table_features, []
+    read, decoded = tables.as_entries, []
 
     def counted(*arguments: Any) -> Any:
         decoded.append(1)
         return read(*arguments)
 
-    monkeypatch.setattr(tables, "table_features", counted)
+    monkeypatch.setattr(tables, "as_entries", counted)
     assert sum(len(part) for part in rows.chunks()) == count
     assert len(decoded) == 1
 

@@ -13,6 +13,7 @@ import pytest
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
+from fedsim.data.dataset import fitted
 from fedsim.explain.explainers.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report.comparison import ReportData
@@ -58,7 +59,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     assert [int(number) for number, _ in listed] == expected["rule"].tolist()
     assert [words for _, words in listed] == expected["text"].tolist()
     assert f"… and {row['rules'] - 3} more, in runs/small/" in text
-    dataset = done.experiment.data.load()
+    dataset, _ = fitted(done.experiment.data.load())
     rules = {name: array.numpy() for name, array in done.weights().items()}
     model = done.experiment.model
     assert isinstance(model, Tsk)

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import feature_names
+from fedsim.data.dataset import feature_names, fitted
 from fedsim.data.sources.arrays import Npz
 from fedsim.data.sources.generated import Digits
 from fedsim.data.sources.images import Mnist
@@ -176,9 +176,9 @@ def rows_of_source(of: str, folder: Path) -> tuple[Dataset, Dataset]:
     if kind == "table":
         predicts, _, scale = about.partition(" ")
         MEASURED.to_csv(path, index=False)
-        fields = {predicts: "ward" if predicts == "label" else "size"}
+        fields = {predicts: "ward" if predicts == "label" else "size", "categorical": "none"}
         raw = Table(path=path, **fields)
-        return raw.model_copy(update={"scale": scale}).load(), raw.load()
+        return fitted(raw.model_copy(update={"scale": scale}).load())[0], raw.load()
     if kind == "npz":
         x, y = (255 * RNG.random((20, 3))).astype(about), np.arange(20) % 2
         np.savez(path.with_suffix(".npz"), x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
@@ -189,7 +189,7 @@ def rows_of_source(of: str, folder: Path) -> tuple[Dataset, Dataset]:
     path = folder / "mortgage.dat"
     path.write_text("\n".join(["@relation numbers", *lines, "@data", *rows]))
     source = Mortgage(root=folder) if kind == "mortgage" else Keel(path=path, scale="minmax")
-    return source.load(), Keel(path=path).load()
+    return fitted(source.load())[0], Keel(path=path).load()
 
 
 @pytest.mark.parametrize("ending", [".csv", ".npy"])

@@ -30,7 +30,8 @@ MOST_ENTRIES = 1000  # categories that get an entry each
 EXACT = 2**53  # whole numbers below are exact in float64
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as int64 is written
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
-_FLAGS = {"true": "True", "false": "False"}
+FLAGS = ("False", "True")
+_FLAGS = {"true": "True", "false": "False", "1": "True", "0": "False"}
 _FILL = "fill or drop them, or set data.missing"
 WHICH = " (data.features names the columns to use, data.categorical those of categories)"
 
@@ -142,12 +143,13 @@ def feature_of_column(
     known, learnt = series.dropna(), series.iloc[rows].dropna()
     if categorical is not None and name in categorical:
         return _of_categories(path, name, [*map(text_of, learnt)], categorical[name])
-    if pd.api.types.is_bool_dtype(series.dtype) or _are_flags(known):
+    flags = pd.api.types.is_bool_dtype(series.dtype)
+    if is_numeric(series) and not (flags and categorical is not None):
+        return Feature(name)
+    if flags or _are_flags(path, known):
         if categorical is None:
             raise not_a_number(path, series, WHICH)
-        return Feature(name, "ordinal", codes=("False", "True"), words=("no", "yes"))
-    if is_numeric(series):
-        return Feature(name)
+        return Feature(name, "ordinal", codes=FLAGS, words=("no", "yes"))
     if pd.api.types.is_datetime64_any_dtype(series):
         return Feature(name, "date")
     texts = [text_of(value) for value in known]
@@ -170,10 +172,15 @@ def feature_of_column(
     return _of_categories(path, name, [*map(text_of, learnt)], "one_hot")
 
 
-def _are_flags(known: pd.Series[Any]) -> bool:
-    if known.dtype.kind not in "OT":
+def _are_flags(path: Path, known: pd.Series[Any]) -> bool:
+    if is_numeric(known):
         return False
-    return {str(value).strip().lower() for value in known} <= {*_FLAGS}
+    words = {str(value).strip().lower() for value in known}
+    if not words - {*files.MISSING} or not words - {*files.MISSING} <= {"true", "false"}:
+        return False
+    if words & {*files.MISSING}:
+        raise not_a_number(path, known, WHICH)
+    return True
 
 
 def _of_categories(path: Path, name: str, texts: Sequence[str], how: Category) -> Feature:
@@ -259,7 +266,9 @@ def _indices(feature: Feature, series: pd.Series[Any]) -> tuple[Floats, list[int
         if blank:
             continue
         text = text_of(value)
-        index[row] = places.get(text, places.get(_FLAGS.get(text.lower(), ""), -1))
+        index[row] = places.get(text, -1)
+        if index[row] < 0 and feature.codes == FLAGS:
+            index[row] = places.get(_FLAGS.get(text.lower(), ""), -1)
         if index[row] < 0:
             unknown.append(row)
     if feature.kind == "ordinal":

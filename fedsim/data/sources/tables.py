@@ -195,8 +195,9 @@ class Table(Source):
                 raise PydanticCustomError(
                     "in_place", "features that are read in place cannot be scaled"
                 )
-            for key in ("categorical", "units", "blanks", "missing", "indicator"):
-                if key in self.model_fields_set and getattr(self, key) not in ("none", "refuse"):
+            usual = {"categorical": "none", "units": {}, "blanks": (), "missing": "refuse"}
+            for key, value in {**usual, "indicator": False}.items():
+                if getattr(self, key) not in (value, "auto"):
                     problem = "features that are read in place are numbers; leave out '{key}'"
                     raise PydanticCustomError("in_place", problem, {"key": key})
         return self
@@ -305,7 +306,7 @@ class Table(Source):
             if not kept.all():
                 told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
                 warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
-            frame = with_origin(path, frame)[kept]
+            frame = with_origin(path, frame)[kept.to_numpy()]
         if self.target is not None:
             present(path, frame, self.target)
             return frame, numbers(path, frame, self.target, np.float64)
@@ -319,8 +320,9 @@ class Table(Source):
             return y, test_y, ()
         both = y if test_y is None else np.concatenate([y, test_y])
         labels, index = np.unique(both, return_inverse=True)
-        names = tuple(map(text_of, labels))
+        names = tuple(map(str, labels))
         if self.classes is not None:
+            names = tuple(map(text_of, labels))
             for name in names:
                 if name not in self.classes:
                     near = nearest(name, self.classes)

@@ -14,6 +14,7 @@ import pytest
 from refusals import frame
 
 from fedsim.data import Dataset, datasets, partitions
+from fedsim.data.dataset import fitted
 from fedsim.data.sources import files
 from fedsim.data.sources.arrays import Npz
 from fedsim.data.sources.generated import Digits, Synthetic
@@ -378,7 +379,7 @@ def test_keel(write, tmp_path):
 def test_keel_that_is_scaled(write, tmp_path):
     path = write.keel(tmp_path / "a.dat", numbers(50))
     plain = Keel(path=path, test_fraction=0.9).load()
-    data = Keel(path=path, test_fraction=0.9, scale="minmax").load()
+    data, _ = fitted(Keel(path=path, test_fraction=0.9, scale="minmax").load())
     assert_sound(data)
     low, high = plain.x[:, 0].min(), plain.x[:, 0].max()
     assert (low, high) != (0, 49)  # so that a test row falls outside
@@ -396,7 +397,7 @@ def test_keel_that_is_scaled(write, tmp_path):
 def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
     write.keel(tmp_path / "mortgage/mortgage.dat.gz", numbers(20))
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    data = Mortgage(test_fraction=0.1).load()
+    data, _ = fitted(Mortgage(test_fraction=0.1).load())
     assert_sound(data)
     assert (len(data.x), len(data.test_x)) == (18, 2)
     assert (data.x.min(), data.x.max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
@@ -689,7 +690,8 @@ def test_table_of_nullable_parquet_columns(tmp_path):
 def test_table_that_is_scaled(tmp_path):
     train = store(frame()[2:12].assign(fit=1), tmp_path / "a.csv")
     test = store(frame().assign(fit=range(20)), tmp_path / "b.csv")
-    data = Table(path=train, label="sick", test_path=test, scale="minmax").load()
+    source = Table(path=train, label="sick", test_path=test, scale="minmax", categorical="none")
+    data, _ = fitted(source.load())
     assert_sound(data)
     assert data.x.dtype == np.float32
     assert data.features == ("age", "dose", "fit")
@@ -706,7 +708,8 @@ def test_table_that_is_scaled(tmp_path):
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_table_with_a_target_that_is_split(tmp_path, suffix):
     path = store(frame().assign(price=frame()["age"] ** 2 / 3), tmp_path / f"a{suffix}")
-    data = Table(path=path, target="price", columns=("site", "age")).load()
+    source = Table(path=path, target="price", columns=("site", "age"), categorical="none")
+    data = source.load()
     assert_sound(data)
     assert (data.classes, data.features, data.target) == ((), ("dose", "fit"), "price")
     rows = data.columns["age"]
@@ -721,7 +724,7 @@ def test_table_with_a_target_and_a_test_file(tmp_path, scale):
     train = store(frame()[2:12], tmp_path / "a.csv")
     test = store(frame()[::-1], tmp_path / "b.csv")
     source = Table(path=train, target="age", features=("fit", "dose"), test_path=test, scale=scale)
-    data = source.load()
+    data, _ = fitted(source.load())
     assert_sound(data)
     low, span = (2, 9) if scale == "minmax" else (0, 1)
     np.testing.assert_array_equal(data.y, (np.arange(2, 12) - low) / span)
