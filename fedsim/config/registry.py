@@ -117,7 +117,7 @@ class Config(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _make_pathsabsolute(cls, value: Any) -> Any:
+    def _make_paths_absolute(cls, value: Any) -> Any:
         """So that a run can be resumed from another folder; see `paths_from`."""
         return absolute(value)
 

@@ -65,6 +65,12 @@ def download() -> None:
             "pip install 'fedsim[vision]'",
         ),
         (
+            "datasets",
+            lambda: load_dataset(datasets.parse({"name": "huggingface", "dataset": "glue"})),
+            "data.name=huggingface needs datasets, which is not installed: "
+            "pip install 'fedsim[hf]'",
+        ),
+        (
             "tensorboardX",
             lambda: prepare(small_experiment(loggers=["tensorboard"])),
             "loggers: tensorboard needs tensorboardX, which is not installed: "

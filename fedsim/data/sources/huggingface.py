@@ -97,15 +97,10 @@ class HuggingFace(TextSource):
             else:
                 found = library.load_dataset(self.dataset, self.config)
         except Exception as error:  # of many types, also of other libraries
-            advice = (
-                ""
-                if path.exists()
-                else (
-                    "; without the network, set data.dataset to a folder that save_to_disk has written"
-                )
-            )
+            advice = "; without the network, name a folder that save_to_disk has written"
             raise DataError(
-                f"data.dataset={self.dataset}: cannot be loaded: {in_one_line(error)}{advice}"
+                f"data.dataset={self.dataset}: cannot be loaded: {in_one_line(error)}"
+                f"{'' if path.exists() else advice}"
             ) from error
         return found if isinstance(found, Mapping) else {self.split: found}
 
