@@ -111,7 +111,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
         out.print(f"{dataset.note}\n")
     several = dataset.y.ndim > 1  # targets of each example
     parts = (splits.train, splits.unlabelled, splits.test)
-    sizes = sum(part.lengths for part in parts)
+    sizes = np.sum([part.lengths for part in parts], axis=0)
     names = () if several else label_names(dataset)
     counts = sizes[:, np.newaxis] if several else label_table(dataset, splits)
     named = ("name",) if splits.names else ()

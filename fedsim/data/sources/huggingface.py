@@ -120,7 +120,9 @@ class HuggingFace(TextSource):
         if self.test_split is not None:
             return self.test_split, ""
         why = "there is no part 'test'"
-        if "test" in parts and self.split != "test":
+        if self.split == "test":
+            why = "the part 'test' is trained on"
+        elif "test" in parts:
             labels = self._part(parts, "test").with_format(None)[self.label]
             if any(label != NO_LABEL for label in labels):
                 return "test", ""
@@ -129,7 +131,7 @@ class HuggingFace(TextSource):
         if others:
             return others[0], f"test set: the part '{others[0]}', as {why}"
         share = f"{self.test_fraction:.3g} of the part '{self.split}'"
-        return "", f"test set: {share}, as {why} and none for validation"
+        return "", f"test set: {share}, as {why}, and there is no validation part"
 
     def _inputs(self, part: Any) -> str | tuple[str, ...]:
         known = list(part.features)
