@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from own_components import TAGS
 from rich.console import Console
 
 from experiments import Say, change_manifest, small_experiment
@@ -151,7 +152,7 @@ def test_data_prints_and_draws_who_holds_what(say: Say) -> None:
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
     row = next(line for line in text.splitlines() if line.split()[:1] == ["0"])
     cells = [0 if cell == "·" else int(cell) for cell in row.split()]
-    assert sum(cells[1:11]) == cells[11] == cells[12] + cells[14]
+    assert sum(cells[1:11]) == cells[11] == cells[12] + cells[13]
 
 
 def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> None:
@@ -162,8 +163,9 @@ def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> Non
     code, text, complaint = say(*words, "partition={kind: quantile, clients: 8}")
     assert code == 0, complaint
     assert text.splitlines()[0] == "features: a, b"
-    heads = text.splitlines()[2].split()
-    assert heads[:3] == ["client", "0.0-0.1", "0.1-0.2"]
+    starts, ends = (line.split() for line in text.splitlines()[2:4])
+    assert starts[:2] == ["0.0-", "0.1-"]
+    assert ends[:3] == ["client", "0.1", "0.2"]
     assert re.search(r"and [12]\.\d of 10 parts of the target's range on average$", text, re.M)
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
 
@@ -175,8 +177,44 @@ def test_data_of_many_classes_names_the_most_frequent(say: Say) -> None:
     code, text, complaint = say(*words, "partition={kind: iid, clients: 1}")
     assert code == 0, complaint
     header, row = (" ".join(line.split()) for line in text.splitlines()[2:4])
-    assert header == "client most frequent classes all labelled unlabelled test"
-    assert row == "0 c39: 48, c38: 32, c0: 8 40 384 384 · ·"
+    assert header == "client most frequent classes all"
+    assert row == "0 c39: 48, c38: 32, c0: 8 40 384"
+
+
+def test_data_says_how_clients_differ(say: Say) -> None:
+    Path("sites").mkdir()
+    long = "south-with-a-name-of-thirty-chars"
+    for site, age, label in (("north", 0, "yes"), (long, 5, "a class with a long name")):
+        table = pd.DataFrame({"age": age + np.arange(20) % 7, "fit": [0, 1] * 10})
+        table.assign(y=["no", label] * 10).to_csv(f"sites/{site}.csv", index=False)
+    by_site = "partition={kind: natural, column: file}"
+    for of in ("label: y", "target: age, features: [fit], scale: standard"):
+        data = f"data={{name: table, path: 'sites/*.csv', {of}}}"
+        code, text, complaint = say("data", "small.yaml", data, by_site)
+        assert code == 0, complaint
+        tables = [line for line in text.splitlines() if "a client holds" not in line]
+        assert max(map(len, tables)) <= 100
+        last = text.partition("how clients differ")[2]
+        emd = re.search(r": earth mover's distance \(.*\) +([\d.]+) +([\d.]+)  (.*)$", last, re.M)
+        assert emd is not None
+        if "label" in of:
+            assert emd[3] in ("file north", "north", long)
+            assert float(emd[2]) == pytest.approx(0.5, abs=0.1)
+            assert re.search(r"^features: standardised mean difference .*, age$", last, re.M)
+        else:
+            assert "(in units of age)" in emd[0]
+            assert 2 < float(emd[2]) < 3  # half the distance of the clients
+
+
+def test_data_of_several_targets(say: Say) -> None:
+    code, text, complaint = say(
+        "data", "small.yaml", "data={name: 'own_components:Tagged'}", "partition={kind: iid, "
+        "clients: 3}", "objective={name: 'own_components:MultiLabel'}",
+    )  # fmt: skip
+    assert code == 0, complaint
+    assert text.splitlines()[0].split() == ["client", "all"]
+    assert re.search(r"^features: standardised mean difference +0\.\d+ ", text, re.M)
+    assert text.endswith(f"not drawn, nor compared: labels, as there are {len(TAGS)} targets\n")
 
 
 class TestDataOfSeveralExperiments:

@@ -26,9 +26,12 @@ from fedsim.cli.console import (
 )
 
 if TYPE_CHECKING:  # these import torch: imported by the commands that need them
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fedsim.cluster.placement import Node
     from fedsim.config.file import RawConfig
-    from fedsim.data import ClientSplits, Dataset
+    from fedsim.data import ClientSplits, Dataset, Ragged
     from fedsim.data.skew import Skew
     from fedsim.experiment import Experiment
 
@@ -110,28 +113,16 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     if dataset.note:
         out.print(f"{dataset.note}\n")
     several = dataset.y.ndim > 1  # targets of each example
-    parts = (splits.train, splits.unlabelled, splits.test)
-    sizes = np.sum([part.lengths for part in parts], axis=0)
+    sizes = np.sum([part.lengths for part in _parts(splits).values()], axis=0)
     names = () if several else label_names(dataset)
-    counts = sizes[:, np.newaxis] if several else label_table(dataset, splits)
-    named = ("name",) if splits.names else ()
-    fits = len(names) <= MOST_CLASSES
-    held = names if fits else ("most frequent", "classes")
-    columns = ("client", *named, *held, "all", "labelled", "unlabelled", "test")
-    rows = []
+    between = " to " if any(" to " in name for name in names) else "-"  # ends of ranges
+    ranges = [name.replace(between, f"{between.rstrip()}\n") for name in names]
+    heads = names if dataset.classes else ranges
+    counts = np.zeros((len(splits), 0), int) if several else label_table(dataset, splits)
     shown = min(len(counts), MOST_CLIENTS)
-    for k in range(shown):
-        words = [splits.names[k]] if splits.names else []
-        if several:
-            cells = []
-        elif fits:
-            cells = list(counts[k])
-        else:
-            largest = np.argsort(-counts[k], kind="stable")[:MOST_NAMED]
-            words.append(", ".join(f"{names[c]}: {counts[k, c]}" for c in largest if counts[k, c]))
-            cells = [(counts[k] > 0).sum()]
-        cells += [sizes[k], *(part.lengths[k] for part in parts)]
-        rows.append([str(k), *words, *(str(n) if n else "·" for n in cells)])
+    columns, rows = _held(splits, heads, counts[:shown], each=len(names) <= MOST_CLASSES)
+    if names and _width(columns, rows) > WIDTH:
+        columns, rows = _held(splits, names, counts[:shown], each=False)
     print_table(columns, rows, right=columns)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} more clients")
@@ -154,6 +145,47 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     out.print(f"drawn: {path}")
 
 
+def _parts(splits: ClientSplits) -> dict[str, Ragged]:
+    return {"labelled": splits.train, "unlabelled": splits.unlabelled, "test": splits.test}
+
+
+def _held(
+    splits: ClientSplits, names: Sequence[str], counts: NDArray[np.int64], each: bool
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table of who holds what.
+
+    Args:
+        names: of the labels.
+        counts: (K, labels) how many of each label the first K clients hold.
+        each: with a column for each label, or the most frequent of them.
+    """
+    import numpy as np
+
+    parts = {name: part for name, part in _parts(splits).items() if len(part.values)}
+    shown = {} if {*parts} == {"labelled"} else parts
+    labels = names if each else ["most frequent", "classes"] if names else []
+    columns = ["client", *(["name"] if splits.names else []), *labels, "all", *shown]
+    rows = []
+    for k, count in enumerate(counts):
+        words = [splits.names[k]] if splits.names else []
+        if each:
+            cells = list(count)
+        else:
+            largest = np.argsort(-count, kind="stable")[:MOST_NAMED]
+            words.append(", ".join(f"{names[c]}: {count[c]}" for c in largest if count[c]))
+            cells = [(count > 0).sum()]
+        cells += [sum(part.lengths[k] for part in parts.values())]
+        cells += [part.lengths[k] for part in shown.values()]
+        rows.append([str(k), *words, *(str(n) if n else "·" for n in cells)])
+    return columns, rows
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The characters that a table takes beside each other."""
+    cells = zip(columns, *rows, strict=True)
+    return sum(max(len(line) for cell in of for line in cell.split("\n")) + 2 for of in cells) - 2
+
+
 def _show_skew(dataset: Dataset, splits: ClientSplits) -> None:
     """Print how different clients' data are, a line for each measure."""
     import numpy as np
@@ -169,7 +201,8 @@ def _show_skew(dataset: Dataset, splits: ClientSplits) -> None:
         if len(known) and len(splits) > 1:
             k, *f = np.unravel_index(np.nanargmax(skew.values), skew.values.shape)
             place = ", ".join([client_name(int(k), splits.names), *(skew.features[i] for i in f)])
-            rows.append((skew.name, f"{known.mean():.3g}", f"{known.max():.3g}", place))
+            numbers = [f"{v:.3f}" if v < 100 else f"{v:.3g}" for v in (known.mean(), known.max())]
+            rows.append((skew.name, *numbers, place))
     if rows:
         out.print()
         print_table(("how clients differ", "mean", "most", "at"), rows, right=("mean", "most"))
@@ -184,9 +217,9 @@ def _show_blanks(shares: Skew, splits: ClientSplits) -> None:
 
     names = [client_name(k, splits.names) for k in range(len(splits))]
     columns = ("blank cells", *names)
-    if sum(map(len, columns)) + len(columns) <= WIDTH:
-        cells = [[f"{v:.0%}" if v else "·" for v in of] for of in shares.values.T.tolist()]
-        rows = [[name, *of] for name, of in zip(shares.features, cells, strict=True)]
+    cells = [[f"{v:.0%}" if v else "·" for v in of] for of in shares.values.T.tolist()]
+    rows = [[feature, *of] for feature, of in zip(shares.features, cells, strict=True)]
+    if _width(columns, rows) <= WIDTH:
         out.print()
         print_table(columns, rows, right=names)
     for clients, features in missing_features(shares).items():

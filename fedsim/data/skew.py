@@ -19,7 +19,7 @@ from fedsim.data.stored import StoredArray
 
 Floats = NDArray[np.float64]
 
-BLANK = "share of blank cells"  # the name of a measure
+BLANK = "features: share of blank cells"  # the name of a measure
 
 
 class Skew(NamedTuple):
@@ -173,16 +173,16 @@ def label_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
     sizes = table.sum(axis=1, keepdims=True)
     shares = np.divide(table, sizes, out=np.full(table.shape, np.nan), where=sizes > 0)
     whole = table.sum(axis=0) / max(1.0, table.sum())
-    yield Skew("Hellinger distance (0 to 1)", hellinger(shares, whole))
-    yield Skew("Jensen-Shannon distance (0 to 1)", jensen_shannon(shares, whole))
+    yield Skew("labels: Hellinger distance (0 to 1)", hellinger(shares, whole))
+    yield Skew("labels: Jensen-Shannon distance (0 to 1)", jensen_shannon(shares, whole))
     if dataset.classes:
-        yield Skew("earth mover's distance (0 to 2)", label_emd(shares, whole))
+        yield Skew("labels: earth mover's distance (0 to 2)", label_emd(shares, whole))
         return
     rows, clients = held_by(splits)
     targets = dataset.target_scaling.undo(dataset.y).astype(np.float64)
     unit = f"in units of {dataset.target}" if dataset.target else "in the target's unit"
     distance = wasserstein(targets[rows], clients, len(splits))
-    yield Skew(f"earth mover's distance ({unit})", distance)
+    yield Skew(f"target: earth mover's distance ({unit})", distance)
 
 
 def feature_skew(
@@ -208,7 +208,7 @@ def feature_skew(
             values[blanks[name][rows]] = np.nan
         differences[:, f] = mean_difference(values, clients, count)
     if count > 1:
-        yield Skew("standardised mean difference of features", differences, names)
+        yield Skew("features: standardised mean difference", differences, names)
     if blanks:
         shares = blank_shares(blanks, rows, clients, count)
         yield Skew(BLANK, shares, tuple(blanks))

@@ -131,11 +131,13 @@ def test_of_classes() -> None:
     labels = dataset(X, np.array([0, 0, 0, 1, 1, 2]), classes=("a", "b", "c"))
     found = {skew.name: skew.values.tolist() for skew in label_skew(labels, CLIENTS)}
     assert list(found) == [
-        "Hellinger distance (0 to 1)",
-        "Jensen-Shannon distance (0 to 1)",
-        "earth mover's distance (0 to 2)",
+        "labels: Hellinger distance (0 to 1)",
+        "labels: Jensen-Shannon distance (0 to 1)",
+        "labels: earth mover's distance (0 to 2)",
     ]
-    assert found["earth mover's distance (0 to 2)"] == pytest.approx([1, 1, np.nan], nan_ok=True)
+    assert found["labels: earth mover's distance (0 to 2)"] == pytest.approx(
+        [1, 1, np.nan], nan_ok=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_of_a_target(target: str, unit: str) -> None:
     numbers = dataset(X, np.array([0.0, 0, 0, 4, 4, 4]), target=target)
     *others, distance = label_skew(numbers, CLIENTS)
     assert len(others) == 2
-    assert distance.name == f"earth mover's distance ({unit})"
+    assert distance.name == f"target: earth mover's distance ({unit})"
     assert distance.values == pytest.approx([2, 2, np.nan], nan_ok=True)
 
 
