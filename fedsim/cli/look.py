@@ -106,10 +106,12 @@ def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
 def _show_labels(experiment: Experiment, path: Path) -> None:
     import numpy as np
 
+    from fedsim.data import load_dataset
     from fedsim.data.labels import draw_labels, label_names, label_table
     from fedsim.launch.prepare import prepare
 
-    dataset, splits, _ = prepare(experiment)
+    loaded = load_dataset(experiment.data)
+    dataset, splits, _ = prepare(experiment, loaded)
     if dataset.note:
         out.print(f"{dataset.note}\n")
     several = dataset.y.ndim > 1  # targets of each example
@@ -136,7 +138,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     )
     if len(splits.held_out):
         out.print(f"{len(splits.held_out):,} are held out for validation")
-    _show_skew(dataset, splits)
+    _show_skew(dataset, loaded, splits)
     if several:
         out.print(f"not drawn, nor compared: labels, as there are {dataset.y.shape[1]} targets")
         return
@@ -186,7 +188,7 @@ def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(len(line) for cell in of for line in cell.split("\n")) + 2 for of in cells) - 2
 
 
-def _show_skew(dataset: Dataset, splits: ClientSplits) -> None:
+def _show_skew(dataset: Dataset, loaded: Dataset, splits: ClientSplits) -> None:
     """Print how different clients' data are, a line for each measure."""
     import numpy as np
 
@@ -194,7 +196,7 @@ def _show_skew(dataset: Dataset, splits: ClientSplits) -> None:
     from fedsim.support.words import client_name
 
     rows = []
-    for skew in (*label_skew(dataset, splits), *feature_skew(dataset, splits, {})):
+    for skew in (*label_skew(dataset, splits), *feature_skew(loaded, splits)):
         if skew.name == BLANK:
             _show_blanks(skew, splits)
         known = skew.values[~np.isnan(skew.values)]

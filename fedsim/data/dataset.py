@@ -230,6 +230,19 @@ class Dataset:
         return None
 
     @property
+    def blanks(self) -> dict[str, NDArray[np.bool_]]:
+        """(N,) which training examples lack a feature, of those that any lacks; before a fit."""
+        if self.preprocessing is None:
+            return {}
+        parts = self.parts
+        firsts = range(self.shape[0]) if parts is None else np.unique(parts, return_index=True)[1]
+        found = {
+            name: np.isnan(np.asarray(self.x)[:, w])
+            for name, w in zip(self.features, firsts, strict=True)
+        }
+        return {name: blank for name, blank in found.items() if blank.any()}
+
+    @property
     def num_loaded(self) -> int:
         """The number of training examples in the source, without the changed copies at the end."""
         return len(self.y) - self.copies

@@ -27,6 +27,11 @@ Floats = NDArray[np.float64]
 OTHER = "(other)"  # the entry of categories that no training row has
 BLANK = "(blank)"
 EPOCH = np.datetime64("1970-01-01", "D")  # dates are days since then
+_ZERO = {
+    "none": "",
+    "minmax": "the lower end of each feature's scale",
+    "standard": "each feature's mean",
+}
 _HALF = 30  # bits in each of the two integers of a sum
 
 
@@ -92,11 +97,13 @@ class Scaling:
         span: likewise.
         fill: (W,) what takes the place of blank cells, in the units of the files; NaN where they
             are refused. None if no cell is blank.
+        zero: what 0 stands for, in words, if the scale gives it a meaning.
     """
 
     low: NDArray[Any] | float = 0.0
     span: NDArray[Any] | float = 1.0
     fill: NDArray[Any] | None = None
+    zero: str = ""
 
     @classmethod
     def minmax(cls, train: NDArray[Any]) -> Scaling:
@@ -117,7 +124,7 @@ class Scaling:
         """The same, as a data set of another type of floats applies it."""
         fill = None if self.fill is None else self.fill.astype(dtype)
         low, span = (np.asarray(value, dtype) for value in (self.low, self.span))
-        return Scaling(low, span, fill)
+        return Scaling(low, span, fill, self.zero)
 
     def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
         """Convert floats from the units of the data set back to those of the files."""
@@ -270,7 +277,7 @@ def fit(
             fill[w] = _filled(w, how, total, moments, parts)
         if feature.scaled and how.scale != "none":
             low[w], span[w] = _scale(w, float(fill[w]), how, total, moments)
-    scaling = Scaling(low, span, fill if fills else None)
+    scaling = Scaling(low, span, fill if fills else None, _ZERO[how.scale])
     return Fitted(scaling, sent, received + low.nbytes + span.nbytes + fill.nbytes)
 
 

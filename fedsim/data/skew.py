@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Dataset, feature_names
+from fedsim.data.dataset import Dataset
 from fedsim.data.labels import label_table
 from fedsim.data.splits import ClientSplits
 from fedsim.data.stored import StoredArray
@@ -185,27 +185,22 @@ def label_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
     yield Skew(f"target: earth mover's distance ({unit})", distance)
 
 
-def feature_skew(
-    dataset: Dataset, splits: ClientSplits, blanks: Mapping[str, NDArray[np.bool_]]
-) -> Iterator[Skew]:
+def feature_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
     """The measures of features of a table: differences of means, and shares of blank cells.
 
     Nothing for images, texts, and features that stay in their files.
 
     Args:
-        blanks: of the features that have any, (N,) which cells are blank; these do not count in
-            means.
+        dataset: before it is fitted, so that blank cells are known; these do not count in means.
     """
     count = len(splits)
     if dataset.x.ndim != 2 or dataset.words or isinstance(dataset.x, StoredArray):
         return
     rows, clients = held_by(splits)
-    names = feature_names(dataset.x.shape[1], dataset.features)
+    names, blanks = dataset.entry_names, dataset.blanks
     differences = np.empty((count, len(names)))
-    for f, name in enumerate(names):
+    for f in range(len(names)):
         values = dataset.x[rows, f].astype(np.float64)
-        if name in blanks:
-            values[blanks[name][rows]] = np.nan
         differences[:, f] = mean_difference(values, clients, count)
     if count > 1:
         yield Skew("features: standardised mean difference", differences, names)

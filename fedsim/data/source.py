@@ -243,9 +243,8 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
     if data.classes:
         found += doubts.of_classes(data.classes, data.y, data.test_y)
     if x.ndim == 2 and x.dtype.kind == "f":
-        names = list(data.entry_names)
-        known = ~np.isnan(x).any(axis=0)  # features without a blank cell
-        x, names = x[:, known], [name for name, full in zip(names, known, strict=True) if full]
+        known = np.flatnonzero(~np.isnan(x).any(axis=0))  # entries without a blank cell
+        x, names = x[:, known], [data.entry_names[w] for w in known]
         found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
         columns = dict(zip(names, x.T, strict=True))
         if not data.classes and data.y.ndim == 1:

@@ -78,6 +78,7 @@ def in_words(choice: Baseline, data: Dataset) -> str:
         return f"zero, the mean {'pixel' if images else 'input'} of the data"
     if images:
         return "zero, a black image" if data.x.dtype == np.uint8 else "zero in every pixel"
-    if np.ndim(data.scaling.low):
-        return "zero, the lower end of each feature's scale"
+    if data.scaling.zero:
+        categories = " and no category" if data.parts is not None else ""
+        return f"zero, {data.scaling.zero}{categories}"
     return "zero in every feature"

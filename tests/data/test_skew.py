@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy.stats import wasserstein_distance
 
 from experiments import examples
 from fedsim.data import ClientSplits, Dataset, Ragged
+from fedsim.data.encoding import Preprocessing
 from fedsim.data.skew import (
     blank_shares,
     feature_skew,
@@ -155,18 +157,20 @@ def test_several_targets_and_other_inputs_have_no_measures() -> None:
     several = dataset(X, np.zeros((6, 2)))
     assert not list(label_skew(several, CLIENTS))
     pictures = dataset(np.zeros((6, 1, 2, 2), np.float32), np.zeros(6))
-    assert not list(feature_skew(pictures, CLIENTS, {}))
+    assert not list(feature_skew(pictures, CLIENTS))
 
 
 def test_of_features_with_blanks() -> None:
     table = dataset(X, np.zeros(6), features=("age", "thal"))
-    (means,) = feature_skew(table, CLIENTS, {})
+    (means,) = feature_skew(table, CLIENTS)
     assert means.features == ("age", "thal")
     spread = np.sqrt(2 / 3)
     expected = [[9 / spread, (4 / 3) / np.sqrt(2 / 9)]] * 2 + [[np.nan, np.nan]]
     np.testing.assert_allclose(means.values, expected, rtol=1e-6)
-    blanks = {"thal": np.array([True, False, False, True, True, True])}
-    means, shares = feature_skew(table, CLIENTS, blanks)
+    blank = np.array([True, False, False, True, True, True])
+    x = np.where(np.array([False, True]) & blank[:, None], np.nan, X).astype(np.float32)
+    unfitted = replace(table, x=x, preprocessing=Preprocessing("mean"))
+    means, shares = feature_skew(unfitted, CLIENTS)
     np.testing.assert_allclose(means.values[:, 0], [9 / spread, 9 / spread, np.nan], rtol=1e-6)
     assert np.isnan(means.values[:, 1]).all()
     assert shares.features == ("thal",)
@@ -186,5 +190,5 @@ def test_nothing_warns_of_empty_clients() -> None:
         warnings.simplefilter("error")
         alone = splits([], [0, 1, 2])
         table = dataset(X, np.array([0, 0, 0, 1, 1, 2]), classes=("a", "b", "c"))
-        for skew in (*label_skew(table, alone), *feature_skew(table, alone, {})):
+        for skew in (*label_skew(table, alone), *feature_skew(table, alone)):
             assert np.isnan(skew.values[0]).all()
