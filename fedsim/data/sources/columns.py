@@ -120,12 +120,9 @@ def layout(
         found.append(Feature(**given | {"indicator": indicator and bool(blank.any())}))
     if not found:
         raise DataError(f"{path}: has no numeric columns to use as features")
-    for name in units:
-        if not any(f.name == name and f.kind == "number" for f in found):
-            raise DataError(f"data.units: '{name}' is no feature of numbers")
-    for name in categorical or ():
-        if not any(f.name == name for f in found):
-            raise DataError(f"data.categorical: '{name}' is no feature")
+    for feature in found:
+        if feature.unit and feature.kind != "number":
+            raise DataError(f"data.units: '{feature.name}' is no feature of numbers")
     return tuple(found), tuple(unused)
 
 
