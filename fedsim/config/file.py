@@ -256,6 +256,7 @@ _WORDS = {
     "model_type": "a section of keys",
     "model_attributes_type": "a section of keys",
     "tuple_type": "a list",
+    "too_long": "a shorter list",
     "missing": "missing",
 }
 _TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")

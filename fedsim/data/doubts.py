@@ -15,6 +15,7 @@ from fedsim.support.words import in_short
 
 APART = 1e3  # scales of which networks learn from the greater alone
 FEWEST = 30  # rows in which different numbers may be an identifier
+FEWEST_TOKENS = 1000  # in which most words are different only if they are no words
 EXACT = 2**24  # whole numbers beyond are rounded in float32
 _ID = re.compile(r"(^|[\W_])(id|uuid|index)s?($|[\W_])|[a-z]I[dD]$|^(ID|Id|Index)$")
 
@@ -45,6 +46,17 @@ def of_inputs(x: NDArray[Any]) -> Iterator[str]:
     """Doubts about training inputs (N, ...)."""
     if len(x) > 1 and all(np.array_equal(row, x[0]) for row in x[1:]):
         yield f"the first {len(x):,} training inputs are all equal"
+
+
+def of_words(x: NDArray[np.int32]) -> Iterator[str]:
+    """Doubts about the token ids (N, L) of documents, which are 2 and more."""
+    tokens = x[x > 1]
+    different = len(np.unique(tokens))
+    if len(tokens) >= FEWEST_TOKENS and different > len(tokens) / 2:
+        yield (
+            f"{different:,} of {len(tokens):,} words are different, so that most occur only "
+            "once; is it the text, and are its words separated by spaces?"
+        )
 
 
 def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> Iterator[str]:

@@ -240,6 +240,8 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
     count = INSPECTED_STORED if isinstance(data.x, StoredArray) else INSPECTED
     x = data.x[:count]
     found = [*doubts.of_inputs(x)]
+    if data.words:
+        found += doubts.of_words(x)
     if data.classes:
         found += doubts.of_classes(data.classes, data.y, data.test_y)
     if x.ndim == 2 and x.dtype.kind == "f":

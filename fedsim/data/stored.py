@@ -16,7 +16,7 @@ from cachetools import LRUCache, cached
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedsim.data.sources import files
+from fedsim.data.sources import files, pictures
 from fedsim.errors import DataError
 
 CACHE_BYTES = 1 << 28  # decoded data cached by each process
@@ -254,4 +254,4 @@ def latest() -> LRUCache[Any, Any]:
 
 @cached(latest())
 def _decoded(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(files.read_image(path, shape))
+    return np.ascontiguousarray(pictures.read_picture(path, shape))

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from fedsim.data.sources import files
@@ -26,50 +27,63 @@ SPECIAL = ("", "<unknown>")  # their words, which never occur in a text
 
 UNLISTED_SEED = 42  # as in FedSeIT's released code, for words missing from a file of vectors
 
+# Keras's separators, in ASCII; any other mark there is a letter to it, as ' is.
 _SEPARATORS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _TO_SPACES = str.maketrans(_SEPARATORS, " " * len(_SEPARATORS))
-_APOSTROPHE = re.compile(r"(?<=\w)[\u2019\u02bc\uff07](?=\w)")
-# Scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Han; and marks on their letters.
-_UNSPACED = re.compile(
-    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
-    "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-    "[\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-\u1059"
-    "\u105e-\u109d\u17b4-\u17d3\u3099\u309a]*)"
+# What does not show; but a space of no width separates, and a joiner joins pictographs.
+_UNSEEN = regex.compile(
+    r"(?V1)[\p{Cf}\ufe0e\ufe0f--[\u200b\u200d]]|\u200d(?!\p{Extended_Pictographic})"
+)
+_WHOLE = "\u0e33\u0eb3"  # vowels of Thai and Lao, which NFKC would take apart
+_HEBREW = r"(?:\p{WB=Hebrew_Letter}\p{WB=Extend}*)"
+_DIGIT = r"(?:\p{WB=Numeric}\p{WB=Extend}*)"
+_LETTER = r"(?:[\p{WB=ALetter}\p{WB=Hebrew_Letter}--\p{Han}]\p{WB=Extend}*)"
+_APOSTROPHE = regex.compile(
+    rf"(?V1)[\u2018\u2019\u02bc\uff07](?<=(?:{_LETTER}|{_DIGIT}).)(?={_LETTER}|{_DIGIT})"
+)
+_GERSHAYIM = regex.compile(rf'(?V1)"(?<={_HEBREW}.)(?={_HEBREW})')  # in Hebrew's abbreviations
+_WORD = regex.compile(
+    rf"""(?xV1)
+    (?: {_LETTER} | {_DIGIT} | '\p{{WB=Extend}}*  # rules WB5, WB8 to WB10
+      | [\p{{WB=MidLetter}}--\p{{ASCII}}] (?<={_LETTER}.) (?={_LETTER})  # WB6, WB7
+      | [\p{{WB=MidNum}}--\p{{ASCII}}] (?<={_DIGIT}.) (?={_DIGIT})  # WB11, WB12
+    )+
+    | (?: \p{{RI}}{{2}}  # WB15, a flag
+        | [\p{{L}}\p{{N}}\p{{So}}\p{{Co}}\p{{Cn}}] )
+      [\p{{WB=Extend}}{_WHOLE}]* (?: \u200d \p{{Extended_Pictographic}} \p{{WB=Extend}}* )*  # WB3c
+    """
 )
 
 
 def tokenise(text: str) -> list[str]:
-    """The words of a text, as Keras's classic Tokenizer splits them by default.
+    """The words of a text, in lower case and without punctuation.
 
-    In lower case, without punctuation except apostrophes. Words are separated by any white space
-    (in Keras only by spaces, tabs and line feeds). Beyond ASCII, for which Keras has no rules,
-    full-width letters and ligatures are the plain letters, the codings of an accented letter are
-    one (NFKC), typographic apostrophes are the plain one, and other punctuation and the signs of
-    currencies and mathematics separate words. Symbols such as emoji, numbers such as ½ and ², and
-    the characters of scripts without spaces are words.
+    In ASCII, they are those of Keras's classic Tokenizer by default: any sign but an apostrophe
+    separates, also a stop or an underscore within a word. (White space of any kind does; in Keras
+    only spaces, tabs and line feeds.)
+
+    Beyond ASCII, they are those of Unicode's Standard Annex 29 (default word boundaries), with
+    these choices. What looks alike is alike: codings of an accented letter, full-width letters,
+    ligatures (NFC, and NFKC of each character), typographic apostrophes within words. What does
+    not show, such as a soft hyphen, is left out. Each symbol, such as an emoji, and each number
+    such as ½ or ², is a word. So is each character of languages without spaces (Chinese, Japanese
+    with katakana, Thai, Lao, Khmer, Burmese), with its marks.
     """
-    if not text.isascii():
-        text = _spaced(_APOSTROPHE.sub("'", text))
-        # NFKC, except of ½ and ², which would go into the numbers and words beside them.
-        others = {c for c in text if unicodedata.category(c) != "No"}
-        text = text.translate({ord(c): unicodedata.normalize("NFKC", c) for c in others})
-        text = _spaced(unicodedata.normalize("NFC", text))
-        text = _UNSPACED.sub(r" \1 ", text)
-    return text.lower().translate(_TO_SPACES).split()
+    if text.isascii():
+        return text.lower().translate(_TO_SPACES).split()
+    text = _UNSEEN.sub("", unicodedata.normalize("NFC", text))
+    text = _GERSHAYIM.sub("\u05f4", _APOSTROPHE.sub("'", text))
+    text = text.translate({ord(c): _compatible(c) for c in set(text) if not c.isascii()})
+    return _WORD.findall(unicodedata.normalize("NFC", text).lower())
 
 
-def _spaced(text: str) -> str:
-    return text.translate({ord(c): _replaced(c) for c in set(text) if not c.isascii()})
-
-
-def _replaced(character: str) -> str:
-    """A character beyond ASCII as it is, or what separates words in its place."""
+def _compatible(character: str) -> str:
+    """A character as its plainer form (NFKC), except for numbers such as ½ and ②."""
     kind = unicodedata.category(character)
-    if kind in ("So", "No"):
-        return f" {character} "
-    if character == "\u200b" or kind[0] == "P" or kind[0] == "S":  # a space of no width
-        return " "
-    return "" if kind == "Cf" or character in "\ufe0e\ufe0f" else character
+    if kind == "No" or character in _WHOLE:
+        return character
+    plain = unicodedata.normalize("NFKC", character)
+    return f" {plain} " if kind == "So" and plain != character else plain
 
 
 def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:

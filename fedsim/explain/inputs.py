@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.dataset import frozen
 from fedsim.data.encoding import Feature
-from fedsim.data.sources import files
+from fedsim.data.sources import files, pictures
 from fedsim.data.sources.columns import as_entries
 from fedsim.data.sources.table_files import read_table
 from fedsim.data.stored import bounds
@@ -112,10 +112,10 @@ class Inputs:
         files. All are given as in the source's own files and processed in the same way: numbers of
         a table before `scale`, digits from 0 to 16.
 
-        Pictures can have any format of `files.PICTURES`, any colours and size: they are read as
-        viewers show them (`files.as_shown`), as in training, and converted to those of the data,
-        with black as the minimum and white as the maximum pixel value of the training images;
-        `notes` says so. (EMNIST's files hold images on their side; pictures are upright.)
+        Pictures can have any format of `PICTURES` (`fedsim.data.sources.pictures`), any colours
+        and size: they are read as viewers show them, as in training, and converted to those of
+        the data, with black as the minimum and white as the maximum pixel value of the training
+        images; `notes` says so. (EMNIST's files hold images on their side; pictures are upright.)
 
         Raises:
             DataError: it cannot be read, or does not fit the data.
@@ -130,7 +130,7 @@ class Inputs:
             found = cls.of_texts(data, lines, names)
         elif ending == ".csv" and len(data.shape) == 1:
             found = cls.of_arrays(_rows(path, data), "row")
-        elif _has_pictures(data) and (ending in files.PICTURES or path.is_dir()):
+        elif _has_pictures(data) and (pictures.is_picture(path) or path.is_dir()):
             found = cls._of_pictures(data, path)
         else:
             _expect(path, ".npy", _ways(data))
@@ -144,24 +144,24 @@ class Inputs:
     @classmethod
     def _of_pictures(cls, data: Dataset, path: Path) -> Inputs:
         """A picture, or all in a folder in the order of their names."""
-        paths = [path]
+        paths, notes = [path], []
         if path.is_dir():
-            paths = sorted(
-                each
-                for each in path.iterdir()
-                if each.suffix.lower() in files.PICTURES and files.is_visible(each.name)
-            )
+            within = sorted(path.iterdir())
+            hidden = [each.name for each in within if not files.is_visible(each.name)]
+            if hidden:
+                notes.append(f"{path.name}: {files.ignored(hidden)}")
+            visible = [each for each in within if files.is_visible(each.name)]
+            paths = [each for each in visible if pictures.is_picture(each)]
             if not paths:
-                raise DataError(f"{path}: contains no pictures ({', '.join(files.PICTURES)})")
+                raise DataError(f"{path}: contains no pictures ({', '.join(pictures.PICTURES)})")
         changes, x = Counter[str](), np.empty((len(paths), *data.shape), np.uint8)
         for row, each in zip(x, paths, strict=True):
-            picture, mode = files.open_image(each)
-            row[:] = files.pixels(picture, data.shape)
+            picture, mode = pictures.open_picture(each)
+            row[:] = pictures.pixels(picture, data.shape)
             changes[_change(picture.size, mode, data)] += 1
         if data.x.dtype != np.uint8:
             low, high = bounds(data.x)
             x = (low + (high - low) * (x / np.float64(255))).astype(data.x.dtype)
-        notes = []
         for change, count in changes.most_common(MOST_SIZES):
             if change:
                 several = f"{count} picture{'s' * (count > 1)} of " if path.is_dir() else ""
@@ -235,12 +235,13 @@ def _ways(data: Dataset) -> str:
     if len(data.shape) == 1:
         return "rows of a table must be .csv or .npy files"
     if _has_pictures(data):
-        return f"images must be {', '.join(files.PICTURES)} or .npy files, or a folder of pictures"
+        ends = ", ".join(pictures.PICTURES)
+        return f"images must be {ends} or .npy files, or a folder of pictures"
     return "inputs of these data must be .npy files"
 
 
 def _expect(path: Path, ending: str, ways: str) -> None:
-    if path.suffix != ending:
+    if path.suffix.lower() != ending:
         raise DataError(f"{path}: {ways}")
 
 

@@ -12,6 +12,7 @@ OPTIONAL = {
     "dp_accounting": ("dp-accounting", "privacy"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "optuna": ("optuna", "tune"),
+    "pydicom": ("pydicom", "dicom"),
     "skimage": ("scikit-image", "privacy"),
     "tensorboardX": ("tensorboardX", "tensorboard"),
     "torchvision": ("torchvision", "vision"),

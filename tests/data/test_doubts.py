@@ -84,6 +84,23 @@ def test_scales_of_a_target_and_of_other_sources(
     assert "'x3' may be an identifier" in identifier
 
 
+@pytest.mark.parametrize(("words", "told"), [(600, True), (499, False), (9, False)])
+def test_documents_in_which_most_words_are_different(
+    tmp_path: Path, words: int, told: bool
+) -> None:
+    """A thousand words, of which so many are different."""
+    row = [f"w{k % words}" for k in range(1000)]
+    lines = [f"{k % 2}\t{' '.join(row[20 * k : 20 * k + 20])}\n" for k in range(50)]
+    (tmp_path / "it.txt").write_text("".join(lines))
+    source = {"name": "text", "path": tmp_path / "it.txt"}
+    found = warned(datasets.parse({**source, "test_path": tmp_path / "it.txt"}))
+    expected = (
+        f"data: {words} of 1,000 words are different, so that most occur only once; is it the "
+        "text, and are its words separated by spaces?"
+    )
+    assert [each for each in found if "random vectors" not in each] == [expected] * told
+
+
 IDENTIFIERS = {
     "counted": ("row", np.arange(N)),
     "left by pandas": ("Unnamed: 0", np.arange(N)),

@@ -313,13 +313,13 @@ def test_decoded_images_are_kept_up_to_a_bound(
     cache.clear()
     _, in_place = both({"name": "folder", "path": painted(tmp_path), **PIXELS})
     read: list[Path] = []
-    original = stored.files.read_image
+    original = stored.pictures.read_picture
 
-    def read_image(path: Path, *arguments: Any, **named: Any) -> Any:
+    def read_picture(path: Path, *arguments: Any, **named: Any) -> Any:
         read.append(path)
         return original(path, *arguments, **named)
 
-    monkeypatch.setattr(stored.files, "read_image", read_image)
+    monkeypatch.setattr(stored.pictures, "read_picture", read_picture)
     first = in_place.x[[3, 5, 3]]
     np.testing.assert_array_equal(in_place.x[[3, 5, 3]], first)
     assert len(read) == 2

@@ -6,6 +6,7 @@ import gzip
 import os
 import tempfile
 import tracemalloc
+import unicodedata
 import warnings
 import zipfile
 from collections import Counter
@@ -91,8 +92,28 @@ def load(name: str, **fields: object) -> Dataset:
         ("这部电影很好，Good。", "这 部 电 影 很 好 good"),
         ("すしがｽｷ", "す し が ス キ"),
         ("ดีมาก", "ดี ม า ก"),
-        ("한국어 문장", "한국어 문장"),
-        ("हिन्दी भाषा", "हिन्दी भाषा"),
+        # sentences
+        ("The hotel wasn’t far from “Platform 9¾”, was it?",
+         "the hotel wasn't far from platform 9 ¾ was it"),
+        ("L’été dernier, nous n’avons pas dîné à l'hôtel.",
+         "l'été dernier nous n'avons pas dîné à l'hôtel"),
+        ("Die Straßenbahn fährt um 8 Uhr – „pünktlich“!",
+         "die straßenbahn fährt um 8 uhr pünktlich"),
+        ("La col·lecció és il·lustrada · i nova.", "la col·lecció és il·lustrada i nova"),
+        ("Моє ім’я — Олег; п'ять яблук.", "моє ім'я олег п'ять яблук"),
+        ("Ο Οδυσσέας γύρισε στην Ιθάκη· ήταν αργά.", "ο οδυσσέας γύρισε στην ιθάκη ήταν αργά"),
+        ('צה״ל הודיע: "ג׳ירפה נולדה"; צה"ל.', "צה״ל הודיע ג׳ירפה נולדה צה״ל"),
+        ("اشترى ١٬٢٠٠ كتاب، ثم عاد.", "اشترى ١٬٢٠٠ كتاب ثم عاد"),
+        ("او می‌خواهد برود.", "او میخواهد برود"),
+        ("यह हिन्दी की किताब बहुत अच्छी है।", "यह हिन्दी की किताब बहुत अच्छी है"),
+        ("나는 어제 학교에 갔다.", "나는 어제 학교에 갔다"),
+        ("我们在北京住了30年。", "我 们 在 北 京 住 了 30 年"),
+        ("人々は東京タワーへ行きました。", "人 々 は 東 京 タ ワ ー へ 行 き ま し た"),
+        ("ฉันชอบน้ำชา ๑๒ ถ้วย", "ฉั น ช อ บ น้ำ ช า ๑๒ ถ้ ว ย"),
+        ("ຂ້ອຍດີໃຈ", "ຂ້ ອ ຍ ດີ ໃ ຈ"),
+        ("ខែមករា។", "ខែ ម ក រា"),
+        ("ရေသောက်တယ်။", "ရေ သော က် တ ယ်"),
+        ("ok👩‍🚀👍🏽🇺🇦🇯🇵 1️⃣ ab", "ok 👩‍🚀 👍🏽 🇺🇦 🇯🇵 1⃣ a b"),
     ],
 )  # fmt: skip
 def test_tokenise(given, tokens):
@@ -105,6 +126,26 @@ def test_tokens_hold_no_separator_and_stay_as_they_are(content):
     assert not set("".join(tokens)) & set('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n ')
     assert all(token and len(token.split()) == 1 for token in tokens)
     assert not set(tokens) & set(text.SPECIAL)
+
+
+@given(st.text())
+def test_tokens_are_the_same_in_either_coding_of_accents(content):
+    composed, decomposed = (unicodedata.normalize(form, content) for form in ("NFC", "NFD"))
+    assert text.tokenise(composed) == text.tokenise(decomposed) == text.tokenise(content)
+
+
+PLAIN = st.characters(categories=["Ll", "Lo", "Nd", "No", "So", "Po", "Zs"]).filter(
+    lambda c: c == unicodedata.normalize("NFKC", c) == c.lower()
+)
+
+
+@given(st.text(PLAIN))
+def test_no_letter_number_or_symbol_is_lost(content):
+    def kept(characters: str) -> list[str]:
+        return [c for c in characters if unicodedata.category(c) not in ("Po", "Zs")]
+
+    composed = unicodedata.normalize("NFC", content)
+    assert kept("".join(text.tokenise(content))) == kept(composed)
 
 
 @given(st.text(st.characters(max_codepoint=127)))
@@ -431,7 +472,7 @@ def test_csv(write, tmp_path):
         'id,label,text\r\n1,spam,"Buy now,\r\nbuy ""cheap"""\r\n'
         "2,ham,NA\r\n\r\n3,007,\r\n4,null,naïve\r\n"
     )
-    path = write.raw(tmp_path / "a.csv", content.encode("utf-8-sig"))
+    path = write.raw(tmp_path / "a.CSV", content.encode("utf-8-sig"))
     test_path = write.raw(tmp_path / "b.csv.gz", b"text,label\nbuy na,007\n")
     data = load("text", path=path, test_path=test_path)
     assert_sound(data)

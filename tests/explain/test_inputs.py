@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert found.names == ("a.png", "b.jpg", "c.png")
     assert found.suffix == "-my-pictures"
     assert found.notes == (
+        "my pictures: 1 hidden or system item ignored: .a.png",
         "my pictures: 2 pictures of 20×10 RGB, resized to 5×4 gray",
         "my pictures: 1 picture of 5×4 RGB, converted to gray",
     )
@@ -249,12 +251,17 @@ def test_images_of_official_files_as_they_have_them(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
 def test_documents_as_their_file_has_them(tmp_path: Path) -> None:
     texts = ["Good, good beer\x85 and more", "", "BAD\u2028 beer!", "so-so", "don't", "fine"]
+    texts += ["Don’t – “naïve café”", "ＦＩＮＥ 这很好", "น้ำชา · col·lecció", "צה״ל 👍🏽"]
     lines = [f"{'ab'[k % 2]}\t{text}" for k, text in enumerate(texts)]
     (tmp_path / "all.txt").write_text("\n".join(lines), "utf-8")
-    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
     path = tmp_path / "all.txt"
     data = Text(path=path, test_path=path).load()
-    np.testing.assert_array_equal(Inputs.of_file(data, tmp_path / "texts.txt").x, data.test_x)
+    for form in ("NFC", "NFD"):
+        again = unicodedata.normalize(form, "\n".join(texts))
+        (tmp_path / "texts.TXT").write_text(again + "\n", "utf-8")
+        found = Inputs.of_file(data, tmp_path / "texts.TXT")
+        np.testing.assert_array_equal(found.x, data.test_x)
+        assert found.notes == ()
 
 
 OF_IMAGES = "images must be .bmp, .*, .png, .* or .npy files, or a folder of pic"

@@ -18,6 +18,7 @@ import fedsim
 from experiments import Say, small_experiment
 from fedsim.analysis.attacks.inversion import fidelity
 from fedsim.data import datasets, load_dataset
+from fedsim.data.sources.pictures import open_picture
 from fedsim.errors import NotInstalled
 from fedsim.explain.explainers.attribution import attributions
 from fedsim.launch.prepare import prepare
@@ -69,6 +70,12 @@ def download() -> None:
             lambda: load_dataset(datasets.parse({"name": "huggingface", "dataset": "glue"})),
             "data.name=huggingface needs datasets, which is not installed: "
             "pip install 'fedsim[hf]'",
+        ),
+        (
+            "pydicom",
+            lambda: open_picture(Path("it.dcm")),
+            "it.dcm: reading DICOM files needs pydicom, which is not installed: "
+            "pip install 'fedsim[dicom]'",
         ),
         (
             "tensorboardX",

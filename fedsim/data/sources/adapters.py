@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedsim.config.registry import Config, nearest
 from fedsim.data.dataset import Dataset, TestFraction, check_trainable, of_parts
-from fedsim.data.sources import files
+from fedsim.data.sources.pictures import as_shown
 from fedsim.errors import DataError
 
 IMAGES = ("image", "img")  # the usual names of a column of images
@@ -43,7 +43,7 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
     """A data set of PyTorch or of Hugging Face, a pair (train, test), or a `DatasetDict`.
 
     Every item is read once, so that random transforms are drawn once. Images of Pillow become
-    uint8 (channels, height, width), grey or RGB, as viewers show them (`files.as_shown`), those of
+    uint8 (channels, height, width), grey or RGB, as viewers show them (`as_shown`), those of
     32-bit numbers float32; tensors and arrays keep their shape.
 
     Returns:
@@ -207,7 +207,7 @@ def _array(given: Any, what: str) -> NDArray[Any]:
     """A tensor, an array, a list of numbers, or an image of Pillow."""
     if hasattr(given, "getbands"):  # of Pillow's images alone
         try:  # numbers of 32 bits are taken as they are
-            pixels = np.asarray(given if given.mode in ("I", "F") else files.as_shown(given))
+            pixels = np.asarray(given if given.mode in ("I", "F") else as_shown(given))
         except ValueError as error:
             raise DataError(f"{what}: {error}") from error
         given = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

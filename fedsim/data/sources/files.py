@@ -14,25 +14,22 @@ import lzma
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
 from fedsim.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from fedsim.support.words import in_short, visible
 
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 COMPRESSIONS = ("", *OPENERS)
 MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
 CIFAR_SHAPE = (3, 32, 32)
-PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Layout(NamedTuple):
@@ -104,15 +101,22 @@ class MissingFileError(DataError):
     """A file of a data set was not found."""
 
 
-_OF_PROGRAMS = (
-    *("__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information"),
-    *("@eaDir", "#recycle", "@Recycle", "Thumbs.db", "desktop.ini"),
+_OF_PROGRAMS = (  # in lower case
+    *("__macosx", "__pycache__", "lost+found", "$recycle.bin", "system volume information"),
+    *("@eadir", "#recycle", "@recycle", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"),
 )
 
 
 def is_visible(name: str) -> bool:
     """Whether a file or folder is the user's, not one that a program keeps beside them."""
-    return not name.startswith(".") and name not in _OF_PROGRAMS
+    return not name.startswith(".") and name.lower() not in _OF_PROGRAMS
+
+
+def ignored(hidden: Iterable[str]) -> str:
+    """What is said of files and folders that are not visible, by their names."""
+    names = [visible(name) for name in hidden]
+    s = "s" * (len(names) > 1)
+    return f"{len(names)} hidden or system item{s} ignored: {in_short(sorted(set(names)))}"
 
 
 @contextmanager
@@ -130,9 +134,8 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(
-            f"{path}: cannot be read: {cause.strip() or type(error).__name__}"
-        ) from error
+        line = cause.strip().partition("\n")[0] or type(error).__name__
+        raise DataError(f"{path}: cannot be read: {line}") from error
 
 
 def data_root(root: Path | None) -> Path:
@@ -360,77 +363,6 @@ def _integers(path: Path, what: str, values: Any, count: int) -> Ints:
         raise DataError(f"{path}: {what} has {len(values)} labels for {count} examples")
     with reading(path):  # OverflowError for values beyond int64
         return np.array(values, np.int64)
-
-
-def read_image(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """A picture as viewers show it, converted and resized to a shape; see `pixels`."""
-    return pixels(open_image(path)[0], shape)
-
-
-def pixels(picture: Image, shape: tuple[int, ...]) -> Bytes:
-    """A picture converted to 3 channels or grey and resized to (channels, height, width)."""
-    C, H, W = shape
-    found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
-    return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
-
-
-def open_image(path: Path) -> tuple[Image, str]:
-    """A picture as viewers show it (`as_shown`), and the mode in which Pillow opens its file."""
-    from PIL import Image
-
-    with reading(path), Image.open(path) as image:
-        return as_shown(image), image.mode
-
-
-def as_shown(image: Image) -> Image:
-    """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
-
-    It is in mode L or RGB.
-
-    Raises:
-        ValueError: it has several frames, or pixels whose black and white are unknown.
-    """
-    from PIL import Image, ImageOps
-
-    frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":  # a phone's picture, and others made of it
-        raise ValueError(f"it has {frames} frames or pages; save one as a picture of its own")
-    shown, profile = ImageOps.exif_transpose(image), image.info.get("icc_profile")
-    if image.mode[0] in "IF":
-        # Of TIFF's tags, 258 are the bits, and 262 is 1 if 0 is black.
-        tags = getattr(image, "tag_v2", {258: (16,), 262: 1})
-        deep = image.mode.startswith("I;16") or image.format == "PPM"
-        deep &= (tags.get(258), tags.get(262)) == ((16,), 1)
-        if not deep or "transparency" in image.info:
-            raise ValueError(
-                f"it has pixels of type {image.mode}, for which black and white are not defined; "
-                "save it with 8 bits a channel"
-            )
-        shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
-    if shown.has_transparency_data:
-        ground = Image.new("RGBA", shown.size, "white")
-        shown = Image.alpha_composite(ground, shown.convert("RGBA")).convert("RGB")
-    elif shown.mode not in ("L", "CMYK"):
-        shown = shown.convert("L" if shown.mode == "1" else "RGB")
-    shown = _in_srgb(shown, profile) if profile else shown
-    return shown if shown.mode == "L" else shown.convert("RGB")
-
-
-def _in_srgb(picture: Image, profile: bytes) -> Image:
-    """A picture in another colour space, as its profile says, in sRGB."""
-    from PIL import ImageCms
-
-    try:
-        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        same = "sRGB" in ImageCms.getProfileDescription(own)
-        known = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}[picture.mode]
-        if same or own.profile.xcolor_space != known:
-            return picture
-        srgb = ImageCms.createProfile("sRGB")
-        found = ImageCms.profileToProfile(picture, own, srgb, outputMode="RGB")
-    except (OSError, ImageCms.PyCMSError):  # damaged: viewers ignore it
-        return picture
-    return found or picture
 
 
 def read_leaf(

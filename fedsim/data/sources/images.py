@@ -20,6 +20,7 @@ from fedsim.config.registry import nearest
 from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
+from fedsim.data.sources.pictures import PICTURES, is_picture, read_picture
 from fedsim.data.stored import AnyArray, ImageFiles
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.extras import require
@@ -358,7 +359,7 @@ class Folder(Source):
     Args:
         path: folder with `train/<class>/` and `test/<class>/` or `val/<class>/`, or only with
             `<class>/`.
-        size: height and width in pixels to which images are resized.
+        size: pixels to which images are resized: height and width in one, or [height, width].
         channels: 3 for colour, 1 for grey.
         test_fraction: share of the examples in the test set if it has no folder.
         in_place: decode images whenever they are needed, for images that do not fit into memory.
@@ -366,13 +367,13 @@ class Folder(Source):
 
     name: str = "folder"
     path: Path
-    size: PositiveInt = 32
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] = 32
     channels: Literal[1, 3] = 3
     test_fraction: TestFraction = 0.2
     in_place: bool = False
 
     def load(self) -> Dataset:
-        """x is uint8 (N, channels, size, size); classes are in order of their names."""
+        """x is uint8 (N, channels, height, width); classes are in order of their names."""
         top = self.path.expanduser()
         train = top / "train" if (top / "train").is_dir() else top
         tests = [top / name for name in ("test", "val") if (top / name).is_dir()]
@@ -396,55 +397,63 @@ class Folder(Source):
         self, folder: Path, classes: Sequence[str], of_each: bool
     ) -> tuple[AnyArray, NDArray[np.int64]]:
         images: list[list[Path]] = []
+        found, hidden = _files(folder, below=False)
         # Pictures beside the classes are of none; other files there may be notes or labels.
-        left = [path for path in _files(folder, below=False) if _is_picture(path)]
+        left = [path for path in found if is_picture(path)]
         for name in classes:
-            within = _files(folder / name)
-            images.append([path for path in within if _is_picture(path)])
-            left += [path for path in within if not _is_picture(path)]
+            found, more = _files(folder / name)
+            hidden += more
+            images.append([path for path in found if is_picture(path)])
+            left += [path for path in found if not is_picture(path)]
             if of_each and not images[-1]:
                 raise DataError(f"{folder / name}: contains no images")
+        if hidden:
+            warnings.warn(f"{folder}: {files.ignored(hidden)}", FedsimWarning, stacklevel=2)
         if left:
             warnings.warn(
                 f"{folder}: {len(left)} file{'s' * (len(left) > 1)} left out, such as "
-                f"{left[0].relative_to(folder)}: pictures are {', '.join(files.PICTURES)} files "
+                f"{left[0].relative_to(folder)}: pictures are {', '.join(PICTURES)} files "
                 "in a folder of their class",
                 FedsimWarning,
                 stacklevel=2,
             )
         y = np.repeat(np.arange(len(classes)), [len(found) for found in images])
         paths = [path for found in images for path in found]
-        shape = (self.channels, self.size, self.size)
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        shape = (self.channels, height, width)
         if self.in_place:
             return ImageFiles(paths, shape), y
         x = np.empty((len(paths), *shape), np.uint8)
         for row, path in zip(x, paths, strict=True):
-            row[:] = files.read_image(path, shape)
+            row[:] = read_picture(path, shape)
         return x, y
 
 
-def _files(folder: Path, below: bool = True) -> list[Path]:
+def _files(folder: Path, below: bool = True) -> tuple[list[Path], list[str]]:
     """The user's own files in a folder and, unless told otherwise, its sub-folders, in order.
 
     Links to folders are not followed, because they may form cycles.
+
+    Returns:
+        Their paths, and the names of other files and folders there (`files.is_visible`).
     """
-    found = []
+    found: list[tuple[str, list[str]]] = []
+    hidden: list[str] = []
     for place, folders, names in os.walk(folder):
+        hidden += [name for name in (*folders, *names) if not files.is_visible(name)]
         folders[:] = [name for name in folders if below and files.is_visible(name)]
         found.append((place, sorted(filter(files.is_visible, names))))
-    return [Path(place, name) for place, names in sorted(found) for name in names]
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in files.PICTURES
+    return [Path(place, name) for place, names in sorted(found) for name in names], hidden
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder")
     with files.reading(folder):
-        folders = [path.name for path in folder.iterdir() if path.is_dir()]
-    names = tuple(sorted(filter(files.is_visible, folders)))
+        within = [path for path in folder.iterdir() if files.is_visible(path.name)]
+    names = tuple(sorted(path.name for path in within if path.is_dir()))
     if not names:
-        raise DataError(f"{folder}: has no class folders")
+        count = sum(map(is_picture, within))
+        loose = f", and {count} picture{'s' * (count > 1)} of no class" if count else ""
+        raise DataError(f"{folder}: has no class folders{loose}; pictures go into one per class")
     return names

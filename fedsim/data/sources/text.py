@@ -333,7 +333,7 @@ class Text(TextSource):
         return self._with_test_set(documents, test, self.path, self.test_path)
 
     def _read(self, path: Path) -> Documents:
-        if ".csv" in path.suffixes:
+        if ".csv" in path.name.lower():
             return _read_csv(path, self.label, self.text)
         return files.read_labelled(path)
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydicom
 import pytest
 from other_data import Items
 from PIL import Image, ImageCms, TiffImagePlugin
+from pydicom.dataset import FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import (
+    ExplicitVRLittleEndian,
+    JPEGLSLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+)
 
 from fedsim.data import Dataset
 from fedsim.data.sources.adapters import Reading, read
@@ -95,6 +105,59 @@ def linear_profile() -> bytes:
     return bytes(profile)
 
 
+def dicom(array: Any, compressed: bool = False, **tags: Any) -> tuple[str, Write]:
+    """Of 8 bits if the array is, or else of 16; other elements of the file are `tags`."""
+    array = np.asarray(array)
+    file = pydicom.Dataset()
+    file.file_meta = FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    file.SOPClassUID, file.SOPInstanceUID = SecondaryCaptureImageStorage, "1.2.3"
+    file.Rows, file.Columns = array.shape[:2]
+    file.SamplesPerPixel = array.shape[2] if array.ndim == 3 else 1
+    file.PhotometricInterpretation = "RGB" if array.ndim == 3 else "MONOCHROME2"
+    file.PixelRepresentation = int(array.dtype.kind == "i")
+    file.BitsAllocated = file.BitsStored = 8 * array.itemsize
+    file.HighBit = file.BitsStored - 1
+    file.PlanarConfiguration = 0
+    file.PixelData = array.tobytes() + b"\0" * (array.nbytes % 2)
+    for name, value in tags.items():
+        setattr(file, name, value)
+    if compressed:
+        file.compress(RLELossless)
+
+    def write(path: Path) -> None:
+        with warnings.catch_warnings(action="ignore"):  # of what is wrong on purpose
+            file.save_as(path, enforce_file_format=True)
+
+    return "it.dcm", write
+
+
+def table(values: Any) -> Any:
+    """A table of DICOM that has these values, of 16 bits, for 0, 1, …"""
+    found = pydicom.Dataset()
+    found.LUTDescriptor = [len(values), 0, 16]
+    found.LUTData = np.array(values, "<u2").tobytes()
+    return [found]
+
+
+def palette_of_dicom() -> tuple[str, Write]:
+    """Indices 0 to 8, and the colour of each."""
+    tags: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for k, name in enumerate(("Red", "Green", "Blue")):
+        tags[f"{name}PaletteColorLookupTableDescriptor"] = [9, 0, 16]
+        values = COLOURS.reshape(9, 3)[:, k].astype("<u2") * 257
+        tags[f"{name}PaletteColorLookupTableData"] = values.tobytes()
+    return dicom(np.arange(9, dtype=np.uint8).reshape(3, 3), **tags)
+
+
+def in_capitals(made: tuple[str, Write]) -> tuple[str, Write]:
+    return made[0].upper(), made[1]
+
+
+DEEP_GRAY = GRAY.astype(np.int16) * 2  # of 0 to 510 units
+WINDOW = {"WindowCenter": 255.5, "WindowWidth": 511}  # from the least of them to the greatest
+SIGMOID = np.round(255 / (1 + np.exp(-4 * (GRAY / 255.0 - 0.5))))
+
 AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     # how it is written, what a viewer shows, tolerance
     "16-bit png": (of(GRAY.astype(np.uint16) * 257, "it.png"), GRAY, 0),
@@ -133,6 +196,52 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
         ImageCms.createProfile("sRGB")).tobytes()), COLOURS, 0),
     "a profile that is none": (of(COLOURS, "it.png", icc_profile=b"nothing"), COLOURS, 0),
     "a profile of other colours": (of(GRAY, "it.png", icc_profile=linear_profile()), GRAY, 0),
+    "jpeg, named in capitals": (
+        of(np.full((3, 3), 90, np.uint8), "it.JPG"), np.full((3, 3), 90), 1,
+    ),
+    "tiff of one page": (of(COLOURS, "it.tif", save_all=True), COLOURS, 0),
+    "dicom": (dicom(GRAY), GRAY, 0),
+    "dicom, named in capitals": (in_capitals(dicom(GRAY)), GRAY, 0),
+    "dicom, compressed": (dicom(GRAY, compressed=True), GRAY, 0),
+    "dicom in colours": (dicom(COLOURS), COLOURS, 0),
+    "dicom with a palette": (palette_of_dicom(), COLOURS, 0),
+    "dicom of 16 bits": (dicom(DEEP_GRAY - 1000), GRAY, 0),
+    "dicom of 6 bits": (dicom(GRAY // 4, BitsStored=6, HighBit=5), GRAY, 4),
+    "dicom with padding": (
+        dicom(np.where(GRAY == 90, -2000, DEEP_GRAY), PixelPaddingValue=-2000),
+        np.where(GRAY == 90, 0, GRAY), 0,
+    ),
+    "dicom with a window": (dicom(DEEP_GRAY, **WINDOW), GRAY, 0),
+    "dicom with an exact window": (
+        dicom(DEEP_GRAY, WindowCenter=255, WindowWidth=510, VOILUTFunction="LINEAR_EXACT"),
+        GRAY, 0,
+    ),
+    "dicom with a soft window": (
+        dicom(DEEP_GRAY, WindowCenter=255, WindowWidth=510, VOILUTFunction="SIGMOID"),
+        SIGMOID, 0,
+    ),
+    "dicom with a narrow window": (
+        dicom(GRAY, WindowCenter=90.5, WindowWidth=1), 255 * (GRAY > 90), 0,
+    ),
+    "dicom with two windows": (
+        dicom(DEEP_GRAY, WindowCenter=[255.5, 40], WindowWidth=[511, 80]), GRAY, 0,
+    ),
+    "dicom with a window in units": (
+        dicom(DEEP_GRAY + 1024, RescaleSlope=1, RescaleIntercept=-1024, **WINDOW), GRAY, 0,
+    ),
+    "dicom with a table of units": (
+        dicom(GRAY, ModalityLUTSequence=table(range(0, 512, 2)), **WINDOW), GRAY, 0,
+    ),
+    "dicom with a table of what is shown": (
+        dicom(255 - GRAY, VOILUTSequence=table(range(65535, -1, -257))), GRAY, 0,
+    ),
+    "dicom in which the least is white": (
+        dicom(255 - GRAY, PhotometricInterpretation="MONOCHROME1"), GRAY, 0,
+    ),
+    "dicom with a window, in which the least is white": (
+        dicom(510 - DEEP_GRAY, PhotometricInterpretation="MONOCHROME1", **WINDOW), GRAY, 0,
+    ),
+    "dicom of one value": (dicom(np.full((3, 3), 700, np.uint16)), np.zeros((3, 3)), 0),
     **{
         f"orientation {k} of a {end}": (on_its_side(k, f"it.{end}", **options), COLOURS, 0)
         for k, end, options in (
@@ -240,6 +349,41 @@ def sixteen_bits_with_a_clear_value() -> tuple[str, Write]:
     return "it.png", lambda path: path.write_bytes(content)
 
 
+def without_pixels() -> tuple[str, Write]:
+    name, write = dicom(GRAY)
+
+    def strip(path: Path) -> None:
+        write(path)
+        file = pydicom.dcmread(path)
+        del file.PixelData
+        file.save_as(path)
+
+    return name, strip
+
+
+def undecodable() -> tuple[str, Write]:
+    """Compressed in a way for which neither pydicom nor Pillow has a decoder."""
+    name, write = dicom(GRAY)
+
+    def recode(path: Path) -> None:
+        write(path)
+        file = pydicom.dcmread(path)
+        file.file_meta.TransferSyntaxUID = JPEGLSLossless
+        file.PixelData = encapsulate([b"pixels"])
+        file["PixelData"].VR = "OB"
+        file.save_as(path)
+
+    return name, recode
+
+
+def cut(made: tuple[str, Write]) -> tuple[str, Write]:
+    def write(path: Path) -> None:
+        made[1](path)
+        path.write_bytes(path.read_bytes()[:-4])
+
+    return made[0], write
+
+
 DEEP = "for which black and white are not defined; save it with 8 bits a channel"
 REFUSED: dict[str, tuple[tuple[str, Write], str]] = {
     "gif": (frames("it.gif"), "has 2 frames or pages; save one as a picture of its own"),
@@ -251,6 +395,25 @@ REFUSED: dict[str, tuple[tuple[str, Write], str]] = {
     "12 bits": (of_bits(12), f"it has pixels of type I;16, {DEEP}"),
     "negative": (of_bits(16, photometric=0), f"it has pixels of type I;16, {DEEP}"),
     "clear": (sixteen_bits_with_a_clear_value(), f"it has pixels of type I;16, {DEEP}"),
+    "pages of a dicom": (dicom(GRAY, NumberOfFrames=2), "has 2 frames"),
+    "a dicom without pixels": (without_pixels(), "it has no pixels; leave it out"),
+    "a dicom that is cut": (cut(dicom(GRAY)), "bytes of pixel data"),
+    "a dicom that is none": (
+        ("it.dcm", lambda path: path.write_bytes(b"x" * 200)),
+        "it is no DICOM file: 'DICM' is not after its first 128 bytes",
+    ),
+    "a dicom that nothing decodes": (
+        undecodable(),
+        "compressed (JPEG-LS Lossless Image Compression), and no decoder is inst",
+    ),
+    "an enhanced dicom": (
+        dicom(GRAY, SharedFunctionalGroupsSequence=[pydicom.Dataset()]),
+        "is an enhanced image",
+    ),
+    "a window of nothing": (
+        dicom(GRAY, WindowCenter=9, WindowWidth=0),
+        "its window is 0 wide, which shows nothing",
+    ),
     "cut": (("it.png", lambda path: path.write_bytes(b"\x89PNG\r\n")), "cannot identify"),
 }
 
