@@ -180,8 +180,9 @@ def _window(stored: NDArray[Any], file: Dataset) -> NDArray[np.float64]:
     centre, width = (_first(file.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is not None and width is not None:
         return _in_window(values, centre, width, file.get("VOILUTFunction") or "LINEAR")
-    if file.get("BitsStored", 32) <= 8 and not file.PixelRepresentation:
-        return stored / (2.0**file.BitsStored - 1)
+    bits = file.get("BitsStored", 32)
+    if bits <= 8 and not file.PixelRepresentation and "ModalityLUTSequence" not in file:
+        return stored / (2.0**bits - 1)
     padding = file.get("PixelPaddingValue")
     inside = values[stored != padding] if padding is not None else values
     low, high = (inside.min(), inside.max()) if inside.size else (0.0, 0.0)

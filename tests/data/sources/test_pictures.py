@@ -19,6 +19,7 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
     ExplicitVRLittleEndian,
+    JPEGBaseline8Bit,
     JPEGLSLossless,
     RLELossless,
     SecondaryCaptureImageStorage,
@@ -150,6 +151,29 @@ def palette_of_dicom() -> tuple[str, Write]:
     return dicom(np.arange(9, dtype=np.uint8).reshape(3, 3), **tags)
 
 
+def jpeg_in_dicom(picture: Image.Image) -> tuple[str, Write]:
+    """As cameras of skin and eyes write them: colours are of YCbCr."""
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=100)
+    kind = "YBR_FULL_422" if picture.mode == "RGB" else "MONOCHROME2"
+    made = dicom(np.asarray(picture), PhotometricInterpretation=kind)
+    return encoded(made, JPEGBaseline8Bit, stream.getvalue())
+
+
+def encoded(made: tuple[str, Write], syntax: Any, pixels: bytes) -> tuple[str, Write]:
+    """A DICOM file whose pixels are replaced by compressed ones."""
+
+    def write(path: Path) -> None:
+        made[1](path)
+        file = pydicom.dcmread(path)
+        file.file_meta.TransferSyntaxUID = syntax
+        file.PixelData = encapsulate([pixels])
+        file["PixelData"].VR = "OB"
+        file.save_as(path)
+
+    return made[0], write
+
+
 def in_capitals(made: tuple[str, Write]) -> tuple[str, Write]:
     return made[0].upper(), made[1]
 
@@ -203,6 +227,11 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     "dicom": (dicom(GRAY), GRAY, 0),
     "dicom, named in capitals": (in_capitals(dicom(GRAY)), GRAY, 0),
     "dicom, compressed": (dicom(GRAY, compressed=True), GRAY, 0),
+    "dicom, a gray jpeg": (jpeg_in_dicom(Image.new("L", (3, 3), 90)), np.full((3, 3), 90), 1),
+    "dicom, a jpeg in colours": (
+        jpeg_in_dicom(Image.new("RGB", (3, 3), (200, 90, 40))), np.full((3, 3, 3), (200, 90, 40)),
+        2,
+    ),
     "dicom in colours": (dicom(COLOURS), COLOURS, 0),
     "dicom with a palette": (palette_of_dicom(), COLOURS, 0),
     "dicom of 16 bits": (dicom(DEEP_GRAY - 1000), GRAY, 0),
@@ -361,21 +390,6 @@ def without_pixels() -> tuple[str, Write]:
     return name, strip
 
 
-def undecodable() -> tuple[str, Write]:
-    """Compressed in a way for which neither pydicom nor Pillow has a decoder."""
-    name, write = dicom(GRAY)
-
-    def recode(path: Path) -> None:
-        write(path)
-        file = pydicom.dcmread(path)
-        file.file_meta.TransferSyntaxUID = JPEGLSLossless
-        file.PixelData = encapsulate([b"pixels"])
-        file["PixelData"].VR = "OB"
-        file.save_as(path)
-
-    return name, recode
-
-
 def cut(made: tuple[str, Write]) -> tuple[str, Write]:
     def write(path: Path) -> None:
         made[1](path)
@@ -403,8 +417,12 @@ REFUSED: dict[str, tuple[tuple[str, Write], str]] = {
         "it is no DICOM file: 'DICM' is not after its first 128 bytes",
     ),
     "a dicom that nothing decodes": (
-        undecodable(),
+        encoded(dicom(GRAY), JPEGLSLossless, b"neither pydicom nor Pillow has a decoder"),
         "compressed (JPEG-LS Lossless Image Compression), and no decoder is inst",
+    ),
+    "a dicom with a damaged jpeg": (
+        encoded(dicom(GRAY), JPEGBaseline8Bit, b"no jpeg"),
+        "Unable to decode",
     ),
     "an enhanced dicom": (
         dicom(GRAY, SharedFunctionalGroupsSequence=[pydicom.Dataset()]),
