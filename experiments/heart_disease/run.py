@@ -1,14 +1,12 @@
 """Four hospitals, several methods, ten seeds, and who looks at what: python run.py [--out runs].
 
-Needs heart_disease/ below $FEDSIM_DATA. Writes results.csv (a row for each run) and features.csv
-(a row for each model and feature) beside this file, and prints the tables of the README. Runs that
-are in results.csv are not run again.
+Writes results.csv (a row for each run) and features.csv (a row for each model and feature) beside
+this file, and prints the tables of the README. Runs that are in results.csv are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +102,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="runs", help="where runs lie")
     out = parser.parse_args().out
-    data = Path(os.environ["FEDSIM_DATA"]) / "heart_disease"
     results, shares = HERE / "results.csv", HERE / "features.csv"
     done = pd.read_csv(results).to_dict("records") if results.exists() else []
     looked = pd.read_csv(shares).to_dict("records") if shares.exists() else []
@@ -114,7 +111,8 @@ def main() -> None:
             for method, of_method in METHODS.items():
                 if (patients, method, seed) in known:
                     continue
-                overrides = [f"data.path={data}/*.csv", f"seed={seed}", *of_patients, *of_method]
+                data = f"data.path={HERE}/data/*.csv"
+                overrides = [data, f"seed={seed}", *of_patients, *of_method]
                 if method in ("Ditto (λ = 0.5)", "each hospital alone"):
                     overrides.append("explain.of=[personal]")
                 experiment = fedsim.Experiment.load(HERE / "heart.yaml", overrides)
