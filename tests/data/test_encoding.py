@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
+import fedsim
 from fedsim.data import ClientSplits, Dataset, Ragged
 from fedsim.data.dataset import fitted
 from fedsim.data.encoding import Feature, Preprocessing
 from fedsim.data.sources.tables import Table
 from fedsim.errors import DataError, FedsimWarning
+from fedsim.explain.explainers.attributed import Attributed
+from fedsim.results.run import Run
 from tests.experiments import examples
 
 NUMBERS, WORDS = ["age", "dose"], ["ward", "sex"]
@@ -344,3 +348,50 @@ class TestExplained:
         with torch.no_grad():
             gain = (network(x) - network(from_))[torch.arange(len(x)), y]
         assert found.sum(axis=1) == pytest.approx(gain.numpy(), abs=0.05)
+
+
+class TestRuns:
+    """Whole runs on tables with categories and blanks."""
+
+    @staticmethod
+    def sections(folder: Path, **changes: Any) -> dict[str, Any]:
+        path = written(folder, made(80, 5).assign(site=np.arange(80) % 4))
+        data = {
+            **{"name": "table", "path": str(path), "label": "ill", "client_column": "site"},
+            **{"missing": "mean", "indicator": True, "scale": "standard"},
+        }
+        return {
+            "data": {**data, **changes.pop("data", {})},
+            "partition": {"kind": "natural"},
+            "model": {"name": "mlp", "hidden": [4]},
+            "train": {"rounds": 2},
+            **changes,
+        }
+
+    def test_sums_of_clients_are_counted_once(
+        self, tmp_path: Path, finish: Callable[..., Run]
+    ) -> None:
+        pooled = finish(**self.sections(tmp_path))
+        federated = finish(**self.sections(tmp_path, data={"fit": "federated"}))
+        for name, weights in pooled.weights().items():
+            assert torch.equal(weights, federated.weights()[name])
+        first, second = (federated.rounds.iloc[t] for t in (0, 1))
+        for way in ("up", "down"):
+            assert first[f"one_off_{way}"] > 0
+            assert second[f"bytes_{way}"] == pooled.rounds.iloc[1][f"bytes_{way}"]
+            assert first[f"bytes_{way}"] - first[f"one_off_{way}"] == second[f"bytes_{way}"]
+
+    def test_inputs_are_read_as_training_was(
+        self, tmp_path: Path, finish: Callable[..., Run]
+    ) -> None:
+        run = finish(**self.sections(tmp_path))
+        path = tmp_path / "one.csv"
+        path.write_text("age,dose,ward,sex\n61.5,,west,f\n")
+        found = fedsim.explanations(run, "integrated_gradients", input=path)
+        assert "age = 61.5" in found.text()
+        (explanation,) = found
+        assert isinstance(explanation, Attributed)
+        (row,), data = explanation.inputs.x, explanation.dataset
+        assert data.shown(row) == (
+            "age = 61.5", "dose = (blank)", "ward = (other)", "sex = f",
+        )  # fmt: skip
