@@ -139,7 +139,7 @@ class Drifting(Wrapping):
         kind, every = self._kind(data), np.asarray(data.x)
         parts = np.arange(data.shape[0]) if data.parts is None else data.parts
         entries = [np.flatnonzero(parts == f) for f in columns]  # of each feature that changes
-        shifted = [int(w) for own in entries for w in own]
+        shifted = [int(own[0]) for own in entries]  # a number; where it is blank stays marked
         strength = self.strength or 1.0
         low, high = map(float, bounds(data.x)) if kind in ("noise", "invert") else (0.0, 0.0)
         if kind == "shift":
@@ -172,11 +172,11 @@ class Drifting(Wrapping):
         varies = np.flatnonzero((x != x[:1]).any(axis=0))
         varied = varies if parts is None else np.unique(parts[varies])
         if kind == "shift":  # numbers can
-            fixed = {f.name for f in data.encoding if len(f.entries) > 1 or f.kind == "ordinal"}
+            fixed = {f.name for f in data.encoding if f.kind in ("ordinal", "one_hot")}
             varied = np.array([f for f in varied if names[f] not in fixed], np.int64)
             for name in fixed & {*(self.features if isinstance(self.features, tuple) else ())}:
                 raise DataError(
-                    f"data.features: '{name}' has categories or blanks, which cannot shift; set "
+                    f"data.features: '{name}' has categories, which cannot shift; set "
                     "data.kind=shuffle"
                 )
         features = self.features or 1

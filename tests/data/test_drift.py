@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,8 @@ from fedsim import Experiment, Run, replay, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import ClientSplits, Dataset, datasets, partitions
 from fedsim.data.drift import Drifting
-from fedsim.errors import BadInput
-from fedsim.launch.prepare import prepare
+from fedsim.errors import BadInput, DataError
+from fedsim.launch.prepare import dealt, prepare
 
 SMALL = {"samples": 120, "test_samples": 40}
 CLUSTERS = {"name": "synthetic", **SMALL, "classes": 3, "shape": [6]}
@@ -284,3 +285,39 @@ def test_what_else_cannot_drift(tmp_path: Path) -> None:
     np.savez(tmp_path / "in_place.npz", x=np.zeros((9, 3), np.float32), y=np.arange(9) % 2)
     with pytest.raises(BadInput, match=r"data\.of: inputs that stay in files cannot drift"):
         source(stored).load()
+
+
+def test_features_of_several_entries(tmp_path: Path) -> None:
+    """Numbers shift, marks of blanks stay; the entries of a category move together."""
+    n = 40
+    frame = pd.DataFrame(
+        {
+            "age": np.where(np.arange(n) % 5 == 4, np.nan, np.arange(n)),
+            "ward": np.array(["north", "south", "east"])[np.arange(n) % 3],
+            "ill": np.arange(n) % 2,
+            "site": np.arange(n) % 4,
+        }
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    of = {
+        **{"name": "table", "path": str(tmp_path / "t.csv"), "label": "ill"},
+        **{"missing": "mean", "indicator": True, "columns": ["site"]},
+    }
+    for features, kind in ((["age"], "shift"), (["ward"], "shuffle")):
+        section = {"name": "drift", "of": of, "round": 2, "features": features, "kind": kind}
+        experiment = small_experiment(
+            data=section, partition={"kind": "natural", "column": "site"}, model={"name": "mlp"}
+        )
+        data, splits, _ = dealt(experiment)
+        assert splits.change is not None
+        (k,) = splits.change.clients
+        before, after = data.x[splits.train[k]], data.x[splits.change.splits.train[k]]
+        if kind == "shift":
+            assert (after[:, 0] > before[:, 0]).all()
+            assert np.array_equal(after[:, 1:], before[:, 1:])
+        else:
+            assert np.array_equal(after[:, :2], before[:, :2])
+            assert sorted(map(tuple, after[:, 2:])) == sorted(map(tuple, before[:, 2:]))
+    shifted = small_experiment(data={"name": "drift", "of": of, "round": 2, "features": ["ward"]})
+    with pytest.raises(DataError, match=r"^data.features: 'ward' has categories, which cannot"):
+        shifted.data.load()
