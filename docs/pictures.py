@@ -22,10 +22,10 @@ from snippets import run_page  # noqa: E402
 
 import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
-from fedsim.data.labels import label_table  # noqa: E402
-from fedsim.explain.explainers.attribution import IntegratedGradients  # noqa: E402
-from fedsim.explain.inputs import Inputs  # noqa: E402
-from fedsim.launch.prepare import prepare  # noqa: E402
+from fedsim.explain.explainers.attribution import (  # noqa: E402
+    IntegratedGradients,
+    by_feature,
+)
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
@@ -58,71 +58,47 @@ def keep(drawn: Path, path: Path) -> None:
 
 
 def front(folder: Path) -> None:
-    """Who holds which labels, how methods compare, and what models look at."""
-    base = fedsim.Experiment.load(
-        HERE.parent / "experiments" / "quickstart.yaml",
-        ["engine.kind=local", "partition.alpha=0.2", "train.participation=0.5"],
+    """What the models of four hospitals say of one patient, and why.
+
+    The patient is the first one of the test set of whom the hospitals' own models (Ditto) are
+    divided. Relevances are for "ill", whatever a model says.
+    """
+    experiment = fedsim.Experiment.load(
+        HERE.parent / "experiments" / "heart_disease" / "heart.yaml",
+        ["method={name: ditto, lam: 0.5}", "explain=null"],
     )
-    figure, (labels, curves, image, *maps) = plt.subplots(
-        *(1, 6),
-        figsize=(10, 2.6),
-        width_ratios=[1.4, 1.8, 0.8, 0.8, 0.8, 0.8],
-        layout="constrained",
+    run = fedsim.run(experiment, folder)
+    models = ModelSnapshot.of_clients(run, range(4), run.last_round, of="personal")
+    data, names = models[0].dataset, run.manifest["client_names"]
+    x = torch.as_tensor(data.test_x)
+    with torch.no_grad():
+        chances = np.stack([each.network()(x).softmax(dim=1)[:, 1].numpy() for each in models])
+    said = chances > 0.5
+    row = int(np.flatnonzero(said.sum(axis=0) == 2)[0])
+    explainer = IntegratedGradients(target="centred")
+    found = [
+        explainer.relevance(each.network(), x[[row]], torch.ones(1), np.random.default_rng(0))
+        for each in models
+    ]
+    relevance = np.stack([by_feature(each, data.parts)[0].numpy() for each in found])
+    order = np.argsort(np.abs(relevance).max(axis=0))[-9:]
+    figure, panels = plt.subplots(
+        *(1, 4), figsize=(10, 3.1), sharey=True, sharex=True, layout="constrained"
     )
-    dataset, splits, _ = prepare(base)
-    counts = label_table(dataset, splits).T
-    k, c = np.meshgrid(np.arange(counts.shape[1]), np.arange(counts.shape[0]))
-    labels.scatter(k, c, s=counts * 1.1, color="#3f51b5", alpha=0.7, linewidths=0)
-    labels.set(xlabel="client", ylabel="label", title="Who holds which labels", yticks=range(10))
-    runs = {}
-    for name, method in {
-        "FedAvg": {"name": "fedavg"},
-        "FedDyn": {"name": "feddyn", "alpha": 0.1},
-        "SCAFFOLD": {"name": "scaffold"},
-        "Local": {"name": "local"},
-    }.items():
-        one = fedsim.Experiment.from_dict({**base.model_dump(mode="json"), "method": method})
-        runs[name] = fedsim.run(one, folder)
-        curves.plot(runs[name].rounds["round"], runs[name].rounds["accuracy"], label=name)
-    curves.set(xlabel="round", ylabel="accuracy", title="Four methods", ylim=(0, 1))
-    curves.legend(frameon=False, fontsize=8)
-    run = runs["FedAvg"]
-    cohort = run.clients[run.clients["round"] == run.last_round]["client"]
-    snapshots, row = instructive(
-        ModelSnapshot.of_clients(run, sorted(cohort), run.last_round), ModelSnapshot.of(run)
-    )
-    truth = dataset.classes[dataset.test_y[row]]
-    image.imshow(dataset.test_x[row, 0], cmap="gray_r")
-    image.set_title(f"What decides:\na {truth}", fontsize=10)
-    for axes, snapshot in zip(maps, snapshots, strict=True):
-        inputs = Inputs.of_rows(snapshot.dataset, [row])
-        found = snapshot.explain(IntegratedGradients(), inputs)
-        most = np.abs(found.relevance).max()
-        axes.imshow(found.relevance[0], cmap="RdBu_r", vmin=-most, vmax=most)
-        whose = "global model" if snapshot.client is None else f"client {snapshot.client}"
-        (said,) = found.decisions
-        verdict = "right" if said == truth else "wrong"
-        axes.set_title(f"{whose}\nsays {said}: {verdict}", fontsize=10)
-    for axes in (image, *maps):
-        axes.set_xticks([])
-        axes.set_yticks([])
+    for panel, name, own, chance in zip(panels, names, relevance, chances[:, row], strict=True):
+        colours = np.where(own[order] > 0, "#c62828", "#1565c0")
+        panel.barh(range(len(order)), own[order], color=colours)
+        panel.axvline(0, color="black", linewidth=0.8)
+        verdict = f"ill ({chance:.0%})" if chance > 0.5 else f"healthy ({1 - chance:.0%})"
+        panel.set_title(f"{name}\nsays {verdict}", fontsize=11)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(left=False)
+    panels[0].set_yticks(range(len(order)), [data.shown(data.test_x[row])[f] for f in order])
+    figure.supxlabel("← speaks for healthy     relevance     speaks for ill →", fontsize=10)
+    truth = data.classes[data.test_y[row]]
+    figure.suptitle(f"One patient ({truth}), the models of four hospitals", fontsize=12)
     figure.savefig(folder / "front.png", dpi=130)
     keep(folder / "front.png", HERE / "pictures" / "front.png")
-
-
-def instructive(
-    clients: list[ModelSnapshot], last: ModelSnapshot
-) -> tuple[list[ModelSnapshot], int]:
-    """A client that is wrong about a row of the test set, one that is right, and the last model.
-
-    The last model is right about the row, too.
-    """
-    x, y = torch.as_tensor(last.dataset.test_x), last.dataset.test_y
-    right = [each.network()(x).argmax(dim=1).numpy() == y for each in clients]
-    known = last.network()(x).argmax(dim=1).numpy() == y
-    row = int(np.flatnonzero(known & np.any(right, axis=0) & ~np.all(right, axis=0))[0])
-    told = [bool(own[row]) for own in right]
-    return [clients[told.index(False)], clients[told.index(True)], last], row
 
 
 if __name__ == "__main__":
