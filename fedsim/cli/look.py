@@ -50,7 +50,7 @@ def data_command(
         Path | None, typer.Option(help=r"File for the picture. \[default: <name>-labels.png]")
     ] = None,
 ) -> None:
-    """Show which labels each client holds, as a table and a picture.
+    """Show which labels each client holds, as a table and a picture, and how clients differ.
 
     Of a grid or a search, for each variant of its data and partition.
     """

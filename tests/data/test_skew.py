@@ -14,9 +14,12 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 
 from experiments import examples
+from fedsim.cli.look import _show_blanks
 from fedsim.data import ClientSplits, Dataset, Ragged
 from fedsim.data.encoding import Preprocessing
 from fedsim.data.skew import (
+    BLANK,
+    Skew,
     blank_shares,
     feature_skew,
     hellinger,
@@ -27,6 +30,7 @@ from fedsim.data.skew import (
     missing_features,
     wasserstein,
 )
+from fedsim.errors import FedsimWarning
 
 TABLES = st.integers(2, 5).flatmap(
     lambda labels: st.lists(
@@ -192,3 +196,19 @@ def test_nothing_warns_of_empty_clients() -> None:
         table = dataset(X, np.array([0, 0, 0, 1, 1, 2]), classes=("a", "b", "c"))
         for skew in (*label_skew(table, alone), *feature_skew(table, alone)):
             assert np.isnan(skew.values[0]).all()
+
+
+def test_blank_cells_are_shown_by_client(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = Skew(BLANK, np.array([[0.25, 0], [1, 1], [1, 0.5]]), ("ca", "thal"))
+    held = replace(splits([0, 1, 2], [3, 4], [5]), names=("Bern", "Kiel", "Lund"))
+    with pytest.warns(FedsimWarning) as caught:
+        _show_blanks(shares, held)
+    assert capsys.readouterr().out.split("\n")[1:-1] == [
+        "blank cells  Bern  Kiel  Lund",
+        "ca            25%  100%  100%",
+        "thal            ·  100%   50%",
+    ]
+    assert [str(each.message) for each in caught] == [
+        "data: ca: all cells are blank at 2 of 3 clients (Kiel, Lund)",
+        "data: thal: all cells are blank at 1 of 3 clients (Kiel)",
+    ]
