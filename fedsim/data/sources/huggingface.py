@@ -89,6 +89,9 @@ class HuggingFace(TextSource):
         import datasets as library
 
         path = Path(self.dataset)
+        is_path = self.dataset.startswith((".", "/", "~")) or path.suffix.lower() == ".parquet"
+        if is_path and not path.exists():
+            raise DataError(f"data.dataset={self.dataset}: there is no such file or folder")
         try:
             if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
                 found: Any = library.load_from_disk(self.dataset)

@@ -211,7 +211,7 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
 def _encoding(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    for encoding in ("utf-8-sig", "cp1252"):
+    for encoding in ("utf-8", "cp1252"):  # pandas skips the mark of utf-8-sig itself
         try:
             content.decode(encoding)
         except UnicodeDecodeError:
@@ -222,7 +222,8 @@ def _encoding(content: bytes) -> str:
 
 def _unquoted_lines(content: bytes, encoding: str) -> list[str]:
     """The first lines of a table that are not blank, the header line in front, without quotes."""
-    head = _QUOTED.sub("", content[:HEAD].decode(encoding, errors="ignore"))
+    head = content[:HEAD].decode(encoding, errors="ignore").removeprefix("\ufeff")
+    head = _QUOTED.sub("", head)
     lines = [line for line in re.split(r"[\r\n]+", head) if line.strip(" ")]
     return lines[:LINES] if len(content) <= HEAD else (lines[:-1] or lines)[:LINES]
 

@@ -235,6 +235,7 @@ WRONG: list[tuple[Callable[[], str], dict[str, Any], str]] = [
         {"test_split": "test", "label": "ill"},
         "it.parquet: has no part 'test'; known: train",
     ),
+    (lambda: "./folder", {}, "data.dataset=./folder: there is no such file or folder"),
     (lambda: "nobody/nothing", {}, "data.dataset=nobody/nothing: cannot be loaded: "),
 ]
 
