@@ -22,10 +22,8 @@ from snippets import run_page  # noqa: E402
 
 import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
-from fedsim.explain.explainers.attribution import (  # noqa: E402
-    IntegratedGradients,
-    by_feature,
-)
+from fedsim.explain.explainers.attribution import IntegratedGradients  # noqa: E402
+from fedsim.explain.groups import by_feature  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels

@@ -73,6 +73,15 @@ def group_parts(
     return Groups(rows[:, None] * (columns[-1] + 1) + columns)
 
 
+def by_feature(relevance: Tensor, part_of: NDArray[np.int64] | None) -> Tensor:
+    """(n, F) the sum over the entries of each feature; unchanged if each takes one."""
+    if part_of is None:
+        return relevance
+    index = torch.from_numpy(part_of).to(relevance.device)
+    found = relevance.new_zeros(len(relevance), int(part_of.max()) + 1)
+    return found.index_add_(1, index, relevance)
+
+
 def check_size(what: str, shape: tuple[int, ...], size: int | None) -> None:
     """Reject a square as large as the image.
 

@@ -19,7 +19,7 @@ from fedsim.data.dataset import frozen
 from fedsim.data.encoding import Feature
 from fedsim.data.sources import files, pictures
 from fedsim.data.sources.columns import as_entries
-from fedsim.data.sources.table_files import read_table
+from fedsim.data.sources.table_files import is_table, read_table
 from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
@@ -107,8 +107,8 @@ class Inputs:
     def of_file(cls, data: Dataset, path: Path) -> Inputs:
         """Read a file, or a folder of pictures.
 
-        Documents are .txt files with one document per line; rows of a table are .csv files with
-        the feature names in the first line; arrays (n, ...) of one or several inputs are .npy
+        Documents are .txt files with one document per line; rows of a table are files of tables
+        with the features' names; arrays (n, ...) of one or several inputs are .npy
         files. All are given as in the source's own files and processed in the same way: numbers of
         a table before `scale`, digits from 0 to 16.
 
@@ -122,13 +122,12 @@ class Inputs:
         """
         if not path.exists():
             raise DataError(f"{path}: there is no such file")
-        ending = path.suffix.lower()
         if data.words:
             _expect(path, ".txt", "documents must be .txt files, one document per line")
             lines = files.read_lines(path, "utf-8-sig")
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
-        elif ending == ".csv" and len(data.shape) == 1:
+        elif is_table(path) and len(data.shape) == 1:
             found = cls.of_arrays(_rows(path, data), "row")
         elif _has_pictures(data) and (pictures.is_picture(path) or path.is_dir()):
             found = cls._of_pictures(data, path)
@@ -233,7 +232,7 @@ def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tup
 def _ways(data: Dataset) -> str:
     """The accepted file types of inputs that are not documents."""
     if len(data.shape) == 1:
-        return "rows of a table must be .csv or .npy files"
+        return "rows of a table must be .csv, .tsv, .parquet or .npy files"
     if _has_pictures(data):
         ends = ", ".join(pictures.PICTURES)
         return f"images must be {ends} or .npy files, or a folder of pictures"

@@ -55,12 +55,25 @@ class Condition:
         term: "LOW", if features share their terms; otherwise the same as `words`.
         membership: function from values of the feature, of any shape, to how well it holds, 0 to
             1.
+        category: of an entry that is 0 or 1, `ward=north`: the feature, and whether it must be
+            that category; None for numbers.
     """
 
     feature: int
     words: str
     term: str
     membership: Callable[[Array], Array]
+    category: tuple[str, bool] | None = None
+
+
+def of_category(name: str, holds: bool) -> tuple[str, tuple[str, bool] | None]:
+    """A condition on an entry that is 0 or 1 in words, and its category.
+
+    >>> of_category("ward=north", False)
+    ('ward is not north', ('ward', False))
+    """
+    feature, _, category = name.partition("=")
+    return f"{feature} is {'' if holds else 'not '}{category}", (feature, holds)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedsim.models.rules import (
     RuleModel,
     Rules,
     check_table,
+    of_category,
 )
 
 # Bounds of unbounded sides: finite, so that they can be sent like others.
@@ -108,7 +109,10 @@ class TreeRules(RuleModel):
                     words = f"{name} > {bounds[0]:.6g}" if below else f"{name} ≤ {bounds[1]:.6g}"
                 else:
                     continue
-                found.append(Condition(f, words, words, partial(_within, *bounds)))
+                category = None
+                if "=" in name and below != above:
+                    words, category = of_category(name, bool(below))
+                found.append(Condition(f, words, words, partial(_within, *bounds), category))
             return tuple(found)
 
         return [

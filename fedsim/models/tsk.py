@@ -29,6 +29,7 @@ from fedsim.models.rules import (
     RuleModel,
     Rules,
     check_table,
+    of_category,
     quality,
 )
 from fedsim.support import atomic
@@ -193,8 +194,12 @@ class Tsk(RuleModel):
         terms = _TERMS.get(self.terms) or [f"SET {s + 1}" for s in range(self.terms)]
 
         def condition(f: int, s: int) -> Condition:
-            words = f"{names[f]} is {terms[s]}"
-            return Condition(f, words, terms[s], lambda values: self.memberships(values)[..., s])
+            words, category = f"{names[f]} is {terms[s]}", None
+            if "=" in names[f] and s in (0, len(terms) - 1):
+                words, category = of_category(names[f], s > 0)
+            return Condition(
+                f, words, terms[s], lambda values: self.memberships(values)[..., s], category
+            )
 
         F = len(names)
         consequents = np.zeros((len(rules["weights"]), F + 1))

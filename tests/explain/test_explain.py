@@ -14,7 +14,8 @@ from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data.dataset import fitted
-from fedsim.explain.explainers.rules import RuleBase, RulesExplainer
+from fedsim.explain.explainers.rules import RuleBase, RulesExplainer, in_words
+from fedsim.models.tree_rules import GREATEST, LEAST, TreeRules
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import curves
@@ -191,3 +192,24 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     value = base.dataset.target_scaling.undo(found.values[0])
     assert f"rate = {value:.6g}, by rule {found.deciding[0] + 1}: " in text
     assert (done.path / "explanations" / "rules-client-2-round-1.png").exists()
+
+
+def test_rules_on_categories_in_words() -> None:
+    names = ("age", "ward=north", "ward=south", "sex=f")
+    model = Tsk()
+    rules = {
+        "antecedents": np.array([[2, 2, 0, 0], [1, 0, 0, 1]]),
+        "consequents": np.zeros((2, 1)),
+        "weights": np.ones(2),
+    }
+    told = [in_words(rule, names) for rule in model.explain(rules, names)]
+    assert told == [
+        "IF age is HIGH AND ward is north AND sex is not f THEN y = 0",
+        "IF age is MEDIUM AND ward is not north AND ward is not south AND sex=f is MEDIUM THEN "
+        "y = 0",
+    ]
+    low = np.array([[LEAST, 0.5, LEAST, LEAST]])
+    high = np.array([[0.3, GREATEST, 0.5, GREATEST]])
+    trees = {"low": low, "high": high, "values": np.zeros(1), "weights": np.ones(1)}
+    told = [in_words(rule, names) for rule in TreeRules().explain(trees, names)]
+    assert told == ["IF age ≤ 0.3 AND ward is north THEN y = 0"]

@@ -281,7 +281,7 @@ UNFIT: dict[str, dict[str, tuple[bytes | None, str]]] = {
     },
     "two channels": {"wide.png": (None, "inputs of these data must be .npy")},
     "table": {
-        "empty": (None, "rows of a table must be .csv or .npy"),
+        "empty": (None, "rows of a table must be .csv, .tsv"),
         "gaps.csv": (b"a,b,c\n1,,3\n", "line 2: column 'b' is empty"),
         "long.csv": (b"a,b,c\n1,2,3,4\n", "cannot be read: Length of header"),
         "none.csv": (b"a,b,c\n", "has no rows"),

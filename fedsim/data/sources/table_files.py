@@ -75,6 +75,11 @@ def is_pattern(path: Path) -> bool:
     return glob.has_magic(str(path)) and not path.exists()
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is one of tables, by its name."""
+    return _ending(path) in (*TEXTS, ".parquet")
+
+
 def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     """A table in a `.csv`, `.tsv` or `.parquet` file; of Parquet, all columns or some.
 

@@ -44,7 +44,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.explainers.attributed import Attributed
-from fedsim.explain.groups import check_size, group_parts
+from fedsim.explain.groups import by_feature, check_size, group_parts
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores.faithfulness import PartOf, without
 from fedsim.models.networks import ResidualBlock
@@ -184,15 +184,6 @@ attributions: Registry[Attribution] = Registry("attribution", Attribution)  # ty
 def heatmap(relevance: Tensor) -> Tensor:
     """The sum over the channels: (B, C, H, W) to (B, H, W); vectors (B, F) are unchanged."""
     return relevance.sum(1) if relevance.dim() > 2 else relevance
-
-
-def by_feature(relevance: Tensor, part_of: PartOf) -> Tensor:
-    """(n, F) the sum over the entries of each feature; unchanged if each takes one."""
-    if part_of is None:
-        return relevance
-    index = torch.from_numpy(part_of).to(relevance.device)
-    found = relevance.new_zeros(len(relevance), int(part_of.max()) + 1)
-    return found.index_add_(1, index, relevance)
 
 
 class _FromBaseline(Attribution):

@@ -24,6 +24,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
+from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
@@ -190,7 +191,9 @@ class TreeExplainer(FeatureExplainer):
         tree = self._mimic(model, data, rng).tree
         found = tree.contributions(x.flatten(1).cpu().numpy(), y.cpu().numpy())
         relevance = found.astype(np.float32).reshape(tuple(x.shape))
-        return relevance.sum(axis=1) if x.dim() == 4 else relevance
+        if x.dim() == 4:
+            return relevance.sum(axis=1)
+        return by_feature(torch.from_numpy(relevance), data.dataset.parts).numpy()
 
     def rng(self, seed: int, client: int | None = None) -> Generator:
         return keyed_rng(seed, "explained", 0, client or 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
@@ -30,6 +31,7 @@ from fedsim.explain.explainer import (
     FeatureExplainer,
     explainers,
 )
+from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
@@ -41,8 +43,19 @@ NEGLIGIBLE = 1e-9  # relative to the greatest coefficient of a rule
 
 
 def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
-    """Such as "IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2"."""
-    conditions = " AND ".join(condition.words for condition in rule.conditions)
+    """Such as "IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2".
+
+    If a feature must be of a category, it is not said that it must not be of others.
+    """
+    settled = {one.category[0] for one in rule.conditions if one.category and one.category[1]}
+    told = [
+        condition.words
+        for condition in rule.conditions
+        if condition.category is None
+        or condition.category[1]
+        or condition.category[0] not in settled
+    ]
+    conditions = " AND ".join(told)
     terms = [f"{rule.consequent[0]:.4g}"]
     for name, coefficient in zip(names, _rounded(rule)[1:], strict=True):
         if coefficient:
@@ -272,9 +285,11 @@ class RulesExplainer(FeatureExplainer):
         assert isinstance(model.section, RuleModel)
         assert model.rules is not None
         inputs = x.cpu().double().numpy()
-        found = model.section.predict(model.rules, inputs)
+        predicted = model.section.predict(model.rules, inputs)
         rules = model.section.explain(model.rules, feature_names(inputs.shape[1]))
-        shares = np.eye(len(rules))[found.deciding] if found.shares is None else found.shares
+        shares = predicted.shares
+        if shares is None:
+            shares = np.eye(len(rules))[predicted.deciding]
         gamma = np.stack([rule.consequent for rule in rules])
         weights = np.array([rule.weight for rule in rules])
         base = np.average(gamma[:, 0], weights=weights if weights.sum() > 0 else None)
@@ -283,7 +298,8 @@ class RulesExplainer(FeatureExplainer):
             own[[condition.feature for condition in rule.conditions]] = 1
         constants = (gamma[:, :1] - base) * asked / np.maximum(asked.sum(axis=1, keepdims=True), 1)
         relevance: Array = inputs * (shares @ gamma[:, 1:]) + shares @ constants
-        return relevance.astype(np.float32)
+        found = torch.from_numpy(relevance.astype(np.float32))
+        return by_feature(found, data.dataset.parts).numpy()
 
 
 @runtime_checkable
