@@ -60,7 +60,8 @@ def blanked(
             raise DataError(
                 f"data.blanks: there is no column '{name}'{nearest(name, map(str, frame.columns))}"
             )
-        series = frame[name].where(~frame[name].map(text_of).isin(values))
+        blank = [value for value in frame[name].unique() if text_of(value) in values]
+        series = frame[name].where(~frame[name].isin(blank))
         if not is_numeric(series) and all(map(files.is_number, series.dropna())):
             series = pd.to_numeric(series)
         frame[name] = series
@@ -139,7 +140,7 @@ def feature_of_column(
     name = str(series.name)
     known, learnt = series.dropna(), series.iloc[rows].dropna()
     if categorical is not None and name in categorical:
-        return _of_categories(path, name, [*map(text_of, learnt)], categorical[name])
+        return _of_categories(path, name, [*map(text_of, learnt.unique())], categorical[name])
     flags = pd.api.types.is_bool_dtype(series.dtype)
     if is_numeric(series) and not (flags and categorical is not None):
         return Feature(name)
@@ -149,7 +150,7 @@ def feature_of_column(
         return Feature(name, "ordinal", codes=FLAGS, words=("no", "yes"))
     if pd.api.types.is_datetime64_any_dtype(series):
         return Feature(name, "date")
-    texts = [text_of(value) for value in known]
+    texts = [text_of(value) for value in known.unique()]
     words = {text for text in texts if text.lower() not in files.MISSING}
     if any(files.is_number(word) for word in words) or not words:
         raise not_a_number(path, series, WHICH)
@@ -166,7 +167,7 @@ def feature_of_column(
             f"{path}: column '{name}' has {len(words):,} different words; name it in "
             "data.categorical if they are categories, or leave it out of data.features"
         )
-    return _of_categories(path, name, [*map(text_of, learnt)], "one_hot")
+    return _of_categories(path, name, [*map(text_of, learnt.unique())], "one_hot")
 
 
 def _are_flags(path: Path, known: pd.Series[Any]) -> bool:
@@ -256,18 +257,17 @@ def as_entries(
 
 def _indices(feature: Feature, series: pd.Series[Any]) -> tuple[Floats, list[int]]:
     """(N, 1) or (N, categories + 1) a column of categories, and the rows with unknown ones."""
+    import pandas as pd
+
     places = {word: i for i, word in enumerate(feature.words)}
     places |= {code: places[word] for code, word in zip(feature.codes, feature.words, strict=True)}
-    index, unknown = np.full(len(series), np.nan), []
-    for row, (value, blank) in enumerate(zip(series, series.isna(), strict=True)):
-        if blank:
-            continue
-        text = text_of(value)
-        index[row] = places.get(text, -1)
-        if index[row] < 0 and feature.codes == FLAGS:
-            index[row] = places.get(_FLAGS.get(text.lower(), ""), -1)
-        if index[row] < 0:
-            unknown.append(row)
+    rows, values = pd.factorize(series)  # -1 where it is blank
+    places_of = np.array([places.get(text_of(value), -1) for value in values], np.float64)
+    if feature.codes == FLAGS:
+        flags = [places.get(_FLAGS.get(text_of(value).lower(), ""), -1) for value in values]
+        places_of = np.array(flags, np.float64)
+    index: Floats = np.append(places_of, np.nan)[rows]
+    unknown = np.flatnonzero(index < 0).tolist()
     if feature.kind == "ordinal":
         return np.where(index < 0, np.nan, index)[:, None], unknown
     width = len(feature.entries) - feature.indicator
