@@ -54,13 +54,17 @@ def test_folders_of_programs_are_no_classes(tmp_path: Path, parts: tuple[str, ..
             paint(tmp_path / part / "cat" / left, "0-checkpoint.png")
             paint(tmp_path / part / left, "0.png", "1.png", "2.png", "3.png")
         (tmp_path / part / ".DS_Store").write_bytes(b"of a Mac")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(FedsimWarning) as caught:
         data = load_dataset(Folder(path=tmp_path, size=4))
     assert data.classes == ("cat", "dog")
     assert len(data.y) + len(data.test_y) == 10 * len(parts)
+    names = ", ".join(sorted([*LEFT, "._0.png", ".DS_Store", "Thumbs.db"]))
+    assert [str(each.message) for each in caught] == [
+        f"{tmp_path / part}: 27 hidden or system items ignored: {names}" for part in parts
+    ]
     found = Inputs.of_file(data, tmp_path / parts[-1] / "cat")
     assert found.names == tuple(f"{i}.png" for i in range(5))
+    assert found.notes[0].startswith("cat: 13 hidden or system items ignored: #recycle, ")
 
 
 @pytest.mark.parametrize("place", ["cat/it.heic", "cat/notes.txt", "dog/more/it.pdf", "it.png"])
@@ -72,8 +76,8 @@ def test_files_that_are_left_out_are_named(tmp_path: Path, place: str) -> None:
         Folder(path=tmp_path, size=4).load()
     (warned,) = caught
     assert str(warned.message) == (
-        f"{tmp_path}: 1 file left out, such as {place}: pictures are .bmp, .gif, .jpeg, .jpg, "
-        ".pgm, .png, .ppm, .tif, .tiff, .webp files in a folder of their class"
+        f"{tmp_path}: 1 file left out, such as {place}: pictures are .bmp, .dcm, .gif, .jpeg, "
+        ".jpg, .pgm, .png, .ppm, .tif, .tiff, .webp files in a folder of their class"
     )
 
 

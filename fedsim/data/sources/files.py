@@ -134,8 +134,9 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        line = cause.strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"{path}: cannot be read: {line}") from error
+        # In one line, without what pydicom says of its own code.
+        told = " ".join(cause.partition("\nTraceback ")[0].split()) or type(error).__name__
+        raise DataError(f"{path}: cannot be read: {told}") from error
 
 
 def data_root(root: Path | None) -> Path:

@@ -422,7 +422,7 @@ REFUSED: dict[str, tuple[tuple[str, Write], str]] = {
     ),
     "a dicom with a damaged jpeg": (
         encoded(dicom(GRAY), JPEGBaseline8Bit, b"no jpeg"),
-        "Unable to decode",
+        "pillow: cannot identify image file",
     ),
     "an enhanced dicom": (
         dicom(GRAY, SharedFunctionalGroupsSequence=[pydicom.Dataset()]),

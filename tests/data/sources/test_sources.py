@@ -31,7 +31,7 @@ from fedsim.data.sources.images import (
 )
 from fedsim.data.sources.keel import Keel, Mortgage
 from fedsim.data.sources.tables import OpenflXai, Table
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
 
 rng = np.random.default_rng(1)
@@ -560,30 +560,6 @@ def test_folder_of_pictures_that_are_not_square(tmp_path):
     found = Inputs.of_file(data, tmp_path / "test/a/1.png")
     np.testing.assert_array_equal(found.x, data.test_x)
     assert found.notes == ("1.png: 12×30 gray, resized to 4×6 RGB",)
-
-
-LEFT_BY_PROGRAMS = (
-    *(".DS_Store", "__MACOSX/a/._1.png", ".ipynb_checkpoints/1.png", "a/._1.png", "a/Thumbs.db"),
-    *("b/.hidden/2.png", "b/desktop.ini", "b/.ipynb_checkpoints/1-checkpoint.png"),
-)
-
-
-def test_folder_with_what_programs_leave(tmp_path):
-    for place in ("a/1", "a/2", "b/1", "b/2"):
-        paint(tmp_path / f"{place}.png", 9)
-    for place in LEFT_BY_PROGRAMS:
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_bytes(b"no picture")
-    names = ".DS_Store, ._1.png, .hidden, .ipynb_checkpoints, Thumbs.db, __MACOSX, desktop.ini"
-    with pytest.warns(FedsimWarning) as told:
-        data = Folder(path=tmp_path, test_fraction=0.5).load()
-    assert [str(each.message) for each in told] == [
-        f"{tmp_path}: 8 hidden or system items ignored: {names}"
-    ]
-    assert (data.classes, len(data.y) + len(data.test_y)) == (("a", "b"), 4)
-    found = Inputs.of_file(data, tmp_path / "a")
-    assert found.names == ("1.png", "2.png")
-    assert found.notes[0] == "a: 2 hidden or system items ignored: ._1.png, Thumbs.db"
 
 
 @pytest.mark.parametrize("train", ["", "train/"])
