@@ -44,12 +44,14 @@ _APOSTROPHE = regex.compile(
 _GERSHAYIM = regex.compile(rf'(?V1)"(?<={_HEBREW}.)(?={_HEBREW})')  # in Hebrew's abbreviations
 _WORD = regex.compile(
     rf"""(?xV1)
+    (?=[\P{{P}}'])  # not a stray ׳ or ٫
     (?: {_LETTER} | {_DIGIT} | '\p{{WB=Extend}}*  # rules WB5, WB8 to WB10
-      | [\p{{WB=MidLetter}}--\p{{ASCII}}] (?<={_LETTER}.) (?={_LETTER})  # WB6, WB7
-      | [\p{{WB=MidNum}}--\p{{ASCII}}] (?<={_DIGIT}.) (?={_DIGIT})  # WB11, WB12
+      | [\p{{WB=MidLetter}}--\p{{ASCII}}] (?<={_LETTER}.)  # WB6, WB7
+        \p{{WB=Extend}}* (?={_LETTER})
+      | [\p{{WB=MidNum}}--\p{{ASCII}}] (?<={_DIGIT}.)  # WB11, WB12
+        \p{{WB=Extend}}* (?={_DIGIT})
     )+
-    | (?: \p{{RI}}{{2}}  # WB15, a flag
-        | [\p{{L}}\p{{N}}\p{{So}}\p{{Co}}\p{{Cn}}] )
+    | (?: \p{{RI}}{{2}} | [\p{{L}}\p{{N}}\p{{So}}\p{{Co}}\p{{Cn}}] )  # WB15, flags; WB999
       [\p{{WB=Extend}}{_WHOLE}]* (?: \u200d \p{{Extended_Pictographic}} \p{{WB=Extend}}* )*  # WB3c
     """
 )
