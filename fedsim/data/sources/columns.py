@@ -173,7 +173,7 @@ def feature_of_column(
 def _are_flags(path: Path, known: pd.Series[Any]) -> bool:
     if is_numeric(known):
         return False
-    words = {str(value).strip().lower() for value in known}
+    words = {str(value).strip().lower() for value in known.unique()}
     if not words - {*files.MISSING} or not words - {*files.MISSING} <= {"true", "false"}:
         return False
     if words & {*files.MISSING}:
@@ -296,7 +296,9 @@ def _days(path: Path, series: pd.Series[Any]) -> Floats:
 
 
 def _refuse_objects(path: Path, series: pd.Series[Any]) -> None:
-    for row, value in enumerate(series if series.dtype.kind == "O" else ()):
+    if series.dtype != object:
+        return
+    for row, value in enumerate(series):
         if not isinstance(value, Hashable):
             kind = type(value).__name__
             raise DataError(
