@@ -36,6 +36,7 @@ NEEDED: dict[str, Any] = {"clients": 4, "alpha": 0.5, "column": "writer", "round
 NEEDED["hash"] = "0" * 16
 NEEDED["path"] = "some/file.npz"
 NEEDED["set"] = "pathmnist"
+NEEDED["dataset"] = "glue"
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 NEEDED["of"] = {"name": "digits"}
 BASE: dict[str, Any] = {

@@ -18,7 +18,11 @@ from fedsim.explain.explainer import ExplainedData
 
 
 class Reference(Config):
-    """A row of the central test set, counted from 0."""
+    """A row of the central test set.
+
+    Args:
+        reference: its number, counted from 0.
+    """
 
     reference: int = Field(ge=0)
 

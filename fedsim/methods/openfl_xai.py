@@ -61,7 +61,7 @@ class RuleMethod(Method[RuleState]):
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         names, x, n = dataset.entry_names, np.asarray(dataset.x), dataset.num_loaded
         learnt = [splits.train.values, splits.unlabelled.values, splits.server]
-        rows = np.concatenate(learnt)
+        rows = np.sort(np.concatenate(learnt))
         check_table(x[rows], dataset.y[rows], names)
         drifted = x[n:]
         outside = np.flatnonzero(((drifted < 0) | (drifted > 1)).any(axis=0))

@@ -69,7 +69,7 @@ def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:
         "--explainer own_explainer:nothing": "explainer own_explainer:nothing: ",
         "--explainer own_explainer:Norms": "it must be a class that extends Explainer",
         "--row 999": "there is no row 999 in the test set",
-        "--input .": "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .pgm, ",
+        "--input .": "error: .: contains no pictures (.bmp, .dcm, .gif, .jpeg, .jpg, .pgm, ",
         "--round 0 --client 1": ": there is no round 0; it has 2",
         "--npy x": "--npy writes rules, and this explains no rules",
     }.items(),

@@ -45,6 +45,7 @@ def some_client(labels: list[int], x: torch.Tensor | None = None) -> Any:
         x[range(len(labels)), labels] += 8  # of its class
     reported: dict[str, float] = {}
     return SimpleNamespace(
+        parts=None,
         data=Examples(x, torch.tensor(labels, dtype=torch.int64)),
         rng=lambda purpose: keyed_rng(0, purpose),
         report=reported.update,

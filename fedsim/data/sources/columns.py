@@ -32,7 +32,6 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as int64 is written
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
 FLAGS = ("False", "True")
 _FLAGS = {"true": "True", "false": "False", "1": "True", "0": "False"}
-_FILL = "fill or drop them, or set data.missing"
 WHICH = " (data.features names the columns to use, data.categorical those of categories)"
 
 
@@ -72,7 +71,7 @@ def text_of(value: Any) -> str:
     """A cell as text; numbers without a decimal point where they are whole."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
-    if isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, float | np.floating):
         return str(int(value)) if float(value).is_integer() else repr(float(value))
     return str(value).strip()
 
@@ -120,7 +119,7 @@ def layout(
         given = {**vars(feature), "unit": units.get(name, "")}
         found.append(Feature(**given | {"indicator": indicator and bool(blank.any())}))
     if not found:
-        raise DataError(f"{path}: has no numeric columns to use as features")
+        raise DataError(f"{path}: has no columns to use as features")
     for feature in found:
         if feature.unit and feature.kind != "number":
             raise DataError(f"data.units: '{feature.name}' is no feature of numbers")
@@ -229,7 +228,7 @@ def as_entries(
         _refuse_objects(path, series)
         blank = series.isna().to_numpy()
         if blank.any() and not blanks:
-            raise _is_blank(path, frame, feature.name)
+            raise _is_blank(path, frame, feature.name, ", or set data.missing")
         if feature.kind == "number":
             own: NDArray[Any] = numbers(path, frame, feature.name, dtype, WHICH)[:, None]
         elif feature.kind == "date":
@@ -315,11 +314,12 @@ def present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     return frame[name]
 
 
-def _is_blank(path: Path, frame: pd.DataFrame, name: str) -> DataError:
+def _is_blank(path: Path, frame: pd.DataFrame, name: str, advice: str = "") -> DataError:
     file, row = origin(path, frame.index, int(np.flatnonzero(frame[name].isna())[0]))
     return DataError(
         f"{file}: {place(file, row)}: column '{name}' is empty "
-        f"({frame.isna().any(axis=1).sum()} of {len(frame)} rows have empty cells); {_FILL}"
+        f"({frame.isna().any(axis=1).sum()} of {len(frame)} rows have empty cells); fill or drop "
+        f"them{advice}"
     )
 
 

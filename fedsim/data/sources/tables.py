@@ -119,8 +119,13 @@ def _as_categories(given: Any) -> Any:
     return {name: _as_texts(how) for name, how in given.items()}
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
-ByText = Annotated[dict[str, str], BeforeValidator(_as_texts)]
+_Cell = str | int | float | bool
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(_as_texts, json_schema_input_type=tuple[_Cell, ...])
+]
+ByText = Annotated[
+    dict[str, str], BeforeValidator(_as_texts, json_schema_input_type=dict[_Cell, _Cell])
+]
 
 
 @datasets.register

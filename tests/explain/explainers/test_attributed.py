@@ -119,7 +119,7 @@ class TestDocuments:
     ("x", "more", "words"),
     [
         (np.ones((2, 3)), {}, "zero in every feature"),
-        (np.ones((2, 3)), {"scaling": Scaling.minmax(np.eye(3))}, "zero, the lower end of each"),
+        (np.ones((2, 3)), {"scaling": Scaling(zero="the lower end")}, "zero, the lower end"),
         (np.ones((2, 3)), {"mean": (0.5,), "std": (1.0,)}, "zero, the mean input of the data"),
         (np.ones((2, 1, 4, 4)), {}, "zero in every pixel"),
         (np.ones((2, 1, 4, 4), np.uint8), {}, "zero, a black image"),
