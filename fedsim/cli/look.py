@@ -108,7 +108,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
 
     from fedsim.data import load_dataset
     from fedsim.data.labels import draw_labels, label_names, label_table
-    from fedsim.launch.prepare import prepare
+    from fedsim.launch.prepare import dealt, prepare
 
     loaded = load_dataset(experiment.data)
     dataset, splits, _ = prepare(experiment, loaded)
@@ -138,7 +138,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     )
     if len(splits.held_out):
         out.print(f"{len(splits.held_out):,} are held out for validation")
-    _show_skew(dataset, loaded, splits)
+    _show_skew(dataset, loaded, dealt(experiment, loaded)[1])
     if several:
         out.print(f"not drawn, nor compared: labels, as there are {dataset.y.shape[1]} targets")
         return

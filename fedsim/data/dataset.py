@@ -209,8 +209,8 @@ class Dataset:
         if not self.encoding:
             return self.feature_names
         values = self.scaling.undo(row.astype(np.float64))
-        size = np.abs(self.scaling.low) + np.abs(self.scaling.span)
-        values = np.where(np.abs(values) < 1e-6 * size, 0, values)  # rounding of x
+        size = np.abs(self.scaling.low)  # of what was subtracted, and rounded
+        values = np.where(np.abs(values) < 1e-6 * size, 0, values)
         parts = np.split(values, np.cumsum([len(f.entries) for f in self.encoding])[:-1])
         told = zip(self.encoding, parts, strict=True)
         return tuple(f"{feature.name} = {feature.shown(own)}" for feature, own in told)
@@ -307,29 +307,43 @@ def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, 
         if how.fit != "pooled":
             both = zip(splits.train, splits.unlabelled, strict=True)
             own = [np.concatenate(part) for part in both]
-            rows = [part for part in (*own, splits.server) if len(part)]
-    x = np.asarray(data.x, np.float64)
-    found = fit([x[part] for part in rows], features, how)
-    scaling = found.scaling.astype(data.x.dtype)
-    new: dict[str, Any] = {"x": scaling(data.x), "test_x": scaling(data.test_x)}
+            rows = [*own, splits.server] if len(splits.server) else own
+    x, dtype = np.asarray(data.x), data.x.dtype
+    found = fit(x, rows, features, how)
+    scaling = found.scaling.astype(dtype)
+    new: dict[str, Any] = {"x": scaling(x), "test_x": scaling(data.test_x)}
     if how.fit == "client" and splits is not None:
         for k, part in enumerate(own):
             who = f"client {splits.names[k] if splits.names else k}"
-            by = fit([x[part]], features, how, who).scaling.astype(data.x.dtype)
-            held = part if splits.test_is_central else np.concatenate([part, splits.test[k]])
-            new["x"][held] = by(data.x[held])
-    sent, received = (found.sent, found.received) if how.fit == "federated" else (0, 0)
+            held = np.concatenate([part, *_tests_of(splits, k)])
+            new["x"][held] = fit(x, [part], features, how, who).scaling.astype(dtype)(x[held])
+        every = np.concatenate(own)
+        if len(np.unique(every)) < len(every):
+            raise DataError(
+                "data.fit=client: clients share examples, which can have one scale only"
+            )
+    counted = [found] if how.fit == "federated" else []
     if not data.classes and how.scale != "none":
         target = (Feature(data.target or "the target"),)
-        of_y = fit([data.y[part, None] for part in rows], target, Preprocessing(scale=how.scale))
+        of_y = fit(data.y[:, None], rows, target, Preprocessing(scale=how.scale))
         low, span = (np.asarray(value).item() for value in (of_y.scaling.low, of_y.scaling.span))
         y_scaling = Scaling(low, span)
         new |= {"y": y_scaling(data.y), "test_y": y_scaling(data.test_y)}
         new["target_scaling"] = y_scaling
-        if how.fit != "pooled":
-            sent, received = sent + of_y.sent, received + of_y.received
+        counted += [of_y] if how.fit != "pooled" else []
     done = replace(data, **new, scaling=scaling, preprocessing=None)
-    return done, (sent, received * len(rows))
+    clients = len(own)  # the server's share is not sent
+    sent = sum(sum(one.sent[:clients]) for one in counted)
+    return done, (sent, sum(one.received for one in counted) * clients)
+
+
+def _tests_of(splits: ClientSplits, k: int) -> list[Indices]:
+    """A client's own examples that it does not train on."""
+    found = [] if splits.test_is_central else [splits.test[k]]
+    if splits.sequence is not None:
+        T = splits.sequence.num_tasks
+        found += [splits.sequence.validation[i] for i in range(k * T, (k + 1) * T)]
+    return found
 
 
 def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
@@ -396,6 +410,12 @@ def check_parts(dataset: Dataset, where: str) -> None:
         raise DataError(
             f"{where}: {len(dataset.entry_names)} features for inputs of shape {dataset.shape}"
         )
+    names = dataset.entry_names
+    if len(set(names)) < len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise DataError(f"{where}: has two entries '{twice}'; rename a column")
+    if dataset.preprocessing is not None and dataset.y.ndim > 1:
+        raise DataError(f"{where}: preprocessing is for one target, not for {dataset.y.shape[1]}")
     if dataset.encoding and tuple(f.name for f in dataset.encoding) != dataset.features:
         raise DataError(f"{where}: encoding must be of the features, in their order")
     mean, std = dataset.mean, dataset.std
@@ -436,7 +456,9 @@ def check_trainable(dataset: Dataset, where: str) -> None:
         for name, array in ((x, inputs), (y, labels)):
             if array.dtype.kind not in "uif":
                 raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-            blank = name in ("x", "test_x") and dataset.preprocessing is not None
+            how = dataset.preprocessing
+            fills = how is not None and how.missing not in ("refuse", "drop")
+            blank = fills and name in ("x", "test_x")
             unfit = np.isinf if blank else lambda values: ~np.isfinite(values)
             if array.dtype.kind == "f" and unfit(array).any():
                 raise DataError(f"{where}: {name} has NaN or infinite values")

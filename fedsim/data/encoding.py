@@ -8,7 +8,7 @@ examples are dealt out to clients, since only their training examples may be loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -32,7 +32,26 @@ _ZERO = {
     "minmax": "the lower end of each feature's scale",
     "standard": "each feature's mean",
 }
+_ROWS = 1 << 16  # examples at a time
 _HALF = 30  # bits in each of the two integers of a sum
+
+
+class OfCategory(str):
+    """The name of an entry that is 1 for one category and else 0: `thal=normal`.
+
+    Attributes:
+        feature: `thal`.
+        category: `normal`.
+    """
+
+    feature: str
+    category: str
+
+    @classmethod
+    def of(cls, feature: str, category: str) -> OfCategory:
+        made = cls(f"{feature}={category}")
+        made.feature, made.category = feature, category
+        return made
 
 
 @dataclass(frozen=True)
@@ -41,11 +60,12 @@ class Feature:
 
     Args:
         name: of the column.
-        kind: `number`; `date`, in days since 1970; `ordinal`, the index of a category; `one_hot`,
-            an entry for each category, and one for all that are unknown.
+        kind: `number`; `date`, in days since 1970 (UTC); `ordinal`, the index of a category;
+            `one_hot`, an entry for each category, and one for all that are unknown.
         unit: of its numbers, for people.
         codes: categories as they are in the file.
         words: categories as they are shown.
+        blanks: what in the file stands for a blank cell, beside an empty one.
         indicator: whether a last entry is 1 where the cell is blank.
         scaled: whether `scale` applies to its numbers.
     """
@@ -55,6 +75,7 @@ class Feature:
     unit: str = ""
     codes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    blanks: tuple[str, ...] = ()
     indicator: bool = False
     scaled: bool = True
 
@@ -63,8 +84,8 @@ class Feature:
         """The names of its entries: `age`; `thal=normal`, `thal=fixed`, `thal=(other)`."""
         own: tuple[str, ...] = (self.name,)
         if self.kind == "one_hot":
-            own = tuple(f"{self.name}={word}" for word in (*self.words, OTHER))
-        return (*own, f"{self.name}={BLANK}") if self.indicator else own
+            own = tuple(OfCategory.of(self.name, word) for word in (*self.words, OTHER))
+        return (*own, OfCategory.of(self.name, BLANK)) if self.indicator else own
 
     def shown(self, values: NDArray[Any]) -> str:
         """Its value in words, of its entries in the units of the file: "63 years", "normal"."""
@@ -76,7 +97,7 @@ class Feature:
         if self.kind == "ordinal":
             return self.words[min(max(round(number), 0), len(self.words) - 1)]
         if self.kind == "date":
-            return str(EPOCH + np.timedelta64(round(number), "D"))
+            return str(EPOCH + np.timedelta64(int(np.floor(number + 0.01)), "D"))  # rounding
         return f"{number:.6g} {self.unit}".strip()
 
 
@@ -157,23 +178,22 @@ class Fitted:
 
     Args:
         scaling: how entries are filled and scaled.
-        sent: bytes that all clients together send.
+        sent: bytes that each client sends.
         received: bytes that each client receives.
     """
 
     scaling: Scaling
-    sent: int
+    sent: tuple[int, ...]
     received: int
 
 
 class Statistics:
-    """Sums over the training examples of some clients, which add up exactly in any order.
-
-    Each sum of numbers in [0, 1] is kept as two 64-bit integers, of units 2^-30 and 2^-60.
+    """What is known of the training examples of some clients; they add up exactly, in any order.
 
     Args:
         x: (n, W) in the units of the files, NaN where blank.
-        features: W entries' features, for the numbers whose values are counted.
+        features: those of the W entries.
+        missing: of the preprocessing; values are counted where the most frequent one matters.
     """
 
     def __init__(self, x: Floats, features: Sequence[Feature], missing: Missing) -> None:
@@ -183,27 +203,36 @@ class Statistics:
         self.low = np.where(known, x, np.inf).min(axis=0, initial=np.inf)
         self.high = np.where(known, x, -np.inf).max(axis=0, initial=-np.inf)
         self.values: dict[int, Counter[float]] = {}
+        self.categories = set[tuple[str, str]]()  # that occur
         for w, feature in zip(firsts_of(features), features, strict=True):
-            counted = feature.kind == "ordinal" or (
-                missing == "most_frequent" and feature.kind != "one_hot"
-            )
-            if counted:
+            if feature.kind == "one_hot":
+                there = np.nanmax(x[:, w : w + len(feature.codes)], axis=0, initial=0) > 0
+                self.categories |= {
+                    (feature.name, code)
+                    for code, one in zip(feature.codes, there, strict=True)
+                    if one
+                }
+            elif feature.kind == "ordinal" or missing == "most_frequent":
                 self.values[int(w)] = Counter(x[known[:, w], w].tolist())
 
     def merge(self, other: Statistics) -> None:
-        """Add those of other clients; the order of merges does not matter."""
+        """Add those of other examples."""
         self.rows += other.rows
         self.count = self.count + other.count
         self.low = np.minimum(self.low, other.low)
         self.high = np.maximum(self.high, other.high)
         for w, counts in other.values.items():
             self.values[w] = self.values[w] + counts
+        self.categories |= other.categories
 
     @property
     def nbytes(self) -> int:
-        """The size of the message: four numbers an entry, and each counted value twice."""
+        """As a message: the number of rows, three numbers an entry, each value and its count, and
+        the names of categories.
+        """
         counted = sum(len(counts) for counts in self.values.values())
-        return 8 * (1 + 3 * len(self.count) + 2 * counted)
+        names = sum(len(code.encode()) + 1 for _, code in self.categories)
+        return 8 * (1 + 3 * len(self.count) + 2 * counted) + names
 
     def unit(self, x: Floats) -> Floats:
         """Numbers (n, W) relative to the least and the greatest of all clients; NaN stays."""
@@ -212,7 +241,7 @@ class Statistics:
 
 
 def _moments(u: Floats) -> NDArray[np.int64]:
-    """(2, 2, W) Σ u and Σ u² of what is known, in units of 2^-30 and 2^-60."""
+    """(2, 2, W) Σ u and Σ u² of what is known, in units of 2^-30 and 2^-60, for u in [0, 1]."""
     found = np.zeros((2, 2, u.shape[1]), np.int64)
     for power, values in enumerate((u, u * u)):
         scaled = np.nan_to_num(values) * 2.0**_HALF
@@ -227,74 +256,96 @@ def firsts_of(features: Sequence[Feature]) -> NDArray[np.int64]:
     return np.cumsum([0, *(len(feature.entries) for feature in features)])[:-1]
 
 
+def _chunks(x: NDArray[Any], rows: NDArray[np.int64]) -> Iterator[Floats]:
+    """Rows of x as 64-bit floats, some at a time."""
+    for start in range(0, max(1, len(rows)), _ROWS):
+        yield x[rows[start : start + _ROWS]].astype(np.float64)
+
+
 def fit(
-    parts: Sequence[Floats], features: Sequence[Feature], how: Preprocessing, who: str = ""
+    x: NDArray[Any],
+    parts: Sequence[NDArray[np.int64]],
+    features: Sequence[Feature],
+    how: Preprocessing,
+    who: str = "",
 ) -> Fitted:
-    """How training examples are filled and scaled, by sums over clients.
+    """How examples are filled and scaled, by sums over clients' training examples.
 
     The result does not depend on how the examples are divided among clients, not even in its
     last bit. Statistics of the scale are those of the filled columns, as in a pipeline of
     scikit-learn's `SimpleImputer` and `StandardScaler`.
 
     Args:
-        parts: (n, W) training examples of each client, in the units of the files; NaN where blank.
+        x: (N, W) all examples in the units of the files; NaN where blank.
+        parts: the rows of each client.
         features: those of W entries.
         who: whose examples they are, for messages.
 
     Raises:
         DataError: there is no value of a feature.
     """
-    every = [Statistics(part, features, how.missing) for part in parts]
-    sent, received = sum(one.nbytes for one in every), 0
-    total, *others = every
-    for other in others:
-        total.merge(other)
+    total, sent = Statistics(np.empty((0, x.shape[1])), features, how.missing), []
+    for rows in parts:
+        own = Statistics(np.empty((0, x.shape[1])), features, how.missing)
+        for chunk in _chunks(x, rows):
+            own.merge(Statistics(chunk, features, how.missing))
+        sent.append(own.nbytes)
+        total.merge(own)
     W, firsts = len(total.count), firsts_of(features)
     for w, feature in zip(firsts, features, strict=True):
         if not total.count[w]:
-            advice = ", or set data.fit=federated" if who else ""
+            advice = ", or set data.fit=pooled" if who else ""
             raise DataError(
                 f"data.features: {who or 'training'} has no value of '{feature.name}'; leave it "
                 f"out{advice}"
             )
-    moments = np.zeros((2, 2, W), np.int64)
+    moments, received = np.zeros((2, 2, W), np.int64), 0
     fills = how.missing not in ("refuse", "drop")
     if how.scale == "standard" or fills:  # a second exchange, once the ranges are known
-        sums = [_moments(total.unit(part)) for part in parts]
-        sent += sum(one.nbytes for one in sums)
+        for rows in parts:
+            for chunk in _chunks(x, rows):
+                moments += _moments(total.unit(chunk))
+        sent = [count + moments.nbytes for count in sent]
         received += total.low.nbytes + total.high.nbytes
-        moments = np.sum(sums, axis=0)
     low, span, fill = np.zeros(W), np.ones(W), np.full(W, np.nan)
     for w, feature in zip(firsts, features, strict=True):
         if feature.kind == "one_hot":
             if fills:
-                own = slice(w, w + len(feature.words) + 1)
-                ones = moments[0, 0, own] / 2.0**_HALF  # of entries that are not constant
-                ones = np.where(total.low[own] == 1, total.count[own], ones)
-                fill[own] = np.arange(len(ones)) == ones.argmax()
+                own_entries = slice(w, w + len(feature.words) + 1)
+                ones = moments[0, 0, own_entries] / 2.0**_HALF  # of entries that are not constant
+                constant = total.low[own_entries] == 1
+                ones = np.where(constant, total.count[own_entries], ones)
+                fill[own_entries] = np.arange(len(ones)) == ones.argmax()
             continue
         if fills:
-            fill[w] = _filled(w, how, total, moments, parts)
+            column = np.concatenate([x[rows, w] for rows in parts]) if _needs_all(how) else None
+            fill[w] = _filled(w, total, moments, column)
         if feature.scaled and how.scale != "none":
             low[w], span[w] = _scale(w, float(fill[w]), how, total, moments)
     scaling = Scaling(low, span, fill if fills else None, _ZERO[how.scale])
-    return Fitted(scaling, sent, received + low.nbytes + span.nbytes + fill.nbytes)
+    received += low.nbytes + span.nbytes + (fill.nbytes if fills else 0)
+    return Fitted(scaling, tuple(sent), received)
+
+
+def _needs_all(how: Preprocessing) -> bool:
+    """Whether sums are not enough."""
+    return how.missing == "median"
 
 
 def _filled(
-    w: int,
-    how: Preprocessing,
-    total: Statistics,
-    moments: NDArray[np.int64],
-    parts: Sequence[Floats],
+    w: int, total: Statistics, moments: NDArray[np.int64], column: NDArray[Any] | None
 ) -> float:
-    """What takes the place of blank cells of a feature that has one entry."""
+    """What takes the place of blank cells of a feature that has one entry.
+
+    Args:
+        column: all its values, for the median; None for the mean.
+    """
     if w in total.values:  # of equally frequent values the least, as scikit-learn takes
         counts = total.values[w]
         most = max(counts.values())
         return min(value for value, count in counts.items() if count == most)
-    if how.missing == "median":
-        return float(np.nanmedian(np.concatenate([part[:, w] for part in parts])))
+    if column is not None:
+        return float(np.nanmedian(column.astype(np.float64)))
     mean = _exact(moments[0, :, w]) / int(total.count[w])
     return float(total.low[w] + (total.high[w] - total.low[w]) * float(mean))
 

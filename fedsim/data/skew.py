@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Dataset
+from fedsim.data.encoding import BLANK as BLANK_CELL
 from fedsim.data.labels import label_table
 from fedsim.data.splits import ClientSplits
 from fedsim.data.stored import StoredArray
@@ -197,10 +198,11 @@ def feature_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
     if dataset.x.ndim != 2 or dataset.words or isinstance(dataset.x, StoredArray):
         return
     rows, clients = held_by(splits)
-    names, blanks = dataset.entry_names, dataset.blanks
-    differences = np.empty((count, len(names)))
-    for f in range(len(names)):
-        values = dataset.x[rows, f].astype(np.float64)
+    blanks, marks = dataset.blanks, f"={BLANK_CELL}"
+    entries = {w: name for w, name in enumerate(dataset.entry_names) if not name.endswith(marks)}
+    differences, names = np.empty((count, len(entries))), tuple(entries.values())
+    for f, w in enumerate(entries):
+        values = dataset.x[rows, w].astype(np.float64)
         differences[:, f] = mean_difference(values, clients, count)
     if count > 1:
         yield Skew("features: standardised mean difference", differences, names)

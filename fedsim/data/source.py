@@ -248,7 +248,9 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
         known = np.flatnonzero(~np.isnan(x).any(axis=0))  # entries without a blank cell
         x, names = x[:, known], [data.entry_names[w] for w in known]
         found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
-        columns = dict(zip(names, x.T, strict=True))
+        all_names, every = data.entry_names, data.x[:count].T
+        columns = {name: v[~np.isnan(v)] for name, v in zip(all_names, every, strict=True)}
+        columns = {name: values for name, values in columns.items() if len(values)}
         if not data.classes and data.y.ndim == 1:
             columns |= {data.target or "the target": data.y}
         if data.preprocessing is None or data.preprocessing.scale == "none":

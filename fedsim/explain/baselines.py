@@ -48,14 +48,19 @@ def baseline_of(choice: Baseline, data: ExplainedData) -> Tensor:
         return data.prepare(dataset.test_x[[choice.reference]])
     if choice == "zero":
         return data.prepare(dataset.test_x[:1]) * 0
+    rows = np.arange(dataset.num_loaded)
+    if data.splits is not None:
+        rows = data.splits.train.values
     if choice == "median":
-        found = np.median(np.asarray(dataset.x[: dataset.num_loaded]), axis=0)
+        if isinstance(dataset.x, StoredArray):
+            raise ExperimentError("baseline=median: the inputs stay in their files; take mean")
+        found = np.median(dataset.x[rows], axis=0)
     elif choice == "mean":
-        found = _mean(dataset.x, np.arange(dataset.num_loaded))
+        found = _mean(dataset.x, rows)
     else:
         if data.splits is None:
             raise ExperimentError("baseline=clients: the clients are not known here; take mean")
-        found = np.mean([_mean(dataset.x, rows) for rows in data.splits.train], axis=0)
+        found = np.mean([_mean(dataset.x, own) for own in data.splits.train], axis=0)
     return data.prepare(as_dtype(found[None], dataset.x.dtype))
 
 

@@ -128,7 +128,8 @@ class Inputs:
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
         elif is_table(path) and len(data.shape) == 1:
-            found = cls.of_arrays(_rows(path, data), "row")
+            rows, remarks = _rows(path, data)
+            found = replace(cls.of_arrays(rows, "row"), notes=remarks)
         elif _has_pictures(data) and (pictures.is_picture(path) or path.is_dir()):
             found = cls._of_pictures(data, path)
         else:
@@ -244,7 +245,7 @@ def _expect(path: Path, ending: str, ways: str) -> None:
         raise DataError(f"{path}: {ways}")
 
 
-def _rows(path: Path, data: Dataset) -> NDArray[Any]:
+def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], tuple[str, ...]]:
     table = read_table(path)
     names = data.feature_names
     missing = [name for name in names if name not in table]
@@ -255,12 +256,13 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
         )
     features = data.encoding or tuple(map(Feature, names))
     if data.x.dtype != np.uint8:
-        found, _ = as_entries(path, table, features, data.x.dtype, data.scaling.fill is not None)
-        return data.scaling(found)
+        blanks = data.scaling.fill is not None
+        found, remarks = as_entries(path, table, features, data.x.dtype, blanks)
+        return data.scaling(found), tuple(remarks)
     rows, _ = as_entries(path, table, features, np.float64, False)
     if not np.isin(rows, np.arange(256)).all():
         raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")
-    return rows.astype(np.uint8)
+    return rows.astype(np.uint8), ()
 
 
 def _array(path: Path, data: Dataset) -> NDArray[Any]:

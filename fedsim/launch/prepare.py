@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +25,7 @@ from fedsim.data.splits import take_stratified
 from fedsim.errors import (
     ExperimentError,
     FedsimError,
+    FedsimWarning,
     in_one_line,
     in_own_code,
 )
@@ -79,6 +81,13 @@ def prepare(
     if experiment.privacy is not None:
         experiment.privacy.check()
     dataset, splits, setup_bytes = dealt(experiment, dataset)
+    if any(setup_bytes) and experiment.privacy is not None:
+        warnings.warn(
+            "data.fit=federated: clients' sums are sent without noise, and privacy does not count "
+            "them",
+            FedsimWarning,
+            stacklevel=2,
+        )
     if experiment.adversaries is not None:
         dataset, splits = experiment.adversaries.join(dataset, splits, experiment.seed)
     share = experiment.train.participation

@@ -180,6 +180,10 @@ class FedXDS(PoolMethod[FedXDSState]):
             )
         self.attribution.check_network(network)
         self.attribution.check_shape(dataset.shape)
+        if getattr(self.attribution, "baseline", "zero") != "zero":
+            raise ExperimentError(
+                "method.attribution.baseline: images are attributed from zero; leave it out"
+            )
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import DataSpec
+from fedsim.data.encoding import OfCategory
 from fedsim.errors import DataError
 from fedsim.models.model import Model
 
@@ -66,14 +67,13 @@ class Condition:
     category: tuple[str, bool] | None = None
 
 
-def of_category(name: str, holds: bool) -> tuple[str, tuple[str, bool] | None]:
-    """A condition on an entry that is 0 or 1 in words, and its category.
+def of_category(name: OfCategory, holds: bool) -> tuple[str, tuple[str, bool]]:
+    """A condition on an entry that is 0 or 1 in words, and its `Condition.category`.
 
-    >>> of_category("ward=north", False)
+    >>> of_category(OfCategory.of("ward", "north"), False)
     ('ward is not north', ('ward', False))
     """
-    feature, _, category = name.partition("=")
-    return f"{feature} is {'' if holds else 'not '}{category}", (feature, holds)
+    return f"{name.feature} is {'' if holds else 'not '}{name.category}", (name.feature, holds)
 
 
 @dataclass(frozen=True)

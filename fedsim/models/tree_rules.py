@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.dataset import feature_names
+from fedsim.data.encoding import OfCategory
 from fedsim.models.model import models
 from fedsim.models.rules import (
     Array,
@@ -110,7 +111,7 @@ class TreeRules(RuleModel):
                 else:
                     continue
                 category = None
-                if "=" in name and below != above:
+                if isinstance(name, OfCategory) and below != above:
                     words, category = of_category(name, bool(below))
                 found.append(Condition(f, words, words, partial(_within, *bounds), category))
             return tuple(found)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.dataset import feature_names
+from fedsim.data.encoding import OfCategory
 from fedsim.errors import DataError
 from fedsim.models.model import models
 from fedsim.models.rules import (
@@ -194,9 +195,9 @@ class Tsk(RuleModel):
         terms = _TERMS.get(self.terms) or [f"SET {s + 1}" for s in range(self.terms)]
 
         def condition(f: int, s: int) -> Condition:
-            words, category = f"{names[f]} is {terms[s]}", None
-            if "=" in names[f] and s in (0, len(terms) - 1):
-                words, category = of_category(names[f], s > 0)
+            name, words, category = names[f], f"{names[f]} is {terms[s]}", None
+            if isinstance(name, OfCategory) and s in (0, len(terms) - 1):
+                words, category = of_category(name, s > 0)
             return Condition(
                 f, words, terms[s], lambda values: self.memberships(values)[..., s], category
             )

@@ -21,7 +21,7 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 import fedsim
 from fedsim.data import ClientSplits, Dataset, Ragged
-from fedsim.data.dataset import fitted
+from fedsim.data.dataset import check_parts, fitted
 from fedsim.data.encoding import Feature, Preprocessing
 from fedsim.data.sources.tables import Table
 from fedsim.errors import DataError, FedsimWarning
@@ -210,6 +210,7 @@ TABLES = {
     "good": "age,ward,ill\n1,north,0\n2,south,1\n3,north,0\n4,south,1\n",
     "blank": "age,ward,ill\n1,north,0\n,south,1\n3,north,0\n4,,1\n",
     "empty column": "age,ward,ill\n1,,0\n2,,1\n3,,0\n4,,1\n",
+    "a blank in each": "age,ward,ill\n,north,0\n1,,1\n,south,0\n4,,1\n",
     "mixed": "age,ward,ill\n1,north,0\n2,south,1\nold,north,0\n4,south,1\n",
     "dates": "seen,ill\n2020-01-01,0\n2020-02-30,1\n2020-01-03,0\n2020-01-04,1\n",
     "many": "name,age,ill\n" + "".join(f"n{k},{k},{k % 2}\n" for k in range(1200)),
@@ -248,7 +249,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "good", {"blanks": {"agee": [0]}}, "data.blanks: there is no column 'agee'"),
     "a label without a class": (
         "good", {"classes": {0: "healthy"}}, "data.classes: has no class for the label '1'"),
-    "only blanks": ("empty column", {"missing": "drop"},
+    "only blanks": ("a blank in each", {"missing": "drop"},
                     "data.missing=drop: {path}: every row has an empty cell"),
 }  # fmt: skip
 
@@ -395,3 +396,106 @@ class TestRuns:
         assert data.shown(row) == (
             "age = 61.5", "dose = (blank)", "ward = (other)", "sex = f",
         )  # fmt: skip
+
+
+class TestAsFilesHaveThem:
+    """What a file may have, and a person would not expect to matter."""
+
+    def test_blanks_of_each_file_and_of_inputs(
+        self, tmp_path: Path, finish: Callable[..., Run]
+    ) -> None:
+        for name, shift in (("one", 0), ("two", 3)):
+            rows = [f"{k + shift},{'ab'[k % 2]},{k % 2}" for k in range(20)]
+            if name == "two":
+                rows[4], rows[7] = "?,a,0", "-9,?,1"
+            (tmp_path / f"{name}.csv").write_text("\n".join(["age,ward,ill", *rows]))
+        data = {
+            **{"name": "table", "path": str(tmp_path / "*.csv"), "label": "ill"},
+            **{"blanks": ["?", -9], "missing": "mean", "indicator": True, "scale": "standard"},
+            "client_column": "file",
+        }
+        run = finish(
+            data=data, partition={"kind": "natural"}, model={"name": "mlp"}, train={"rounds": 1}
+        )
+        path = tmp_path / "input.tsv"
+        path.write_text("age\tward\n-9\t?\n4\tzzz\n")
+        found = fedsim.explanations(run, "occlusion", input=path)
+        (explanation,) = found
+        assert isinstance(explanation, Attributed)
+        told = [explanation.dataset.shown(row) for row in explanation.inputs.x]
+        assert told == [("age = (blank)", "ward = (blank)"), ("age = 4", "ward = (other)")]
+        assert any("'zzz', which no training row has" in note for note in found.notes)
+
+    def test_an_unknown_index_is_marked_as_blank(self, tmp_path: Path) -> None:
+        train, test = tmp_path / "a.csv", tmp_path / "b.csv"
+        train.write_text("grade,age,ill\nlow,1,0\nmid,2,1\n,3,0\nlow,4,1\n")
+        test.write_text("grade,age,ill\nhigh,1,0\nmid,2,1\n")
+        source = Table(
+            path=train, test_path=test, label="ill", missing="mean", indicator=True,
+            categorical={"grade": "ordinal"},
+        )  # fmt: skip
+        with pytest.warns(FedsimWarning, match="count as blank"):
+            data, _ = fitted(source.load())
+        assert data.shown(data.test_x[0])[0] == "grade = (blank)"
+        assert data.test_x[:, 1].tolist() == [1, 0]
+
+    def test_only_features_are_blank_or_dropped(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        notes = [f"note {k}" if k % 3 else "" for k in range(300)]
+        rows = [f"{k % 7 or ''},{note},{k % 2}" for k, note in enumerate(notes)]
+        path.write_text("\n".join(["age,note,ill", *rows]))
+        with pytest.warns(FedsimWarning, match="43 of 300 rows"):
+            data = Table(path=path, label="ill", missing="drop", blanks=["9", "none"]).load()
+        assert data.features == ("age",)
+        assert len(data.y) + len(data.test_y) == 257
+        assert data.classes == ("0", "1")
+
+    @pytest.mark.parametrize(
+        ("cells", "said"),
+        [
+            (
+                ['"22,5"', '"3,0"', "n"],
+                "has '22,5'; separate columns by semicolons to have decimal",
+            ),
+            (["03.03.2020", "04.05.2020", "x"], "has '03.03.2020'; write dates as year-month-day"),
+        ],
+    )
+    def test_other_notations_are_no_categories(
+        self, tmp_path: Path, cells: list[str], said: str
+    ) -> None:
+        path = tmp_path / "t.csv"
+        rows = [f"{cell},1,{k % 2}" for k, cell in enumerate(cells * 4)]
+        path.write_text("\n".join(["when,z,ill", *rows]))
+        with pytest.raises(DataError) as error:
+            Table(path=path, label="ill").load()
+        assert said in str(error.value)
+
+    def test_clients_that_share_examples_have_no_scale_of_their_own(self) -> None:
+        x = np.arange(8, dtype=np.float32)[:, None]
+        data = Dataset(
+            x, np.arange(8) % 2, x, np.arange(8) % 2, ("a", "b"), features=("f",),
+            preprocessing=Preprocessing(scale="standard", fit="client"),
+        )  # fmt: skip
+        with pytest.raises(DataError, match=r"^data.fit=client: clients share examples"):
+            fitted(data, dealt(data, [[0, 1, 2, 3], [3, 4, 5]]))
+
+    def test_the_server_sends_nothing(self) -> None:
+        x = np.arange(8, dtype=np.float32)[:, None]
+        data = Dataset(
+            x, np.arange(8) % 2, x, np.arange(8) % 2, ("a", "b"), features=("f",),
+            preprocessing=Preprocessing(scale="standard", fit="federated"),
+        )  # fmt: skip
+        splits = dealt(data, [[0, 1, 2], [3, 4, 5]])
+        with_server = replace(splits, server=np.array([6, 7]))
+        assert fitted(data, splits)[1] == fitted(data, with_server)[1]
+        assert not np.array_equal(fitted(data, splits)[0].x, fitted(data, with_server)[0].x)
+
+    def test_two_entries_of_one_name(self) -> None:
+        x = np.zeros((2, 4), np.float32)
+        encoding = (Feature("w", "one_hot", codes=("a", "b"), words=("a", "b")), Feature("w=a"))
+        data = Dataset(
+            x, np.array([0, 1]), x, np.array([0, 1]), ("a", "b"), features=("w", "w=a"),
+            encoding=encoding,
+        )  # fmt: skip
+        with pytest.raises(DataError, match="has two entries 'w=a'; rename a column"):
+            check_parts(data, "data")

@@ -253,7 +253,7 @@ NO_PARQUET = "only .parquet files can be read in place"
         ({"scale": "minmax"}, "features that are read in place cannot be scaled"),
         ({"label": "kid"}, r"a\.parquet: has no column 'kid'; did you mean 'kind'\?"),
         ({"features": ["a", "z"]}, r"a\.parquet: has no column 'z'"),
-        ({"label": "n", "features": ["a", "kind"]}, r"column 'kind' has"),
+        ({"target": "n", "label": None, "features": ["a", "kind"]}, r"column 'kind' has"),
         ({"path": "words.parquet"}, "column 'b' has 'two' in row 3, expected a number"),
     ],
 )

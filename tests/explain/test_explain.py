@@ -14,6 +14,7 @@ from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data.dataset import fitted
+from fedsim.data.encoding import OfCategory
 from fedsim.explain.explainers.rules import RuleBase, RulesExplainer, in_words
 from fedsim.models.tree_rules import GREATEST, LEAST, TreeRules
 from fedsim.models.tsk import FILES, Tsk, read_published
@@ -195,7 +196,8 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
 
 
 def test_rules_on_categories_in_words() -> None:
-    names = ("age", "ward=north", "ward=south", "sex=f")
+    wards = (OfCategory.of("ward", ward) for ward in ("north", "south"))
+    names = ("age", *wards, OfCategory.of("sex", "f"))
     model = Tsk()
     rules = {
         "antecedents": np.array([[2, 2, 0, 0], [1, 0, 0, 1]]),

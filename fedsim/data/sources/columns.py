@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # By column: how its cells become categories; with names for their values, or in an order.
 Category = Literal["one_hot", "ordinal"] | tuple[str, ...] | Mapping[str, str]
 Categories = Mapping[str, Category]
+Blanks = Sequence[str] | Mapping[str, Sequence[str]]
 Float = TypeVar("Float", np.float32, np.float64)
 
 MOST_CATEGORIES = 100  # of a column that nobody named as one of categories
@@ -30,8 +32,13 @@ MOST_ENTRIES = 1000  # categories that get an entry each
 EXACT = 2**53  # whole numbers below are exact in float64
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as int64 is written
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
+_NOTATIONS = {  # that pandas does not read as numbers and dates
+    re.compile(r"[+-]?[\d.]*\d,\d+"): "separate columns by semicolons to have decimal commas",
+    re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}"): "write dates as year-month-day",
+}
 FLAGS = ("False", "True")
 _FLAGS = {"true": "True", "false": "False", "1": "True", "0": "False"}
+_FILL = ", or set data.missing"
 WHICH = " (data.features names the columns to use, data.categorical those of categories)"
 
 
@@ -42,29 +49,38 @@ def is_numeric(series: pd.Series[Any]) -> bool:
     return bool(pd.api.types.is_numeric_dtype(series))
 
 
-def blanked(
-    frame: pd.DataFrame, blanks: Sequence[str] | Mapping[str, Sequence[str]]
-) -> pd.DataFrame:
-    """A table in which some values of all columns, or of those named, are blank cells.
+def blanked(frame: pd.DataFrame, blanks: Blanks, others: Set[str] = frozenset()) -> pd.DataFrame:
+    """A table in which some values of all columns except `others`, or of some, are blank cells.
 
     Raises:
         DataError: there is no such column.
     """
-    import pandas as pd
-
-    frame = frame.copy()
-    of_column = blanks if isinstance(blanks, Mapping) else dict.fromkeys(frame.columns, blanks)
-    for name, values in of_column.items():
+    if not isinstance(blanks, Mapping):
+        blanks = {name: blanks for name in map(str, frame.columns) if name not in others}
+    found = frame.copy(deep=False)
+    for name, values in blanks.items():
         if name not in frame.columns:
             raise DataError(
                 f"data.blanks: there is no column '{name}'{nearest(name, map(str, frame.columns))}"
             )
-        blank = [value for value in frame[name].unique() if text_of(value) in values]
-        series = frame[name].where(~frame[name].isin(blank))
-        if not is_numeric(series) and all(map(files.is_number, series.dropna())):
-            series = pd.to_numeric(series)
-        frame[name] = series
-    return frame
+        if values:
+            found[name] = _without(frame[name], values)
+    return found
+
+
+def _without(series: pd.Series[Any], blanks: Sequence[str]) -> pd.Series[Any]:
+    """A column in which some values are blank; of numbers, if all others are."""
+    import pandas as pd
+
+    blank = [value for value in series.unique() if text_of(value) in blanks]
+    if not blank:
+        return series
+    series = series.where(~series.isin(blank))
+    known = series.dropna()
+    flags = any(isinstance(value, bool) for value in known.unique())
+    if is_numeric(series) or flags or not all(map(files.is_number, known.unique())):
+        return series
+    return pd.to_numeric(series)
 
 
 def text_of(value: Any) -> str:
@@ -76,24 +92,35 @@ def text_of(value: Any) -> str:
     return str(value).strip()
 
 
+@dataclass(frozen=True)
+class About:
+    """What an experiment says of the columns of its table.
+
+    Args:
+        features: the columns of features; None for all that can be one, except `others`.
+        categorical: how columns of categories are written; None if there are none.
+        units: of columns of numbers.
+        blanks: what stands for a blank cell, in all features or by column.
+        indicator: whether columns with blank cells get an entry for them.
+        others: the columns that are no features unless asked for.
+    """
+
+    features: Sequence[str] | None
+    categorical: Categories | None
+    units: Mapping[str, str]
+    blanks: Blanks
+    indicator: bool
+    others: Set[str]
+
+
 def layout(
-    path: Path,
-    frame: pd.DataFrame,
-    rows: NDArray[np.intp],
-    names: Sequence[str] | None,
-    categorical: Categories | None,
-    units: Mapping[str, str],
-    indicator: bool,
-    others: set[str],
+    path: Path, frame: pd.DataFrame, rows: NDArray[np.intp], about: About
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
     """How each column of a table is written into `x`.
 
     Args:
+        frame: with its blank cells; see `blanked`.
         rows: those of training, whose categories are known.
-        names: the columns of features; by default all that can be one, except `others`.
-        categorical: how columns of categories are written; None if there are none.
-        units: of columns of numbers.
-        indicator: whether columns with blank cells get an entry for them.
 
     Returns:
         The features, and the names of columns that are not used because they are text.
@@ -101,10 +128,11 @@ def layout(
     Raises:
         DataError: a column is missing, empty, or of mixed kinds.
     """
-    for name in (*(categorical or ()), *units, *(names or ())):
+    named = about.features
+    for name in (*(about.categorical or ()), *about.units, *(named or ())):
         insist_on_column(path, frame, name)
     found, unused = [], []
-    for name in names or [name for name in map(str, frame.columns) if name not in others]:
+    for name in named or [name for name in map(str, frame.columns) if name not in about.others]:
         series = frame[name]
         _refuse_objects(path, series)
         blank = series.isna().to_numpy()
@@ -112,17 +140,23 @@ def layout(
             raise DataError(
                 f"{path}: column '{name}' is empty in every training row; leave it out"
             )
-        feature = feature_of_column(path, series, rows, categorical, names is not None)
+        feature = feature_of_column(path, series, rows, about.categorical, named is not None)
         if feature is None:
             unused.append(name)
             continue
-        given = {**vars(feature), "unit": units.get(name, "")}
-        found.append(Feature(**given | {"indicator": indicator and bool(blank.any())}))
+        unit, blanks = about.units.get(name, ""), about.blanks
+        if unit and feature.kind != "number":
+            raise DataError(f"data.units: '{name}' is no feature of numbers")
+        found.append(
+            replace(
+                feature,
+                unit=unit,
+                blanks=tuple(blanks.get(name, ()) if isinstance(blanks, Mapping) else blanks),
+                indicator=about.indicator and bool(blank.any()),
+            )
+        )
     if not found:
         raise DataError(f"{path}: has no columns to use as features")
-    for feature in found:
-        if feature.unit and feature.kind != "number":
-            raise DataError(f"data.units: '{feature.name}' is no feature of numbers")
     return tuple(found), tuple(unused)
 
 
@@ -149,10 +183,18 @@ def feature_of_column(
         return Feature(name, "ordinal", codes=FLAGS, words=("no", "yes"))
     if pd.api.types.is_datetime64_any_dtype(series):
         return Feature(name, "date")
+    if series.dtype.kind == "m" or any(isinstance(value, bytes) for value in known):
+        raise not_a_number(path, series, WHICH)
     texts = [text_of(value) for value in known.unique()]
     words = {text for text in texts if text.lower() not in files.MISSING}
     if any(files.is_number(word) for word in words) or not words:
         raise not_a_number(path, series, WHICH)
+    for pattern, advice in _NOTATIONS.items():
+        if wrong := next((word for word in sorted(words) if pattern.fullmatch(word)), None):
+            raise DataError(
+                f"{path}: column '{name}' has '{wrong:.60}'; {advice}, or name the column in "
+                "data.categorical"
+            )
     if categorical is None:
         if chosen:
             raise not_a_number(path, series, WHICH)
@@ -196,7 +238,7 @@ def _of_categories(path: Path, name: str, texts: Sequence[str], how: Category) -
         kind: Kind = "one_hot" if isinstance(how, Mapping) else "ordinal"
         return Feature(name, kind, codes=codes, words=shown)
     numbers = all(files.is_number(text) for text in present)
-    codes = tuple(sorted(present, key=float if numbers else str))
+    codes = tuple(sorted(present, key=lambda code: (float(code) if numbers else 0, code)))
     if how == "one_hot" and len(codes) > MOST_ENTRIES:
         raise DataError(
             f"data.categorical: {name}: has {len(codes):,} categories, and each would get an "
@@ -224,24 +266,27 @@ def as_entries(
     columns, notes = [], []
     for feature in features:
         insist_on_column(path, frame, feature.name)
-        series = frame[feature.name]
+        series = _without(frame[feature.name], feature.blanks)
         _refuse_objects(path, series)
         blank = series.isna().to_numpy()
         if blank.any() and not blanks:
-            raise _is_blank(path, frame, feature.name, ", or set data.missing")
+            raise _is_blank(path, frame.assign(**{feature.name: series}), feature.name, _FILL)
         if feature.kind == "number":
-            own: NDArray[Any] = numbers(path, frame, feature.name, dtype, WHICH)[:, None]
+            own: NDArray[Any] = numbers(path, series, dtype, WHICH)[:, None]
         elif feature.kind == "date":
             own = _days(path, series)[:, None]
         else:
-            own, unknown = _indices(feature, series)
+            own, unknown = _indices(feature, series, dtype)
             if len(unknown):
                 told = in_short(sorted({repr(text_of(series.iloc[row])) for row in unknown}))
+                if feature.kind == "ordinal":
+                    blank = blank | np.isnan(own[:, 0])
                 if feature.kind == "ordinal" and not blanks:
                     file, row = origin(path, frame.index, unknown[0])
                     raise DataError(
-                        f"{file}: column '{feature.name}' has {told} in row {row + 1}, "
-                        "which has no place among its categories"
+                        f"{file}: column '{feature.name}' has {series.iloc[unknown[0]]!r:.60} in "
+                        f"row {row + 1}, which no training row has; list all in their order in "
+                        "data.categorical"
                     )
                 what = "blank" if feature.kind == "ordinal" else "other"
                 notes.append(
@@ -254,7 +299,9 @@ def as_entries(
     return np.concatenate(columns, axis=1), notes
 
 
-def _indices(feature: Feature, series: pd.Series[Any]) -> tuple[Floats, list[int]]:
+def _indices(
+    feature: Feature, series: pd.Series[Any], dtype: Any
+) -> tuple[NDArray[Any], list[int]]:
     """(N, 1) or (N, categories + 1) a column of categories, and the rows with unknown ones."""
     import pandas as pd
 
@@ -270,7 +317,9 @@ def _indices(feature: Feature, series: pd.Series[Any]) -> tuple[Floats, list[int
     if feature.kind == "ordinal":
         return np.where(index < 0, np.nan, index)[:, None], unknown
     width = len(feature.entries) - feature.indicator
-    entries = (np.arange(width) == np.where(index < 0, width - 1, index)[:, None]).astype(float)
+    entries = np.zeros((len(index), width), dtype)
+    known = np.flatnonzero(~np.isnan(index))
+    entries[known, np.where(index < 0, width - 1, index)[known].astype(np.int64)] = 1
     entries[np.isnan(index)] = np.nan
     return entries, unknown
 
@@ -357,24 +406,18 @@ def not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataErro
 
 
 def numbers(
-    path: Path,
-    frame: pd.DataFrame,
-    name: str,
-    dtype: type[Float] | np.dtype[Float],
-    hint: str = "",
+    path: Path, series: pd.Series[Any], dtype: type[Float] | np.dtype[Float], hint: str = ""
 ) -> NDArray[Float]:
     """(N,) a column of finite numbers, NaN where it is blank."""
-
-    series = frame[name]
     if not is_numeric(series):
         raise not_a_number(path, series, hint)
     with np.errstate(over="ignore"):  # overflow is refused below
         values = series.to_numpy(np.float64, na_value=np.nan).astype(dtype)
     wrong = np.flatnonzero(~np.isfinite(values) & series.notna().to_numpy())
     if len(wrong):
-        file, row = origin(path, frame.index, int(wrong[0]))
+        file, row = origin(path, series.index, int(wrong[0]))
         raise DataError(
-            f"{file}: column '{name}' has {series.iloc[int(wrong[0])]} in row {row + 1}, "
+            f"{file}: column '{series.name}' has {series.iloc[int(wrong[0])]} in row {row + 1}, "
             f"not finite in {np.dtype(dtype)}"
         )
     return values

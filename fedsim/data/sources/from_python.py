@@ -39,6 +39,8 @@ def keep(dataset: Dataset) -> dict[str, str]:
         if scaling is not UNSCALED:
             arrays[f"{field}/low"] = np.asarray(scaling.low)
             arrays[f"{field}/span"] = np.asarray(scaling.span)
+            if scaling.zero:
+                arrays[f"{field}/zero"] = np.array(scaling.zero)
             if scaling.fill is not None:
                 arrays[f"{field}/fill"] = scaling.fill
     plain = {name: getattr(dataset, name) for name in _PLAIN}
@@ -87,7 +89,9 @@ def kept(hash: str, root: Path | None) -> Dataset:
         else:
             found[field] = array
     for field in _SCALINGS:
-        found[field] = Scaling(**found[field]) if field in found else UNSCALED
+        given = found.get(field, {})
+        given |= {"zero": str(given["zero"])} if "zero" in given else {}
+        found[field] = Scaling(**given) if given else UNSCALED
     return Dataset(**found)
 
 

@@ -8,7 +8,7 @@ import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,17 @@ _QUOTED = re.compile(r'(?<![^,;\t\r\n])"[^"]*(?:""[^"]*)*"')
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
 
 
-def read_tables(path: Path) -> pd.DataFrame:
+def read_tables(
+    path: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+) -> pd.DataFrame:
     """A table in a file, or in all files whose paths match a pattern such as `sites/*.csv`.
 
     Files of a pattern are read in order of their paths, and must have the same columns, in any
     order. The column `file`, in front, has the name of each row's file, without its endings. The
     index has the path of each row's file, and the number of the row in it.
+
+    Args:
+        change: what is done to the table of each file, before they are compared.
 
     Raises:
         DataError: no file matches; a file lacks a column that the first has, or has another one;
@@ -44,12 +49,12 @@ def read_tables(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     if not is_pattern(path):
-        return read_table(path)
+        return change(read_table(path))
     paths = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]
     paths = [found for found in paths if found.is_file() and files.is_visible(found.name)]
     if not paths:
         raise DataError(f"{path}: no file matches this pattern")
-    frames = {found: read_table(found) for found in paths}
+    frames = {found: change(read_table(found)) for found in paths}
     kinds: dict[str, tuple[str, Path]] = {}  # of each column, and the first file that shows it
     named: dict[str, Path] = {}
     for found, frame in frames.items():

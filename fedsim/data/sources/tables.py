@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,12 +14,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import nearest
-from fedsim.data.dataset import Dataset, TestFraction, of_parts, split_rows
+from fedsim.data.dataset import Dataset, TestFraction, split_rows
 from fedsim.data.encoding import Feature, Fit, Missing, Preprocessing, Scale
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.columns import (
     WHICH,
+    About,
     Categories,
     as_entries,
     blanked,
@@ -43,7 +43,7 @@ from fedsim.data.sources.table_files import (
     read_tables,
     with_origin,
 )
-from fedsim.data.stored import AnyArray, StoredArray, latest
+from fedsim.data.stored import AnyArray, StoredArray, latest, select
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.words import in_short
 
@@ -144,7 +144,7 @@ class Table(Source):
             categories, unless there are more than a hundred of a column.
         categorical: `auto`, texts and truth values are categories; `none`, only numbers and dates
             are features; or further columns of categories: their names, or by name `one_hot` (an
-            entry of `x` for each category and one for those that only test rows have), `ordinal`
+            entry of `x` for each one in the table's training rows, and one for others), `ordinal`
             (their index in ascending order), a list of the categories in their order, or the words
             for what is in the file: `{sex: {0: female, 1: male}, grade: [low, high]}`.
         units: the unit of a column of numbers, for explanations: `{age: years}`.
@@ -227,6 +227,10 @@ class Table(Source):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Table:
+        for key in ("categorical", "units"):
+            given, predicted = getattr(self, key), self.label or self.target
+            if not isinstance(given, str) and predicted in given:
+                raise _unfit(key, f"'{predicted}' is what is predicted, and no feature")
         if self.fit == "federated" and self.missing == "median":
             raise _unfit("fit", "a median is no sum of clients' values; set missing: mean")
         if self.fit != "pooled" and not self._fits:
@@ -243,46 +247,30 @@ class Table(Source):
     def load(self) -> Dataset:
         """x is float32 (N, entries), or float64 for a regression, in the units of the file."""
         path = self.path.expanduser()
-        frame, y = self._read(path)
-        file = FILE if is_pattern(path) else None
-        parting = tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column, file])))
-        columns = {name: column(path, frame, name) for name in parting}
-        test_path, test_y, test = None, None, None
-        if self.test_path is not None:
-            test_path = self.test_path.expanduser()
-            test, test_y = self._read(test_path)
-            if self.label is not None and kind_of(y) != kind_of(test_y):
-                words, test_words = {*y.astype(str)}, {*test_y.astype(str)}
-                if "text" not in (kind_of(y), kind_of(test_y)) or not (
-                    words <= test_words or test_words <= words
-                ):
-                    raise DataError(
-                        f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
-                        f"but {y.dtype} in {path}"
-                    )
-                y, test_y = y.astype(str), test_y.astype(str)
-        y, test_y, classes = self._indices(path, y, test_y)
-        rows = np.arange(len(y))
-        if (
-            test is None and not self.in_place
-        ):  # unknown categories are those that they do not have
-            rows, _ = split_rows(y, classes, self.test_fraction, str(path))
-        others = {self.label or self.target or "", *parting}
-        features, unused = self._layout(path, frame, rows, others)
+        test_path = self.test_path and self.test_path.expanduser()
+        frame = self._read(path)
+        test = None if test_path is None else self._read(test_path)
+        y, test_y, classes = self._labels(path, frame, test_path, test)
+        columns = {name: column(path, frame, name) for name in self._parting}
+        rows, aside = np.arange(len(y)), np.empty(0, np.intp)
+        if test is None:
+            rows, aside = split_rows(y, classes, self.test_fraction, str(path))
+        features, unused = self._layout(path, frame, rows)
         x = self._features(path, frame, features)
-        test_part = None
-        if test_path is not None and test is not None and test_y is not None:
-            test_part = self._features(test_path, test, features), test_y
-        data = of_parts((x, y), test_part, classes, self.test_fraction, str(path), columns)
+        if test_path is not None and test is not None:
+            test_x = self._features(test_path, test, features)
+        else:
+            test_x, test_y = select(x, aside), y[aside]
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
-        unread = [name for name in names if name not in {self.label, self.target, *parting}]
         note = ""
         if self.features is None:
             what = "which is" if len(unused) == 1 else "which are"
             told = f" (not used: {in_short(unused)}, {what} text)" if unused else ""
             note = f"features: {in_short([feature.name for feature in features])}{told}"
-        return replace(
-            data,
+        return Dataset(
+            *(select(x, rows), y[rows], test_x, test_y, classes),
+            columns={name: values[rows] for name, values in columns.items()},
+            unread_columns=tuple(name for name in names if name not in self._others),
             features=tuple(feature.name for feature in features),
             target=self.label or self.target or "",
             encoding=() if self.in_place else features,
@@ -290,41 +278,65 @@ class Table(Source):
             if self._fits
             else None,
             client_column=self.client_column or "",
-            unread_columns=tuple(unread),
             note=note,
         )
 
-    def _read(self, path: Path) -> tuple[pd.DataFrame, NDArray[Any]]:
-        """The table, without its features if they stay in the file, and the labels or targets."""
-        named = {self.label, self.target, self.client_column, *self.columns} - {None}
+    @property
+    def _parting(self) -> tuple[str, ...]:
+        """The columns to partition by."""
+        file = FILE if is_pattern(self.path.expanduser()) else None
+        return tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column, file])))
+
+    @property
+    def _others(self) -> set[str]:
+        """The columns that are no features unless asked for."""
+        return {self.label or self.target or "", *self._parting}
+
+    def _read(self, path: Path) -> pd.DataFrame:
+        """The table, without its features if they stay in the file."""
         if self.in_place:
-            frame = read_table(path, {str(name) for name in named})
-        else:
-            frame = read_tables(path)
-        if self.blanks:
-            frame = blanked(frame, self.blanks)
-        if self.missing == "drop":
-            used = [*(self.features or frame.columns)]
-            kept = frame[[name for name in used if name in frame.columns]].notna().all(axis=1)
-            if not kept.any():
-                raise DataError(f"data.missing=drop: {path}: every row has an empty cell")
-            if not kept.all():
-                told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
-                warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
-            frame = with_origin(path, frame)[kept.to_numpy()]
+            return read_table(path, self._others)
+        frame = read_tables(path, lambda part: blanked(part, self.blanks, self._others))
+        if self.missing != "drop":
+            return frame
+        features, _ = self._layout(path, frame, np.arange(len(frame)))
+        kept = frame[[feature.name for feature in features]].notna().all(axis=1).to_numpy()
+        if not kept.any():
+            raise DataError(f"data.missing=drop: {path}: every row has an empty cell")
+        if not kept.all():
+            told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
+            warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
+        return with_origin(path, frame)[kept]
+
+    def _labels(
+        self, path: Path, frame: pd.DataFrame, test_path: Path | None, test: pd.DataFrame | None
+    ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
+        """Class indices or targets, those of the test file, and the names of the classes."""
+        tables = [(path, frame)]
+        if test_path is not None and test is not None:
+            tables.append((test_path, test))
         if self.target is not None:
-            present(path, frame, self.target)
-            return frame, numbers(path, frame, self.target, np.float64)
-        return frame, column(path, frame, str(self.label))
+            for where, table in tables:
+                present(where, table, self.target)
+            found = [numbers(where, table[self.target], np.float64) for where, table in tables]
+            return found[0], found[-1], ()
+        y, test_y = (column(*tables[k], str(self.label)) for k in (0, -1))
+        if kind_of(y) != kind_of(test_y):
+            words, test_words = {*y.astype(str)}, {*test_y.astype(str)}
+            alike = words <= test_words or test_words <= words
+            if "text" not in (kind_of(y), kind_of(test_y)) or not alike:
+                raise DataError(
+                    f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
+                    f"but {y.dtype} in {path}"
+                )
+            y, test_y = y.astype(str), test_y.astype(str)
+        return self._indices(y, test_y)
 
     def _indices(
-        self, path: Path, y: NDArray[Any], test_y: NDArray[Any] | None
-    ) -> tuple[NDArray[Any], NDArray[Any] | None, tuple[str, ...]]:
-        """Labels as class indices, and the names of the classes; targets as they are."""
-        if self.label is None:
-            return y, test_y, ()
-        both = y if test_y is None else np.concatenate([y, test_y])
-        labels, index = np.unique(both, return_inverse=True)
+        self, y: NDArray[Any], test_y: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
+        """Labels as class indices, and the names of the classes."""
+        labels, index = np.unique(np.concatenate([y, test_y]), return_inverse=True)
         names = tuple(map(str, labels))
         if self.classes is not None:
             names = tuple(map(text_of, labels))
@@ -335,22 +347,24 @@ class Table(Source):
             classes = tuple(dict.fromkeys(self.classes.values()))
             index = np.array([classes.index(self.classes[name]) for name in names])[index]
             names = classes
-        return index[: len(y)], None if test_y is None else index[len(y) :], names
+        return index[: len(y)], index[len(y) :], names
 
     def _layout(
-        self, path: Path, frame: pd.DataFrame, rows: NDArray[np.intp], others: set[str]
+        self, path: Path, frame: pd.DataFrame, rows: NDArray[np.intp]
     ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         """The features of training rows, and the names of columns of texts that are not used."""
         if not self.in_place:
             named: Categories | None = {} if self.categorical == "auto" else None
             if not isinstance(self.categorical, str):
                 named = self.categorical
-            how = named, self.units, self.indicator
-            return layout(path, frame, rows, self.features, *how, others)
+            about = About(
+                self.features, named, self.units, self.blanks, self.indicator, self._others
+            )
+            return layout(path, frame, rows, about)
         schema = empty_table(path)
         found, unused = [], []
         for name in self.features or [str(name) for name in schema.columns]:
-            if self.features is None and name in others:
+            if self.features is None and name in self._others:
                 continue
             insist_on_column(path, schema, name)
             stored = schema[name] if is_numeric(schema[name]) else read_table(path, {name})[name]

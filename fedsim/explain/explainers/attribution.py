@@ -169,7 +169,7 @@ class Attribution(OfDecision, ABC):
         found = self.relevance_in(data, model.as_network(), x, y, rng)
         if len(data.dataset.shape) == 3:
             found = heatmap(found)
-        return by_feature(found, data.dataset.parts).cpu().numpy()
+        return by_feature(found.cpu(), data.dataset.parts).numpy()
 
     def relevance_in(
         self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
