@@ -190,7 +190,7 @@ class Experiment(Config):
         seed: seed of all random numbers; the same seed gives the same result, to the bit.
         data: the data set.
         partition: how the examples are distributed to clients.
-        model: the network architecture, or the kind of rules.
+        model: the network architecture, or the kind of rules or trees.
         method: the federated algorithm.
         objective: the training loss and the scores; by default chosen by the model and the data.
         train: rounds, cohort and local training.

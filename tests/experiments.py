@@ -67,6 +67,7 @@ MECHANISMS = (
     "sse_agg",  # a reduction of its own
     "xpfl",  # clients keep networks, unlabelled examples
     "ifca",  # no global model
+    "hist_trees",  # what is made once of a client's examples
 )
 
 
@@ -95,8 +96,13 @@ LITTLE_TEACHER = {
     **{"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2},
 }
 
+# Methods that learn boosted trees, and a small model for them.
+TREE_METHODS = [n for n, m in methods.items() if m.learns.models == "tree ensemble"]
+TREES: dict[str, Any] = {"model": {"name": "boosted_trees", "depth": 3, "bins": 8}}
+
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(TREE_METHODS, TREES),
     "fedaux": {
         "method": {"name": "fedaux", "pretrain_epochs": 3},
         "partition": {"server_fraction": 0.2},

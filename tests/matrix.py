@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments import LATE, NEEDS
+from experiments import LATE, NEEDS, TREES
 from fedsim import Experiment, run
 from fedsim.errors import BadInput, FedsimError
 from fedsim.launch.prepare import prepare
@@ -71,6 +71,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "train": {"rounds": 1},
     },
 }
+
+MODELS["trees"] = {**IMAGES, **TREES}
 
 DEVICES: dict[str, Any] = {"speed": {"median": 60, "sigma": 1}, "deadline": 2.0}
 EXPLAIN: dict[str, Any] = {"of": ["cohort"], "inputs": 3, "target": "label"}
@@ -145,7 +147,7 @@ def model_of(method: str) -> str:
     """The kind of model on which the page shows a method."""
     learns = methods.find(method).learns
     if learns.models != "network":
-        return "rules"
+        return "rules" if learns.models == "rule model" else "trees"
     if learns.task_sequences == "only":
         return "tasks"
     if "model" in NEEDS.get(method, {}):

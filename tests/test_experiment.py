@@ -26,6 +26,7 @@ from fedsim.experiment import EXCLUSIVE, UNSUPPORTED
 from fedsim.methods import methods
 from fedsim.methods.learns import Learns
 from fedsim.models import RuleModel, models
+from fedsim.models.boosted_trees import BoostedTrees
 from fedsim.sweep.grid import GridSweep
 from fedsim.sweep.search import SearchSettings
 
@@ -72,6 +73,8 @@ def test_defaults_of_every_component(section: str, registry: Registry[Any], name
     if issubclass(component, RuleModel) or learns.models == "rule model":
         others |= {"model": {"name": "tsk"}, "method": {"name": "openfl_xai"}}
         others["train"] = {"rounds": 1}
+    if learns.models == "tree ensemble" or component is BoostedTrees:
+        others |= {"model": {"name": "boosted_trees"}, "method": {"name": "hist_trees"}}
     if getattr(component, "asynchronous", False):
         others["devices"] = {}
     if learns.task_sequences == "only":

@@ -23,6 +23,7 @@ from experiments import (
     FEW,
     LITTLE_TEACHER,
     NETWORK_METHODS,
+    TREE_METHODS,
     WITHOUT_GLOBAL,
     by_day,
     forked,
@@ -47,6 +48,7 @@ KEEPING = WITHOUT_GLOBAL - {"ifca"}  # whose clients keep their models
 EXPLAINED: dict[str, dict[str, Any]] = {
     **{n: {"share": None, "of": ["cohort", "personal"], "inputs_from": "own"} for n in KEEPING},
     "centralised": {"share": None, "of": ["global"]},
+    "hist_trees": {"share": None, "of": ["global"]},
     "ifca": {"share": None, "of": ["cohort"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
@@ -140,7 +142,7 @@ def alive_client_actors() -> int:
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize("name", by_day(NETWORK_METHODS))
+    @pytest.mark.parametrize("name", by_day([*NETWORK_METHODS, *TREE_METHODS]))
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from experiments import (
     FEW,
     NETWORK_METHODS,
+    TREE_METHODS,
     WITHOUT_GLOBAL,
     WRITTEN,
     small_experiment,
@@ -33,7 +34,7 @@ from fedsim.methods import State
 from fedsim.simulate import evaluate_round, one_round
 
 # Methods by name, and FedBABU once more, with fine-tuned models of clients.
-TRAINED = [*NETWORK_METHODS, "fedbabu tuned"]
+TRAINED = [*NETWORK_METHODS, *TREE_METHODS, "fedbabu tuned"]
 FINE_TUNED = {"name": "fedbabu", "fine_tune": "all", "fine_tune_epochs": 1}
 
 # Whose clients predict with models of their own.
@@ -41,6 +42,8 @@ PERSONAL = [
     *("apfl", "ditto", "fedavg_ft", "fedbabu tuned", "fedbn", "fedper", "fedrep", "ifca"),
     *("lg_fedavg", "local", "perfedavg", "pfedme", "xpfl"),
 ]
+# Whose clients train no models.
+UNTRAINED = ("centralised", "hist_trees")
 ROUNDS = 5  # as many as the phases of FedFed and FedXDS take
 
 
@@ -68,10 +71,11 @@ class Trained:
 def settings(name: str) -> dict[str, Any]:
     """The sections of a method's run."""
     method, _, tuned = name.partition(" ")
-    explain: dict[str, Any] = {"explainers": ["gradient"], "inputs": 2, "every": 2, "maps": True}
+    by = "random" if method in TREE_METHODS else "gradient"
+    explain: dict[str, Any] = {"explainers": [by], "inputs": 2, "every": 2, "maps": True}
     if name in PERSONAL:
         explain |= {"of": ["cohort", "personal"], "target": "decision"}
-    elif method == "centralised":
+    elif method in UNTRAINED:
         explain |= {"of": ["global"]}
     elif method in WITHOUT_GLOBAL:
         explain |= {"of": ["cohort"], "inputs_from": "own"}

@@ -96,7 +96,7 @@ def _outputs(model: ModelSnapshot) -> NDArray[Any]:
         table, _ = again.fed.server.test_data.table
         values: NDArray[Any] = again.spec.model.predict(model.own, table).values
         return values
-    network, objective, found = model.network(), again.spec.objective, []
+    network, objective, found = model.explained().as_network(), again.spec.objective, []
     M, device = len(model.dataset.test_y), again.runner.context.device
     for shard in range(math.ceil(M / TEST_SHARD)):
         # For networks that draw random numbers in evaluation: the same as in the run.

@@ -49,7 +49,7 @@ from fedsim.launch.prepare import dealt, prepare
 from fedsim.launch.run import same_data
 from fedsim.methods import State
 from fedsim.methods.shared.pool import ShowsShared
-from fedsim.models import Rules
+from fedsim.models import Arrays, RuleModel
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
 from fedsim.results.records import VARYING, new_ledger, result_hash
@@ -60,8 +60,8 @@ from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.support.words import short
 from fedsim.training import FlatModel
 
-# A client's model: weights (size,) of the experiment's network, another network, or rules.
-ClientModel = Tensor | nn.Module | Rules
+# A client's model: weights (size,) of the experiment's network, another network, or arrays.
+ClientModel = Tensor | nn.Module | Arrays
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
 Whose = Literal["cohort", "personal"]  # the model that a client trained, or predicts with
@@ -487,7 +487,7 @@ class ModelSnapshot:
             client=self.client,
             suffix=self.suffix,
             network=None if isinstance(own, Mapping) else self.network(),
-            rules=dict(own) if isinstance(own, Mapping) else None,
+            arrays=dict(own) if isinstance(own, Mapping) else None,
             sources=sources,
             beside=beside,
             scores=self.scores,
@@ -508,20 +508,28 @@ class ModelSnapshot:
         return ExplainedData(self.dataset, prepare, own, clients=names, splits=splits)
 
     def scores(self) -> dict[str, float]:
-        """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
-        if not isinstance(self.own, Tensor):
+        """Its scores on the central test set, see `Federation.evaluate`; none of some models.
+
+        These are networks of a method's own, and rules, whose methods score them.
+        """
+        if isinstance(self.own, nn.Module) or isinstance(self.again.spec.model, RuleModel):
             return {}
         self.again.runner.begin(self.again.after)  # for the same random numbers
-        return self.again.fed.evaluate(self.own.cpu().numpy())
+        own = self.own.cpu().numpy() if isinstance(self.own, Tensor) else self.own
+        return self.again.fed.evaluate(own)
 
     def network(self) -> nn.Module:
         """The model's network, in evaluation mode.
 
         Raises:
-            BadInput: the model consists of rules.
+            BadInput: the model is no network.
         """
         if isinstance(self.own, Mapping):
-            raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
+            section = self.again.spec.model
+            raise RunFolderError(
+                f"{self.again.run.path}: model.name={section.name} is a {section.kind}, not a "
+                "network"
+            )
         if isinstance(self.own, nn.Module):
             return self.own.eval()
         return self._flat(self.own, self.labels).module.eval()

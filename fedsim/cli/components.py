@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KINDS = {  # kinds of components: their registry and description
     "methods": ("fedsim.methods", "federated algorithms"),
     "datasets": ("fedsim.data", "data sets, and readers of your own files"),
-    "models": ("fedsim.models", "network architectures and rule models"),
+    "models": ("fedsim.models", "network architectures, rule models, trees"),
     "partitions": ("fedsim.data", "ways to divide data among clients"),
     "objectives": ("fedsim.objectives", "losses and metrics"),
     "attributions": ("fedsim.explain.explainers.attribution", "relevance maps of networks"),

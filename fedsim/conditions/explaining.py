@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.data import Dataset
 from fedsim.errors import in_own_code
@@ -194,7 +194,7 @@ class Explanations(Condition):
 
         Args:
             number: the explainer's index in the section.
-            arguments: `model`, weights (size,) or the arrays of rules; `given`, (m, P) aggregates
+            arguments: `model`, weights (size,) or arrays by name; `given`, (m, P) aggregates
                 of clients' explanations, to be scored instead, by number.
 
         Raises:
@@ -251,14 +251,11 @@ def in_order(key: Key) -> tuple[int, int]:
 
 def _model(context: WorkerContext, own: Any, round: int, client: int | None) -> ExplainedModel:
     network: nn.Module | None = None
-    rules = None
+    arrays = None
     if isinstance(own, Mapping):
-        rules = to_arrays(dict(own))
-    elif isinstance(own, Tensor):
-        context.model.load(own)
-        network = context.model.module.eval()
+        arrays = to_arrays(dict(own))
     else:
-        network = own.eval()
+        network = context.as_network(own).eval()
     spec = context.spec
     return ExplainedModel(
         section=spec.model,
@@ -267,5 +264,5 @@ def _model(context: WorkerContext, own: Any, round: int, client: int | None) -> 
         seed=spec.seed,
         client=client,
         network=network,
-        rules=rules,
+        arrays=arrays,
     )

@@ -289,6 +289,7 @@ class MaskedMean(WeightedMean):
         if id in self.dropped:
             return
         self.lengths[id] = {name: vector.numel() for name, vector in vectors.items()}
+        self.wide |= {name for name, v in vectors.items() if v.dtype == torch.float64}
         streams = self.masks.of(id)
         sent = {WEIGHT: torch.ones(1), **vectors}
         for name in sorted(sent):
@@ -360,5 +361,5 @@ class MaskedMean(WeightedMean):
         weight = float(totals.pop(WEIGHT).value()[0])
         if weight <= 0:
             raise NothingToReduce("no client of the cohort gave a contribution of any weight")
-        vectors = {name: total.value(weight).astype(np.float32) for name, total in totals.items()}
+        vectors = {name: self.mean(name, total, weight) for name, total in totals.items()}
         return Mean(vectors, len(sent), sent)

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,8 +23,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import frozen
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
-from fedsim.models import Model, Rules
-from fedsim.models.rules import RuleModel
+from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.support.rng import input_rngs, keyed_rng
 
 if TYPE_CHECKING:
@@ -45,8 +43,8 @@ class ExplainedModel:
         suffix: suffix of file names, so that pictures of several models can be in one folder:
             `-client-3-round-7`; the suffix of the inputs is `inputs.suffix`.
         network: prepared inputs (B, ...) to logits (B, classes) or numbers (B, 1), in evaluation
-            mode. None for rules.
-        rules: the arrays of a rule base; None for a network.
+            mode. None for a model of arrays.
+        arrays: those of a model of arrays, such as rules; None for a network.
         sources: (R,) from how many clients' rule bases each rule comes.
         beside: other networks by name to compare with; the global one, if it is a client's model.
         scores: function that returns the scores on the central test set, as they are recorded.
@@ -61,31 +59,19 @@ class ExplainedModel:
     client: int | None = None
     suffix: str = ""
     network: nn.Module | None = None
-    rules: Rules | None = None
+    arrays: Arrays | None = None
     sources: NDArray[np.int64] | None = None
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
     scores: Callable[[], Mapping[str, float]] = dict
     record: Path | None = None
 
     def as_network(self) -> nn.Module:
-        """The network, or one that returns what the rules predict, (B, 1), without gradients."""
+        """The network, or one that returns what the arrays predict, without gradients."""
         if self.network is not None:
             return self.network
-        assert isinstance(self.section, RuleModel)
-        assert self.rules is not None
-        return _RuleNetwork(self.section, self.rules)
-
-
-class _RuleNetwork(nn.Module):
-    """Rules as something that is called like a network."""
-
-    def __init__(self, section: RuleModel, rules: Rules) -> None:
-        super().__init__()
-        self._section, self._rules = section, rules
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = self._section.predict(self._rules, x.detach().cpu().double().numpy()).values
-        return torch.from_numpy(values).to(x)[:, None]
+        assert isinstance(self.section, ArrayModel)
+        assert self.arrays is not None
+        return self.section.as_network(self.arrays)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits
 from fedsim.federation.context import Examples, WorkerContext
-from fedsim.federation.wire import PROTOCOL_COLUMNS
+from fedsim.federation.wire import PROTOCOL_COLUMNS, same
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective, evaluate, of_validation, scores_of
 from fedsim.support.rng import keyed_rng
@@ -32,6 +32,7 @@ from fedsim.training import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def client_function(rng: str) -> Callable[[F], F]:
@@ -248,6 +249,19 @@ class Client:
         """The validation set, which a real client would not have either."""
         return self.context.examples(self.splits.held_out)
 
+    def once(self, name: str, make: Callable[[], T], *of: Any) -> T:
+        """What the client makes once in this process of its labelled examples, by name.
+
+        It saves work and holds no truth: another process makes it again, and so does this one as
+        soon as the examples, or the arrays `of` which it is made, are others.
+        """
+        given = [self.splits.train[self.id], *of]
+        kept = self.context.once(f"client {self.id}/{name}", dict[str, Any])
+        if "given" not in kept or not same(kept["given"], given):
+            kept.update(given=given, made=make())
+        made: T = kept["made"]
+        return made
+
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream for this client, this round and one purpose.
 
@@ -347,16 +361,17 @@ class Client:
         network = self.context.model.vector.untyped_storage().data_ptr()
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
-    def evaluate(self, weights: Tensor) -> None:
-        """Report the scores of a network on the client's test examples, as `test_<score>`.
+    def evaluate(self, model: Tensor | Mapping[str, Any]) -> None:
+        """Report the scores of a model on the client's test examples, as `test_<score>`.
+
+        It is weights (size,), or the arrays of a model of arrays.
 
         A client without test examples reports nothing.
         """
         if len(self.test) == 0:
             return
-        self.model.load(weights)
         batch = Batch(self.test.x, self.test.y)
-        totals = evaluate(self.objective, self.model.module, batch)
+        totals = evaluate(self.objective, self.context.as_network(model), batch)
         self.report_test(scores_of(self.objective, totals))
 
     def report_test(self, scores: Mapping[str, float]) -> None:

@@ -16,7 +16,8 @@ from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
 from fedsim.federation.condition import Condition, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
-from fedsim.models import Model
+from fedsim.federation.wire import to_arrays
+from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.objectives import Batch, Metric, Objective
 from fedsim.objectives.slices import slices_of
 from fedsim.support.rng import keyed_torch_rng
@@ -183,6 +184,17 @@ class WorkerContext:
     def train(self, job: TrainingJob) -> Trained:
         """Local training of one client."""
         return train_alone(self.model, job, self.spec.train)
+
+    def as_network(self, own: Tensor | nn.Module | Mapping[str, Any]) -> nn.Module:
+        """A model as a network: weights (size,) are loaded into the worker's own."""
+        if isinstance(own, Mapping):
+            assert isinstance(self.spec.model, ArrayModel)
+            arrays: Arrays = to_arrays(dict(own))
+            return self.spec.model.as_network(arrays)
+        if isinstance(own, Tensor):
+            self.model.load(own)
+            return self.model.module
+        return own
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network, built on first use."""

@@ -156,14 +156,16 @@ class Federation:
         """Context in which traffic is also recorded separately, as sent only once per run."""
         return self._runner.setup_traffic()
 
-    def evaluate(self, weights: Vector) -> dict[str, float]:
-        """The scores of a network on the central test set, by the run's objective.
+    def evaluate(self, model: Vector | Mapping[str, Any]) -> dict[str, float]:
+        """The scores of a model on the central test set, by the run's objective.
+
+        It is weights (size,), or the arrays of a model of arrays.
 
         If there is a validation set, also the scores on it, as `validation_<score>`. The sets are
         cut into shards of a fixed size, which the engine distributes. In continual learning, the
         scores of each task are also recorded in tasks.parquet.
         """
-        return self._runner.evaluate(weights)
+        return self._runner.evaluate(model)
 
     def log(self, **scalars: float | int | str) -> None:
         """Record scalars of this round in rounds.parquet.

@@ -269,7 +269,8 @@ class WeightedMean(Reduction):
     """Σ_k weight_k·vector_k / Σ_k weight_k of each named vector of clients' updates: a `Mean`.
 
     Within a block contributions are added in client order, across blocks as fixed-point integers,
-    so the result is the same bits in any order; see `fedsim.federation.sums`.
+    so the result is the same bits in any order; see `fedsim.federation.sums`. It has 32 bits, or
+    64 if clients sent 64.
     """
 
     stays: ClassVar[bool] = True
@@ -281,6 +282,7 @@ class WeightedMean(Reduction):
         self.lengths: dict[int, dict[str, int]] = {}
         self.messages: dict[int, Any] = {}
         self.answered = False
+        self.wide = set[str]()  # names of vectors that clients sent in 64 bits
         self._block: dict[str, Tensor] = {}
         self._added = 0
 
@@ -325,6 +327,8 @@ class WeightedMean(Reduction):
         self.weights[id] = weight
         self.lengths[id] = {name: vector.numel() for name, vector in vectors.items()}
         for name, vector in vectors.items():
+            if vector.dtype == torch.float64:
+                self.wide.add(name)
             flat = vector.detach().reshape(-1)
             self._block[name] = add_scaled(self._block.get(name), flat, weight)
         self._added += 1
@@ -349,6 +353,7 @@ class WeightedMean(Reduction):
         self.lengths.update(other.lengths)
         self.messages.update(other.messages)
         self.answered |= other.answered
+        self.wide |= other.wide
 
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
         self.check_alike()
@@ -357,10 +362,13 @@ class WeightedMean(Reduction):
         weight = math.fsum(self.weights.values())  # exactly rounded, so independent of the order
         if weight <= 0:
             raise NothingToReduce("the weights of the cohort's updates sum to 0")
-        vectors = {
-            name: total.value(weight).astype(np.float32) for (name, _), total in self.sums.items()
-        }
+        vectors = {name: self.mean(name, sum, weight) for (name, _), sum in self.sums.items()}
         return Mean(vectors, len(self.weights), self.weights, self.messages)
+
+    def mean(self, name: str, total: ExactSum, weight: float) -> NDArray[Any]:
+        """A sum divided by a weight, in the 32 or 64 bits in which clients sent it."""
+        found = total.value(weight)
+        return found if name in self.wide else found.astype(np.float32)
 
     def check_alike(self) -> None:
         """Check that all clients sent vectors of the same names and lengths."""

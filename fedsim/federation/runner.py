@@ -133,7 +133,7 @@ class RoundRunner(Runner):
         """Let conditions look at the models after a round.
 
         Args:
-            model: weights (size,), or the arrays of rules.
+            model: weights (size,), or arrays by name.
             own_models: returns what clients make their personal models from.
         """
         for condition in self.conditions:
@@ -266,10 +266,10 @@ class RoundRunner(Runner):
             result = condition.incoming(round, before, after, result)
         return result
 
-    def evaluate(self, weights: Vector) -> dict[str, float]:
-        """The scores of a network on the central test set; see `Federation.evaluate`."""
+    def evaluate(self, model: Vector | Mapping[str, Any]) -> dict[str, float]:
+        """The scores of a model on the central test set; see `Federation.evaluate`."""
         slices, objective = self.context.slices, self.context.spec.objective
-        totals = self._totals("evaluate", weights)
+        totals = self._totals("evaluate", model)
         own = [(c, totals.pop(totals_of(c), None)) for c in self.conditions]
         scores, rows = slices.scores(totals, self.splits.task)
         for condition, found in own:
@@ -278,7 +278,7 @@ class RoundRunner(Runner):
         for table, added in rows.items():
             self.record(table, added)
         if self._shards["validate"]:
-            validated = scores_of(objective, self._totals("validate", weights)[""])
+            validated = scores_of(objective, self._totals("validate", model)[""])
             scores = {**scores, **of_validation(validated)}
         return scores
 
@@ -408,10 +408,10 @@ class RoundRunner(Runner):
         return Call(function, reduction, self.t, self._serial, V, unit, told or {})
 
     def _totals(
-        self, function: Literal["evaluate", "validate"], weights: Vector
+        self, function: Literal["evaluate", "validate"], model: Vector | Mapping[str, Any]
     ) -> dict[str, Totals]:
         call, shards = self._call(function, MergeTotals(), "shards"), self._shards[function]
-        totals: dict[str, Totals] = self._each(call, shards, {"weights": weights})
+        totals: dict[str, Totals] = self._each(call, shards, {"model": model})
         return totals
 
     def _each(self, call: Call, numbers: Sequence[int], arguments: Mapping[str, Any]) -> Any:

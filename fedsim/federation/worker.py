@@ -485,8 +485,8 @@ class Worker:
     def _score(self, call: Call, shard: int) -> dict[str, Any]:
         """The totals of a shard of the central test set, by slice, or of the validation set."""
         context, start = self.context, shard * TEST_SHARD
-        part, network = slice(start, start + TEST_SHARD), context.model.module
-        context.model.load(self._shared["weights"])
+        part = slice(start, start + TEST_SHARD)
+        network = context.as_network(self._shared["model"])
         context.model.restrict_classes(None)
         purpose = "test/torch" if call.function == "evaluate" else "validation/torch"
         # For networks that draw random numbers in evaluation, too.

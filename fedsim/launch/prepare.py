@@ -318,7 +318,7 @@ def _check_explain(
         round=0,
         seed=experiment.seed,
         network=network.eval() if trains else None,
-        rules=None if trains else {},
+        arrays=None if trains else {},
     )
     data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)), splits=splits)
     with keyed_torch_rng(experiment.seed, "explain/check"):

@@ -112,7 +112,7 @@ class Method(Component, ABC, Generic[S]):
             given: see `for_own_models`; by default `weights`, those of the server's state.
 
         Returns:
-            Weights (size,) of the experiment's network, another network, or rules; None if the
+            Weights (size,) of the experiment's network, another network, or arrays; None if the
             client has none yet.
         """
         return given["weights"]

@@ -1,12 +1,23 @@
-"""Network architectures and rule models."""
+"""Network architectures, rule models and boosted trees."""
 
+from fedsim.models import boosted_trees as _boosted_trees
 from fedsim.models import networks as _networks  # they fill the registry
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
 from fedsim.models import tree_rules as _tree_rules
 from fedsim.models import tsk as _tsk
+from fedsim.models.arrays import ArrayModel, Arrays
 from fedsim.models.model import Classifier, Model, TextModel, models
 from fedsim.models.rules import RuleModel, Rules
 
-__all__ = ["Classifier", "Model", "RuleModel", "Rules", "TextModel", "models"]
-del _networks, _rationale, _text, _tree_rules, _tsk
+__all__ = [
+    "ArrayModel",
+    "Arrays",
+    "Classifier",
+    "Model",
+    "RuleModel",
+    "Rules",
+    "TextModel",
+    "models",
+]
+del _boosted_trees, _networks, _rationale, _text, _tree_rules, _tsk

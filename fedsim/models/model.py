@@ -55,7 +55,7 @@ def classifier(features: nn.Module, size: int, outputs: int, projection: int | N
 
 
 class Model(Component):
-    """A model, either a network or a rule base: a component of the `model` section.
+    """A model, a network or arrays by name (`ArrayModel`): a component of the `model` section.
 
     Attributes:
         kind: the kind of model that a method must support; see `fedsim.methods.Learns`.
@@ -83,7 +83,8 @@ class Model(Component):
         """
         found = "numbers" if data.embeddings is None else "documents"
         if self.inputs != found:
-            fitting = (n for n, m in models.items() if m.inputs == found and m.kind == self.kind)
+            fitting = [n for n, m in models.items() if m.inputs == found]
+            fitting = [n for n in fitting if models.find(n).kind == self.kind] or fitting
             raise ExperimentError(
                 f"model.name={self.name} takes {self.inputs}, and the data are "
                 f"{'not documents' if found == 'numbers' else found}; models for them: "

@@ -18,12 +18,11 @@ from torch import nn
 from fedsim.data import DataSpec
 from fedsim.data.encoding import OfCategory
 from fedsim.errors import DataError
-from fedsim.models.model import Model
+from fedsim.models.arrays import ArrayModel, Arrays
 
 Array = NDArray[np.float64]
 ROUNDING = 1e-12  # relative errors up to this size are rounding
-# The arrays of a rule base, by name, with one row per rule.
-Rules = dict[str, NDArray[Any]]
+Rules = Arrays  # of a rule base, with one row per rule
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Rule:
     weight: float
 
 
-class RuleModel(Model, ABC):
+class RuleModel(ArrayModel, ABC):
     """A kind of rules: how they are trained, merged, applied and explained.
 
     Your own rule model subclasses this class and is named `package.module:Name`. It predicts a
@@ -101,7 +100,6 @@ class RuleModel(Model, ABC):
     """
 
     kind: ClassVar[str] = "rule model"
-    builds_network: ClassVar[bool] = False
     explainer: ClassVar[str] = "rules"
 
     @abstractmethod
@@ -137,9 +135,12 @@ class RuleModel(Model, ABC):
             names: names of the F features.
         """
 
+    def outputs(self, arrays: Rules, x: NDArray[np.float32]) -> Array:
+        return self.predict(arrays, x.astype(np.float64)).values[:, None]
+
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
-        """A network without weights, as a placeholder."""
-        return nn.Module()
+        """A placeholder, for any data: `train` says of which it cannot learn."""
+        return self.build(data.shape, outputs)
 
 
 def count(rules: Rules) -> int:

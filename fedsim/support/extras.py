@@ -17,6 +17,7 @@ OPTIONAL = {
     "tensorboardX": ("tensorboardX", "tensorboard"),
     "torchvision": ("torchvision", "vision"),
     "wandb": ("wandb", "wandb"),
+    "xgboost": ("xgboost-cpu", "explain"),
     "zennit": ("zennit", "lrp"),
 }
 

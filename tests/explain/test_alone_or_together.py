@@ -71,7 +71,7 @@ def explainer(name: str) -> Any:
 
 def test_every_explainer_of_parts_is_here() -> None:
     known = {n for n, each in explainers.items() if issubclass(each, FeatureExplainer)}
-    of_others = {"rules", "rationale", "integrated_gradients", "gradient_x_input"}
+    of_others = {"rules", "rationale", "integrated_gradients", "gradient_x_input", "tree_shap"}
     assert known - of_others <= {*OF_NETWORKS}
 
 

@@ -151,7 +151,7 @@ def test_what_cannot_be_explained_is_said(say: Say) -> None:
             ["--npy", "x", "--client", "0", "--client", "1"],
             "--npy writes the rules of one model; name one --client and --round",
         ),
-        (done.path, ["--explainer", "lrp"], "its models are rules, not networks"),
+        (done.path, ["--explainer", "lrp"], "is a rule model"),
         (done.path, ["--row", "60"], "there is no row 60 in the test set; it has 60, counted"),
         (Path("nowhere"), [], "there is no such folder"),
     ]:

@@ -229,9 +229,8 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
     },
     "rules": {
         "explainers: [integrated_gradients]": "explainers: integrated_gradients: attribution "
-        "integrated_gradients explains networks; model.name=tree_rules: its models are rules, not "
-        "networks",
-        "explainers: [tree]": f"{TREES}the models of model.name=tree_rules are rules",
+        "integrated_gradients explains networks; model.name=tree_rules is a rule model",
+        "explainers: [tree]": f"{TREES}model.name=tree_rules is a rule model",
     },
     "local": {
         "scores: [global_agreement]": "scores: global_agreement: there is no global model, or no "

@@ -73,3 +73,28 @@ def test_client_functions_of_the_package_name_their_streams(name: str) -> None:
     assert called, "every method asks clients for something"
     for function in called:
         assert getattr(getattr(method, function), "rng", None), f"{name}.{function}"
+
+
+class Making(FedAvg):
+    """Clients note which examples and which weights something is made of."""
+
+    name: str = "test_client_functions:Making"
+
+    @client_function("local_update")
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        of_examples = client.once("examples", lambda: client.round)
+        of_weights = client.once("weights", lambda: client.round, weights[:3].numpy().copy())
+        client.report(of_examples=of_examples, of_weights=of_weights)
+        return super().local_update(client, weights)
+
+
+def test_what_is_made_once_is_made_again_of_others(finish: Finish) -> None:
+    """Client by client; when its examples change, or the arrays that it is made of."""
+    method = {"name": "test_client_functions:Making"}
+    done = finish(train={"rounds": 4}, method=method, partition={"clients": 3})
+    assert (done.clients["of_examples"] == 1).all()
+    assert (done.clients["of_weights"] == done.clients["round"]).all()
+    changed = {"name": "drift", "of": {"name": "digits"}, "round": 3}
+    done = finish(train={"rounds": 4}, method=method, data=changed, partition={"clients": 3})
+    drifting = done.clients.groupby("round")["of_examples"].max()
+    assert drifting.tolist() == [1, 1, 3, 3]

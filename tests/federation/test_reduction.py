@@ -16,6 +16,7 @@ from own_components import CoordinateMedian
 
 from experiments import server_states, small_experiment
 from fedsim import Run
+from fedsim.conditions.secure import MaskedMean, Masks
 from fedsim.errors import Diverged
 from fedsim.federation import Update
 from fedsim.federation.reduction import (
@@ -45,6 +46,27 @@ def plain(result: Any) -> Any:
     if hasattr(result, "clients"):
         return {"v": result.v, "count": result.count, "clients": sorted(result.clients)}
     return result
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_sent_in_64_bits_is_averaged_in_64(masked: bool) -> None:
+    """Up to the last bit of whole numbers, beside vectors of 32 bits."""
+    wide = torch.tensor([2.0**29 + 2.0**-23, -1.0], dtype=torch.float64)
+    made = MaskedMean(Masks(0, "", 1, [0, 1]), frozenset(), 0.6) if masked else WeightedMean()
+    for id, sign in enumerate((1, -1)):
+        message = Update(wide=sign * wide + id, narrow=torch.tensor([0.1]))
+        made.check(message)
+        made.fold(id, message, {})
+        made.end_block()
+    mean = made.result({}, {})
+    assert (mean.wide.dtype, mean.narrow.dtype) == (np.float64, np.float32)
+    assert mean.wide.tolist() == [0.5, 0.5]
+    other = WeightedMean()
+    other.fold(0, Update(wide=wide), {})
+    other.end_block()
+    merged = WeightedMean()
+    merged.merge(other)
+    assert merged.result({}, {}).wide.tolist() == wide.tolist()
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)

@@ -14,6 +14,7 @@ from trained import (
     PERSONAL,
     ROUNDS,
     TRAINED,
+    UNTRAINED,
     Trained,
     assert_same,
     assert_same_state,
@@ -29,6 +30,7 @@ from experiments import (
     NETWORK_METHODS,
     PARAMETERS,
     RESNET,
+    TREE_METHODS,
     WITHOUT_GLOBAL,
     Say,
     by_day,
@@ -65,7 +67,7 @@ ROUND = {
 }
 ONCE = {"fedaux": (4 * 69, WEIGHTS), "feddisco": (COUNTS, 0)}
 # What is sent differs from round to round; their own tests count it.
-VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
+VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign", *TREE_METHODS}
 
 # Those that need more than ten rounds to learn the digits.
 SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ifca", "mime_lite"}
@@ -126,8 +128,8 @@ class TestTrained:
             assert (again.after, again.fed.round) == (t, t)
             assert_same_state(again.state, found.states[t])
         assert begun == [1, 2, 4]
-        if name == "centralised":
-            with pytest.raises(BadInput, match=r"client 0 was not trained in any round"):
+        if name in UNTRAINED:
+            with pytest.raises(BadInput, match=r"client 0 (was not trained|has no own model)"):
                 client_models(done, [0], of="cohort")
             return
         rounds = sorted({t for _, t in found.seen})
@@ -172,9 +174,9 @@ class TestTrained:
                 accuracies = [predicted(own[k], test.x, test.y)["accuracy"] for k in kept]
                 assert row["accuracy"] == pytest.approx(np.mean(accuracies))
 
-    def test_needs_no_mechanism_beyond_those_of_the_eight(self, found: Trained, name: str) -> None:
+    def test_needs_no_mechanism_beyond_those_of_the_nine(self, found: Trained, name: str) -> None:
         """Which are tried on Ray, where actors are killed (tests/test_same_bits.py)."""
-        plain = {"Client.id", "Client.round", "Federation.round"}  # facts
+        plain = {"Client.id", "Client.learner", "Client.round", "Federation.round"}  # facts
         covered = set[str]().union(*(trained(each).mechanisms for each in MECHANISMS))
         assert found.mechanisms - plain <= covered
 
@@ -209,7 +211,7 @@ def test_what_a_client_sends_is_another_model(found: Trained, name: str) -> None
 
 def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
     objective = model.again.spec.objective
-    return scores_of(objective, evaluate(objective, model.network(), Batch(x, y)))
+    return scores_of(objective, evaluate(objective, model.explained().as_network(), Batch(x, y)))
 
 
 @pytest.mark.parametrize("name", by_day(NETWORK_METHODS))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.models import Classifier, Model, RuleModel, TextModel, models
+from fedsim.models import ArrayModel, Classifier, Model, TextModel, models
 from fedsim.training import FlatModel
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "xpfl_student": {"channels": [2, 3]},
     "resnet8": {"width": 2},
 }
-NETWORKS = [n for n, model in models.items() if not issubclass(model, RuleModel | TextModel)]
+NETWORKS = [n for n, model in models.items() if not issubclass(model, ArrayModel | TextModel)]
 
 
 def make(name: str, **fields: Any) -> Model:

@@ -19,7 +19,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update
 from fedsim.launch.prepare import prepare
 from fedsim.methods.fedavg import FedAvg
-from fedsim.models import Classifier, RuleModel, TextModel, models
+from fedsim.models import ArrayModel, Classifier, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.results.records import hashes
 from fedsim.training import FlatModel, representation
@@ -280,7 +280,7 @@ def fitting(texts: bool) -> str:
     names = [
         name
         for name, model in models.items()
-        if issubclass(model, TextModel) == texts and not issubclass(model, RuleModel)
+        if issubclass(model, TextModel) == texts and not issubclass(model, ArrayModel)
     ]
     return ", ".join(names)
 

@@ -20,8 +20,11 @@ from fedsim.analysis.attacks.inversion import fidelity
 from fedsim.data import datasets, load_dataset
 from fedsim.data.sources.pictures import open_picture
 from fedsim.errors import NotInstalled
+from fedsim.explain import ExplainedModel
+from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attribution import attributions
 from fedsim.launch.prepare import prepare
+from fedsim.models import models
 from fedsim.support.extras import OPTIONAL
 
 PACKAGE = Path(fedsim.__file__).parent
@@ -32,6 +35,11 @@ ONE_BATCH = torch.zeros(1, 1, 8, 8)
 
 def lrp() -> None:
     attributions.parse({"name": "lrp"}).check_network(torch.nn.Linear(2, 2))
+
+
+def shap() -> None:
+    model: Any = ExplainedModel(models.parse({"name": "boosted_trees"}), "", 0, 0)
+    explainers.parse({"name": "tree_shap"}).check(model, None)  # type: ignore[arg-type]
 
 
 def download() -> None:
@@ -58,6 +66,12 @@ def download() -> None:
             lrp,
             "layer-wise relevance propagation (lrp) needs zennit, which is not installed: "
             "pip install 'fedsim[lrp]'",
+        ),
+        (
+            "xgboost",
+            shap,
+            "TreeSHAP (tree_shap) needs xgboost-cpu, which is not installed: "
+            "pip install 'fedsim[explain]'",
         ),
         (
             "torchvision",

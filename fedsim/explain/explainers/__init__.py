@@ -8,6 +8,7 @@ from fedsim.explain.explainers import rules as _rules
 from fedsim.explain.explainers import sage as _sage
 from fedsim.explain.explainers import shared_images as _shared_images
 from fedsim.explain.explainers import tasks as _tasks
+from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks
+del _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks, _trees

@@ -142,7 +142,7 @@ class Attribution(OfDecision, ABC):
             if self.differentiates:
                 raise ExperimentError(
                     f"attribution {self.name} explains networks; "
-                    f"model.name={model.section.name}: its models are rules, not networks"
+                    f"model.name={model.section.name} is a {model.section.kind}"
                 )
             return
         if data.dataset.words and self.differentiates:

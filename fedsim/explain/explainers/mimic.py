@@ -137,7 +137,7 @@ class TreeExplainer(FeatureExplainer):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if model.network is None:
-            reason = f"the models of model.name={model.section.name} are rules"
+            reason = f"model.name={model.section.name} is a {model.section.kind}"
         elif not data.dataset.classes:
             reason = f"the target {data.dataset.target or 'y'} is a number"
         elif data.dataset.words:

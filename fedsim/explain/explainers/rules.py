@@ -262,31 +262,31 @@ class RulesExplainer(FeatureExplainer):
     most: int = Field(10, ge=1)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        if model.rules is None:
+        if not isinstance(model.section, RuleModel):
             raise ExperimentError(
-                f"model.name={model.section.name} is a network, and has no rules"
+                f"model.name={model.section.name} is a {model.section.kind}, and has no rules"
             )
 
     def explain(
         self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
         assert isinstance(model.section, RuleModel)
-        assert model.rules is not None
+        assert model.arrays is not None
         sources = model.sources
         if sources is None:
-            sources = np.ones(count(model.rules), np.int64)
+            sources = np.ones(count(model.arrays), np.int64)
         return RuleBase(
-            model.section, model.rules, sources, model, data.dataset, inputs, self.most
+            model.section, model.arrays, sources, model, data.dataset, inputs, self.most
         )
 
     def relevances(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
         assert isinstance(model.section, RuleModel)
-        assert model.rules is not None
+        assert model.arrays is not None
         inputs = x.cpu().double().numpy()
-        predicted = model.section.predict(model.rules, inputs)
-        rules = model.section.explain(model.rules, feature_names(inputs.shape[1]))
+        predicted = model.section.predict(model.arrays, inputs)
+        rules = model.section.explain(model.arrays, feature_names(inputs.shape[1]))
         shares = predicted.shares
         if shares is None:
             shares = np.eye(len(rules))[predicted.deciding]

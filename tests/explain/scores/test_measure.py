@@ -121,7 +121,7 @@ def pieces(kind: str, n: int = 5) -> Pieces:
         trained_rules(kind) if kind in RULES else (models.parse({"name": "mlp"}), None)
     )
     net = None if kind in RULES else network(kind)
-    model = ExplainedModel(section, "", ROUND, SEED, CLIENT, network=net, rules=rules)
+    model = ExplainedModel(section, "", ROUND, SEED, CLIENT, network=net, arrays=rules)
 
     def as_inputs(x: NDArray[Any]) -> Tensor:
         found = torch.from_numpy(np.ascontiguousarray(x))

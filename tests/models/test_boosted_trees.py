@@ -1,0 +1,301 @@
+"""Trees from sums, against loops over examples and against scikit-learn on the same bins."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_digits, make_classification, make_moons
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import train_test_split
+
+from experiments import examples
+from fedsim.models.arrays import Arrays
+from fedsim.models.bins import count_keys, encode, even_cuts, find_cuts, keys_of, values_of
+from fedsim.models.boosted_trees import (
+    LEAF,
+    STEP,
+    BoostedTrees,
+    Gradients,
+    appended,
+    histograms,
+    leaf_of,
+    raw_scores,
+    step_of,
+)
+
+Array = NDArray[Any]
+finite = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+def cuts_of(x: Array, bins: int) -> Arrays:
+    return find_cuts(partial(count_keys, x), x.shape[1], bins)
+
+
+def fitted(model: BoostedTrees, x: Array, y: Array, classes: int, rounds: int) -> Arrays:
+    """An ensemble of pooled examples."""
+    cuts = cuts_of(x, model.bins)
+    codes, of = encode(x, cuts), Gradients(y, classes, None, STEP if classes else step_of(-4, 4))
+    trees = model.empty(classes)
+    for _ in range(rounds):
+        trees = appended(trees, model.boost(raw_scores(trees, x), x, codes, cuts, of))
+    return trees
+
+
+def some(seed: int, n: int = 60, features: int = 3) -> tuple[Array, NDArray[np.int64]]:
+    rng = np.random.default_rng(seed)
+    x = np.round(rng.normal(size=(n, features)), 1).astype(np.float32)
+    return x, (x[:, 0] * x[:, 1] + rng.normal(0, 0.2, n) > 0).astype(np.int64)
+
+
+# -- bins
+
+
+@examples(50)
+@given(hnp.arrays(np.float32, 20, elements=finite))
+def test_keys_are_in_the_order_of_floats(x: Array) -> None:
+    keys = keys_of(x)
+    np.testing.assert_array_equal(np.sign(keys[:, None] - keys), np.sign(x[:, None] - x))
+    np.testing.assert_array_equal(values_of(keys), x)
+
+
+@examples(50)
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 80), st.just(2)), elements=finite), st.data()
+)
+def test_bins_are_quantiles_and_the_same_for_any_division(x: Array, data: Any) -> None:
+    bins = data.draw(st.integers(2, 9))
+    parts = np.array_split(x, data.draw(st.integers(1, 4)))
+    cuts = cuts_of(x, bins)
+    divided = find_cuts(lambda *asked: sum(count_keys(p, *asked) for p in parts), 2, bins)  # type: ignore[return-value,arg-type]
+    for name, array in cuts.items():
+        np.testing.assert_array_equal(array, divided[name])
+    codes = encode(x, cuts)
+    for f, column in enumerate(x.T):
+        edges = cuts["edges"][cuts["starts"][f] - f : cuts["starts"][f + 1] - f - 1]
+        assert len(edges) < bins
+        assert (np.diff(edges) > 0).all()
+        np.testing.assert_array_equal(codes[f], (column[:, None] >= edges).sum(axis=1))
+        assert (cuts["low"][f], cuts["high"][f]) == (column.min(), column.max())
+        held = np.bincount(codes[f])
+        # At most the bin itself, a quarter, and what cannot be divided.
+        _, equal = np.unique(column, return_counts=True)
+        assert held.max() <= max(equal.max(), 1) + 1.25 * len(x) / bins + 1
+
+
+def test_cuts_of_few_whole_numbers_are_half_way_between() -> None:
+    x = np.repeat(np.float32([[-0.0], [0.0], [1], [2], [7]]), 9, axis=0)
+    cuts = cuts_of(x, 8)
+    assert cuts["edges"].tolist() == [0.5, 1.5, 4.5]
+    assert (cuts["low"].item(), cuts["high"].item()) == (0, 7)
+    assert even_cuts(0, 1, 2, 4)["edges"].tolist() == [0.25, 0.5, 0.75] * 2
+    neighbours = np.float32([[1.0], [np.nextafter(np.float32(1), np.float32(2))]])
+    assert encode(neighbours, cuts_of(neighbours, 2)).tolist() == [[0, 1]]
+
+
+# -- growing
+
+
+def grown_by_hand(
+    model: BoostedTrees, x: Array, cuts: Arrays, g: Array, h: Array
+) -> dict[int, tuple[int, float, float]]:
+    """A tree by loops over examples: feature, threshold and value of each node."""
+    found: dict[int, tuple[int, float, float]] = {}
+
+    def visit(node: int, rows: Array, depth: int) -> None:
+        G, H = g[rows].sum(), h[rows].sum()
+        best: tuple[float, int, float] = (0.0, LEAF, 0.0)
+        for f in range(x.shape[1]) if depth < model.depth else ():
+            for edge in cuts["edges"][cuts["starts"][f] - f : cuts["starts"][f + 1] - f - 1]:
+                left = rows & (x[:, f] < edge)
+                right = rows & ~left
+                gain = -model.gamma
+                for part, sign in ((left, 1), (right, 1), (rows, -1)):
+                    if h[part].sum() + model.lam > 0:
+                        gain += sign * g[part].sum() ** 2 / (h[part].sum() + model.lam) / 2
+                least = min(h[left].sum(), h[right].sum())
+                if least >= model.min_child_weight and least > 0 and gain > best[0] + 1e-12:
+                    best = gain, f, float(edge)
+        found[node] = best[1], best[2], -model.eta * G / (H + model.lam)
+        if best[1] != LEAF:
+            left = rows & (x[:, best[1]] < best[2])
+            visit(2 * node + 1, left, depth + 1)
+            visit(2 * node + 2, rows & ~left, depth + 1)
+
+    visit(0, np.ones(len(x), np.bool_), 0)
+    return found
+
+
+@examples(20)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.sampled_from([{}, {"gamma": 0.5}, {"lam": 0.3}, {"min_child_weight": 4.0}]),
+    st.sampled_from([0, 2, 3]),
+)
+def test_a_tree_is_that_of_loops_over_examples(
+    seed: int, depth: int, settings: dict[str, float], classes: int
+) -> None:
+    model = BoostedTrees(depth=depth, bins=6, **settings)  # type: ignore[arg-type]
+    x, y = some(seed)
+    y = y + (x[:, 2] > 1) if classes == 3 else y
+    cuts = cuts_of(x, model.bins)
+    f = np.random.default_rng(seed).normal(size=(classes if classes > 2 else 1, len(x)))
+    of = Gradients(y, classes)
+    g, h = of(f)
+    tree = model.boost(f, x, encode(x, cuts), cuts, of)
+    for c in range(len(f)):
+        feature, threshold, value = (tree[n][0, c] for n in ("feature", "threshold", "value"))
+        for node, (own, edge, w) in grown_by_hand(model, x, cuts, g[c], h[c]).items():
+            assert (feature[node], threshold[node]) == (own, np.float32(edge)), node
+            assert value[node] == pytest.approx(w, rel=1e-5, abs=1e-7)
+        leaves = leaf_of(tree, x)[c]
+        assert (feature[leaves] == LEAF).all()
+        np.testing.assert_allclose(
+            tree["cover"][0, c][np.unique(leaves)],
+            [h[c][leaves == leaf].sum() for leaf in np.unique(leaves)],
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_other_answers_are_asked_again_and_give_the_same_tree(classes: int) -> None:
+    """Where subtraction does not hold, as others have answered."""
+    model, (x, y) = BoostedTrees(depth=4, bins=8), some(0)
+    cuts = cuts_of(x, model.bins)
+    codes, C = encode(x, cuts), 3 if classes == 3 else 1
+    g, h = Gradients(y, classes)(np.zeros((C, len(x))))
+    calls = []
+
+    def ask(changes: bool, tree: Arrays, nodes: Any) -> tuple[Array, Any]:
+        calls.append(len(nodes))
+        who = frozenset([len(calls) if changes else 0])
+        return histograms(tree, nodes, x, codes, cuts, g, h), who
+
+    once = model.grow(partial(ask, False), cuts, C)
+    few = sum(calls)
+    calls.clear()
+    again = model.grow(partial(ask, True), cuts, C)
+    assert few < sum(calls)
+    for name, array in once.items():
+        np.testing.assert_array_equal(array, again[name])
+
+
+@examples(20)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.sampled_from([0, 2, 3]))
+def test_sums_do_not_depend_on_how_examples_are_divided(
+    seed: int, parts: int, classes: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = some(seed)
+    y = y + (x[:, 2] > 1) if classes == 3 else y
+    model = BoostedTrees(depth=2, bins=5)
+    cuts = cuts_of(x, 5)
+    tree = model.grow(partial(_sums, x, y, classes, cuts), cuts, 3 if classes == 3 else 1)
+    rows = np.array_split(rng.permutation(len(x)), parts)
+
+    def ask(tree: Arrays, nodes: Any) -> tuple[Array, Any]:
+        own = [_sums(x[r], y[r], classes, cuts, tree, nodes)[0] for r in rows]
+        return sum(own[::-1]), None  # type: ignore[return-value]
+
+    for name, array in model.grow(ask, cuts, 3 if classes == 3 else 1).items():
+        np.testing.assert_array_equal(array, tree[name])
+
+
+def _sums(x: Array, y: Array, classes: int, cuts: Arrays, tree: Arrays, nodes: Any) -> Any:
+    f = np.log1p(np.arange(3 if classes == 3 else 1.0))[:, None] + 0.3 * x[:, 0]
+    g, h = Gradients(y, classes)(f.astype(np.float64))
+    return histograms(tree, nodes, x, encode(x, cuts), cuts, g, h), None
+
+
+def test_gradients_are_those_of_the_losses() -> None:
+    rng, d = np.random.default_rng(0), 1e-4
+    for classes in (0, 2, 3):
+        C = 3 if classes == 3 else 1
+        f, y = rng.normal(size=(C, 5)), rng.integers(0, max(classes, 2), 5)
+
+        def loss(f: Array, classes: int = classes, y: Array = y) -> Array:
+            if not classes:
+                return (f[0] - y) ** 2 / 2
+            logits = np.stack([np.zeros(5), f[0]]) if classes == 2 else f
+            return np.log(np.exp(logits).sum(axis=0)) - logits[y, np.arange(5)]
+
+        g, h = Gradients(y, classes, np.full(5, 2.0))(f)
+        for c in range(C):
+            e = d * (np.arange(C) == c)[:, None]
+            up, down = 2 * loss(f + e), 2 * loss(f - e)
+            np.testing.assert_allclose(g[c], (up - down) / (2 * d), atol=1e-6)
+            np.testing.assert_allclose(h[c], (up + down - 4 * loss(f)) / d**2, atol=1e-4)
+
+
+def test_scores_are_continued() -> None:
+    x, y = some(1, 300)
+    trees = fitted(BoostedTrees(depth=3), x, y, 2, 5)
+    first = {n: a[:2] if a.ndim == 3 else a for n, a in trees.items()}
+    whole = raw_scores(trees, x)
+    np.testing.assert_array_equal(raw_scores(trees, x, raw_scores(first, x), 2), whole)
+    np.testing.assert_array_equal(raw_scores(trees, x[7:8]), whole[:, 7:8])
+    outputs = BoostedTrees().outputs(trees, x)
+    np.testing.assert_allclose(outputs[:, 1] - outputs[:, 0], whole[0])
+    np.testing.assert_array_equal(raw_scores(BoostedTrees().empty(2), x), 0 * whole)
+
+
+# -- against a library
+
+
+def numbers(load: Any) -> tuple[Array, Array]:
+    x, y = load(return_X_y=True)
+    return x, y
+
+
+SETS = {
+    "breast cancer": lambda: numbers(load_breast_cancer),
+    "even digits": lambda: (load_digits().data, load_digits().target % 2),
+    "generated": lambda: make_classification(
+        1500, 20, n_informative=8, flip_y=0.05, random_state=0
+    ),
+    "moons": lambda: make_moons(1500, noise=0.3, random_state=0),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_as_good_as_scikit_learn_on_the_same_bins(name: str) -> None:
+    x, y = SETS[name]()
+    x, test_x, y, test_y = train_test_split(
+        x.astype(np.float32), y, test_size=0.3, random_state=0, stratify=y
+    )
+    model = BoostedTrees(depth=4, eta=0.1, bins=64, min_child_weight=1e-3)
+    cuts = cuts_of(x, model.bins)
+    theirs = HistGradientBoostingClassifier(
+        learning_rate=0.1,
+        max_iter=60,
+        max_depth=4,
+        max_leaf_nodes=None,
+        min_samples_leaf=1,
+        l2_regularization=1.0,
+        early_stopping=False,
+    ).fit(encode(x, cuts).T, y)
+    codes, of = encode(x, cuts), Gradients(y, 2)
+    p = y.mean()
+    trees = model.empty(2, np.array([np.log(p / (1 - p))]))
+    for _ in range(60):
+        trees = appended(trees, model.boost(raw_scores(trees, x), x, codes, cuts, of))
+    (first,) = theirs._predictors[0]
+    root = first.nodes[0]
+    f = int(trees["feature"][0, 0, 0])
+    assert f == root["feature_idx"]
+    cut = np.searchsorted(
+        cuts["edges"][cuts["starts"][f] - f : cuts["starts"][f + 1] - f - 1],
+        trees["threshold"][0, 0, 0],
+    )
+    assert cut <= root["num_threshold"] < cut + 1
+    own = roc_auc_score(test_y, raw_scores(trees, test_x)[0])
+    other = roc_auc_score(test_y, theirs.decision_function(encode(test_x, cuts).T))
+    assert abs(own - other) < 0.005
