@@ -21,12 +21,17 @@ explanation of a client's model: XPFL (arXiv 2410.08634), Algorithm 4.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
+from fedsim.data.encoding import Feature
 from fedsim.errors import ExperimentError
 
 Array = NDArray[np.float64]
@@ -284,3 +289,56 @@ def _require_numbers(x: NDArray[Any]) -> None:
             f"x has {len(bad)} value(s) that are not finite numbers, the first in row {row}, "
             f"feature {column}: {x[row, column]}"
         )
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions on entries of inputs in words, with features' names and own units.
+
+    Args:
+        dataset: the data.
+        below: the sign of the left branch, `<` or `≤`.
+        above: that of the right branch, `≥` or `>`.
+    """
+
+    dataset: Dataset
+    below: str = "≤"
+    above: str = ">"
+
+    @cached_property
+    def _entries(self) -> list[tuple[str, Feature | None]]:
+        """The name of each entry of an input, and the feature that it is part of."""
+        data = self.dataset
+        if len(data.shape) == 3:
+            channels, height, width = data.shape
+            return [(name, None) for name in pixel_names((channels, height, width))]
+        names = data.entry_names or feature_names(math.prod(data.shape))
+        owners: list[Feature | None] = [f for f in data.encoding for _ in f.entries]
+        return list(zip(names, owners or [None] * len(names), strict=True))
+
+    def words(self, f: int, low: float | None, high: float | None) -> str:
+        """That an entry x_f is from `low` on, or below `high`, or both."""
+        name, feature = self._entries[f]
+        if feature is not None and name != feature.name:  # one of several: 1 if it is so, or 0
+            _, _, word = name.partition(f"{feature.name}=")
+            return f"{feature.name} {'≠' if low is None else '='} {word}"
+        least, most = (None if t is None else self._shown(f, t, feature) for t in (low, high))
+        if least is None:
+            return f"{name} {self.below} {most}"
+        if most is None:
+            return f"{name} {self.above} {least}"
+        return f"{least} {'≤' if self.below == '<' else '<'} {name} {self.below} {most}"
+
+    def _shown(self, f: int, threshold: float, feature: Feature | None) -> str:
+        """A threshold in the units and words of the data's files."""
+        data, value = self.dataset, threshold
+        if data.mean:
+            channel = f * len(data.mean) // math.prod(data.shape)
+            value = value * data.std[channel] + data.mean[channel]
+        if data.x.dtype == np.uint8:
+            value *= 255
+        low, span = (np.asarray(a).reshape(-1) for a in (data.scaling.low, data.scaling.span))
+        value = float(value * span[f % len(span)] + low[f % len(low)])
+        if feature is not None and feature.kind in ("ordinal", "date"):  # the first that is above
+            return feature.shown(np.array([math.ceil(value), 0.0][: len(feature.entries)]))
+        return f"{value:.5g} {feature.unit if feature else ''}".strip()

@@ -236,7 +236,7 @@ def said(figure: Any) -> list[str]:
 def test_the_drawn_tree_says_what_is_left_out() -> None:
     x, y = some(60)
     tree = build_tree(x, y, 4)
-    texts = said(draw_tree(tree, NAMES, None, 3))
+    texts = said(draw_tree(tree, NAMES, most_levels=3))
     assert f"feature {tree.feature[0]} ≤ {tree.threshold[0]:.4g}?" in texts
     assert "60 rows" in texts
     assert tree.depth > 3
@@ -245,7 +245,7 @@ def test_the_drawn_tree_says_what_is_left_out() -> None:
     assert shown + more == len(tree.feature)
     assert f"Nodes left out here: {more}" in texts[-1]
 
-    whole = said(draw_tree(tree, NAMES, None, tree.depth + 1))
+    whole = said(draw_tree(tree, NAMES, most_levels=tree.depth + 1))
     assert sum(text.endswith(" rows") for text in whole) == len(tree.feature)
     assert not any(text.startswith("…") for text in whole)
 
@@ -269,7 +269,7 @@ def test_pictures_of_trees(tmp_path: Path, shape: tuple[int, int, int] | None) -
     tree = build_tree(x, y, 4)
     sizes = []
     for levels in (1, 3):
-        save(draw_tree(tree, NAMES, shape, levels), tmp_path / "tree.png")
+        save(draw_tree(tree, NAMES, shape=shape, most_levels=levels), tmp_path / "tree.png")
         picture = imread(tmp_path / "tree.png")
         assert picture.std() > 0.05
         sizes.append(picture.size)
@@ -279,7 +279,7 @@ def test_pictures_of_trees(tmp_path: Path, shape: tuple[int, int, int] | None) -
 @pytest.mark.filterwarnings("error")
 def test_pictures_of_a_leaf_and_of_many_classes(tmp_path: Path) -> None:
     x, y = some()
-    save(draw_tree(build_tree(x, y * 0, 1), NAMES[:1], (1, 2, 3)), tmp_path / "leaf.png")
+    save(draw_tree(build_tree(x, y * 0, 1), NAMES[:1], shape=(1, 2, 3)), tmp_path / "leaf.png")
     save(draw_tree(build_tree(x, y, 60), [str(c) for c in range(60)]), tmp_path / "many.png")
     assert imread(tmp_path / "leaf.png").size < imread(tmp_path / "many.png").size
 

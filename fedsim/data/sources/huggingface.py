@@ -145,7 +145,12 @@ class HuggingFace(TextSource):
                 f"features; there are {', '.join(known)}"
             )
         inputs = self.input or usual[0]
+        kind = str(getattr(part.features.get(str(inputs)), "dtype", ""))
+        if isinstance(inputs, str) and kind.startswith(("float", "int", "uint")):
+            inputs = (inputs,)  # a table of one feature
         for name in (inputs,) if isinstance(inputs, str) else inputs:
+            if name == self.label:
+                raise DataError(f"data.input: '{name}' is the column of labels, data.label")
             if name not in known:
                 raise DataError(
                     f"{self.dataset}: has no column '{name}' for data.input{nearest(name, known)}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import codecs
 import glob
 import io
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedsim.config.registry import nearest
 from fedsim.data.sources import files
@@ -28,6 +31,7 @@ LINES = 20  # of the head, the header line included
 BLANK = [" " * count for count in range(9)]  # cells of a few spaces are blank as well
 _QUOTED = re.compile(r'(?<![^,;\t\r\n])"[^"]*(?:""[^"]*)*"')
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
+_GROUPED = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})*\s*")  # points between thousands
 
 
 def read_tables(
@@ -36,8 +40,9 @@ def read_tables(
     """A table in a file, or in all files whose paths match a pattern such as `sites/*.csv`.
 
     Files of a pattern are read in order of their paths, and must have the same columns, in any
-    order. The column `file`, in front, has the name of each row's file, without its endings. The
-    index has the path of each row's file, and the number of the row in it.
+    order. The column `file`, in front, has the name of each row's file, without its endings, with
+    its folder where several files have one name. The index has the path of each row's file, and
+    the number of the row in it.
 
     Args:
         change: what is done to the table of each file, before they are compared.
@@ -50,17 +55,13 @@ def read_tables(
 
     if not is_pattern(path):
         return change(read_table(path))
-    paths = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]
+    paths = _matches(path)
     paths = [found for found in paths if found.is_file() and files.is_visible(found.name)]
     if not paths:
         raise DataError(f"{path}: no file matches this pattern")
     frames = {found: change(read_table(found)) for found in paths}
     kinds: dict[str, tuple[str, Path]] = {}  # of each column, and the first file that shows it
-    named: dict[str, Path] = {}
     for found, frame in frames.items():
-        other = named.setdefault(_stem(found), found)
-        if other is not found:
-            raise DataError(f"{path}: {other} and {found} have the same name; rename one of them")
         _insist_on_columns(found, frame, paths[0], frames[paths[0]])
         for name, series in frame.items():
             kind = _kind(series)
@@ -70,14 +71,40 @@ def read_tables(
                     f"{found}: column '{name}' has {kind}, but {known} in {first}; make them alike"
                 )
     whole = pd.concat(frames.values(), keys=frames.keys())
-    stems = [stem for stem, found in named.items() for _ in range(len(frames[found]))]
-    whole.insert(0, FILE, pd.Series(stems, index=whole.index, dtype="str"))
+    names = np.repeat(_names(path, paths), [len(frame) for frame in frames.values()])
+    whole.insert(0, FILE, pd.Series(names, index=whole.index, dtype="str"))
     return whole
 
 
 def is_pattern(path: Path) -> bool:
     """Whether a path stands for several files."""
-    return glob.has_magic(str(path)) and not path.exists()
+    return glob.has_magic(str(path.relative_to(_folder(path)))) and not path.exists()
+
+
+def _folder(path: Path) -> Path:
+    """The nearest folder above that exists, whose name may have the signs of patterns."""
+    return next((above for above in path.parents if above.exists()), path.parent)
+
+
+def _matches(path: Path) -> list[Path]:
+    folder = _folder(path)
+    pattern = Path(glob.escape(str(folder))) / path.relative_to(folder)
+    return [Path(found) for found in sorted(glob.glob(str(pattern), recursive=True))]
+
+
+def _names(path: Path, paths: list[Path]) -> list[str]:
+    """The names of several files as one table, all different."""
+    names = [_stem(found) for found in paths]
+    if len({*names}) < len(names):
+        top = os.path.commonpath([found.parent for found in paths])
+        names = [found.relative_to(top).with_name(_stem(found)).as_posix() for found in paths]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise DataError(
+                f"{path}: {paths[names.index(name)]} and {paths[number]} have the same name; "
+                "rename one of them"
+            )
+    return names
 
 
 def is_table(path: Path) -> bool:
@@ -89,8 +116,9 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     """A table in a `.csv`, `.tsv` or `.parquet` file; of Parquet, all columns or some.
 
     Text files begin with a header line, and may be compressed (`.gz`, `.xz`). The values of a
-    `.csv` are separated by commas, semicolons or tabs. If not by commas, a column of numbers may
-    have decimal commas, and points between thousands. Text that is not UTF-8 is read as cp1252,
+    `.csv` are separated by commas, semicolons or tabs. If not by commas, columns of numbers may
+    have decimal commas; and if one has, points between thousands, with a warning where they might
+    be decimal ones. Text that is not UTF-8 is read as cp1252,
     with a warning. Only blank cells are missing, as "NA" can be a label.
 
     Raises:
@@ -109,6 +137,8 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
             for name in columns or ():
                 insist_on_column(path, known, name)
             frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
+            decimals = [n for n, s in frame.items() if pd.api.types.infer_dtype(s) == "decimal"]
+            frame = frame.astype(dict.fromkeys(decimals, "float64"))
     elif ending in TEXTS:
         frame = _read_text(path, "\t" if ending == ".tsv" else "")
     else:
@@ -189,6 +219,7 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
     encoding = _encoding(content)
     lines = _unquoted_lines(content, encoding)
     separator = separator or _separator(path, lines)
+    grouped: list[str] = []
     with files.reading(path), warnings.catch_warnings():
         # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -204,10 +235,16 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
                 f"{path}: has one column, '{names[0]:.60}'; columns must be separated by "
                 f"{known}, not by {other!r}"
             )
-        frame = pd.read_csv(
-            io.BytesIO(content), sep=separator, encoding=encoding, index_col=False,
-            keep_default_na=False, na_values=BLANK, low_memory=False,
-        )  # fmt: skip
+
+        def read(**keywords: Any) -> pd.DataFrame:
+            return pd.read_csv(
+                io.BytesIO(content), sep=separator, encoding=encoding, index_col=False,
+                keep_default_na=False, na_values=BLANK, low_memory=False, **keywords,
+            )  # fmt: skip
+
+        frame = read()
+        if separator != ",":
+            grouped = _undo_decimal_commas(frame, lambda names: read(usecols=names, dtype=str))
     if encoding == "cp1252" or encoding == "latin-1":
         warnings.warn(
             f"{path}: is not UTF-8, and is read as {encoding}; look at its letters with accents, "
@@ -215,7 +252,14 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
             FedsimWarning,
             stacklevel=4,
         )
-    return frame if separator == "," else frame.apply(_with_decimal_points)
+    if grouped:
+        warnings.warn(
+            f"{path}: has decimal commas, so that points are read as those between thousands in "
+            f"column '{grouped[0]}'{f' and {len(grouped) - 1} more' if grouped[1:] else ''}",
+            FedsimWarning,
+            stacklevel=4,
+        )
+    return frame
 
 
 def _encoding(content: bytes) -> str:
@@ -279,16 +323,37 @@ def _check_names(path: Path, names: list[str]) -> None:
             raise DataError(f"{path}: has two columns '{name}'")
 
 
-def _with_decimal_points(series: pd.Series[Any]) -> pd.Series[Any]:
-    """Text as numbers if all of it is numbers with decimal commas."""
-    if series.dtype.kind != "O":
-        return series
-    values = series.dropna()
-    fits = all(isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value) for value in values)
-    if not fits or not any("," in value for value in values):
-        return series
-    points = values.str.replace(".", "").str.replace(",", ".")
-    return points.astype("float64").reindex(series.index)
+def _undo_decimal_commas(
+    frame: pd.DataFrame, as_written: Callable[[list[str]], pd.DataFrame]
+) -> list[str]:
+    """Make numbers of texts that are numbers with decimal commas or several points.
+
+    If there are any, points of other columns are between thousands if all of them can be.
+
+    Returns:
+        The names of these other columns.
+    """
+
+    def number(series: pd.Series[Any]) -> pd.Series[Any]:
+        plain = series.str.replace(".", "").str.replace(",", ".")
+        return plain.astype("float64").reindex(frame.index)
+
+    texts = {name: s.dropna() for name, s in frame.items() if s.dtype.kind == "O"}
+    found = False
+    for name, cells in texts.items():
+        fits = all(isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell) for cell in cells)
+        if fits and any("," in cell or cell.count(".") > 1 for cell in cells):
+            frame[name], found = number(cells), True
+    others = [str(name) for name, s in frame.items() if s.dtype.kind == "f" and name not in texts]
+    if not found or not others:
+        return []
+    grouped = []
+    for name, written in as_written(others).items():
+        cells = written.dropna()
+        if any("." in cell for cell in cells) and all(map(_GROUPED.fullmatch, cells)):
+            frame[name] = number(cells)
+            grouped.append(str(name))
+    return grouped
 
 
 def _insist_on_columns(path: Path, frame: pd.DataFrame, first: Path, known: pd.DataFrame) -> None:

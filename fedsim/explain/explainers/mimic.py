@@ -28,7 +28,7 @@ from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
-from fedsim.explain.tree import Tree, build_tree, fidelity
+from fedsim.explain.tree import Conditions, Tree, build_tree, fidelity
 from fedsim.models import Classifier
 from fedsim.support.rng import keyed_rng
 from fedsim.support.words import client_name
@@ -253,7 +253,9 @@ class Mimicked(Explanation):
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape
             shape = (C, H, W)
-        save(draw_tree(mimic.tree, dataset.classes, shape), paths[0], title)
+        words = Conditions(dataset).words
+        drawn = draw_tree(mimic.tree, dataset.classes, lambda f, most: words(f, None, most), shape)
+        save(drawn, paths[0], title)
         by_tree = mimic.tree.predict(mimic.images)
         labels = range(len(dataset.classes))
         counts = confusion_matrix(mimic.predicted, by_tree, labels=labels).astype(np.int64)

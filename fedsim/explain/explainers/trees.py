@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import feature_names
-from fedsim.data.encoding import Feature
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -30,14 +27,10 @@ from fedsim.explain.explainer import (
 from fedsim.explain.explainers.attribution import OfDecision, heatmap
 from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.tree import pixel_names
+from fedsim.explain.tree import Conditions
 from fedsim.models.arrays import Arrays
 from fedsim.models.bins import Array, Floats
-from fedsim.models.boosted_trees import (
-    LEAF,
-    BoostedTrees,
-    rows_of,
-)
+from fedsim.models.boosted_trees import LEAF, BoostedTrees, rows_of
 from fedsim.support.extras import require
 
 Bounds = tuple[float | None, float | None]
@@ -257,7 +250,9 @@ class LeavesInWords(Explanation):
         def visit(node: int, bounds: dict[int, Bounds]) -> None:
             f = int(feature[node])
             if f == LEAF:
-                words = " and ".join(self._condition(g, *both) for g, both in bounds.items())
+                words = " and ".join(
+                    self._conditions.words(g, *both) for g, both in bounds.items()
+                )
                 leaf = float(value[node]) * scale
                 found.append(Leaf(round + 1, self._of(c), words, leaf, float(cover[node])))
                 return
@@ -269,40 +264,8 @@ class LeavesInWords(Explanation):
         return found
 
     @cached_property
-    def _entries(self) -> list[tuple[str, Feature | None]]:
-        """The name of each entry of an input, and the feature that it is part of."""
-        data = self.dataset
-        if len(data.shape) == 3:
-            channels, height, width = data.shape
-            return [(name, None) for name in pixel_names((channels, height, width))]
-        names = data.entry_names or feature_names(math.prod(data.shape))
-        owners: list[Feature | None] = [f for f in data.encoding for _ in f.entries]
-        return list(zip(names, owners or [None] * len(names), strict=True))
-
-    def _condition(self, f: int, low: float | None, high: float | None) -> str:
-        """That low ≤ x_f < high, in words."""
-        name, feature = self._entries[f]
-        if feature is not None and name != feature.name:  # one of several: 1 if it is so, or 0
-            _, _, word = name.partition(f"{feature.name}=")
-            return f"{feature.name} {'≠' if low is None else '='} {word}"
-        least, most = (None if t is None else self._shown(f, t, feature) for t in (low, high))
-        if least is None:
-            return f"{name} < {most}"
-        return f"{name} ≥ {least}" if most is None else f"{least} ≤ {name} < {most}"
-
-    def _shown(self, f: int, threshold: float, feature: Feature | None) -> str:
-        """A threshold in the units and words of the data's files."""
-        data, value = self.dataset, threshold
-        if data.mean:
-            channel = f * len(data.mean) // math.prod(data.shape)
-            value = value * data.std[channel] + data.mean[channel]
-        if data.x.dtype == np.uint8:
-            value *= 255
-        low, span = (np.asarray(a).reshape(-1) for a in (data.scaling.low, data.scaling.span))
-        value = float(value * span[f % len(span)] + low[f % len(low)])
-        if feature is not None and feature.kind in ("ordinal", "date"):  # the first that is above
-            return feature.shown(np.array([math.ceil(value), 0.0][: len(feature.entries)]))
-        return f"{value:.5g} {feature.unit if feature else ''}".strip()
+    def _conditions(self) -> Conditions:
+        return Conditions(self.dataset, "<", "≥")
 
     def _of(self, c: int) -> str:
         """What a round's tree c adds to."""
@@ -310,17 +273,6 @@ class LeavesInWords(Explanation):
         if not classes:
             return self.dataset.target or "y"
         return classes[1 if len(classes) == 2 else c]
-
-    def _in_units(self, f: int, value: float) -> float:
-        """A threshold in the units of the data's files."""
-        data = self.dataset
-        if data.mean:
-            channel = f * data.shape[0] // int(np.prod(data.shape)) if len(data.mean) > 1 else 0
-            value = value * data.std[channel] + data.mean[channel]
-        if data.x.dtype == np.uint8:
-            return value * 255
-        low, span = (np.asarray(a).reshape(-1) for a in (data.scaling.low, data.scaling.span))
-        return float(value * span[f % len(span)] + low[f % len(low)])
 
     def text(self) -> str:
         """The first trees, a line for each leaf."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsim.explain.pictures.canvas import CENTRED, LEGEND, class_colours, new_figure, place
-from fedsim.explain.tree import LEAF, Ints, Tree, pixel_names
+from fedsim.explain.tree import LEAF, Ints, Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ _MAP, _APART, _UNDER = 2.2, 0.45, 0.6  # inches: the heat map, left of it, below
 def draw_tree(
     tree: Tree,
     class_names: Sequence[str],
+    condition: Callable[[int, float], str] = "feature {} ≤ {:.4g}".format,
     shape: tuple[int, int, int] | None = None,
     most_levels: int = 4,
 ) -> Figure:
@@ -32,19 +33,16 @@ def draw_tree(
     leaf says its class and how many of its rows have it, and is tinted with its colour.
 
     Args:
-        shape: (C, H, W) of the images whose flattened pixels the features are; none: features are
-            numbered.
+        condition: that a feature is at most a threshold, in words.
+        shape: (C, H, W) of the images whose flattened pixels the features are.
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
     """
     from matplotlib.patches import Patch
 
-    names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
-    if shape is not None:
-        names = pixel_names(shape)
     depths, below = tree.depths(), tree.below()
     shown = np.flatnonzero(depths < most_levels).tolist()
-    texts = {node: _in_a_box(tree, node, names, class_names) for node in shown}
+    texts = {node: _in_a_box(tree, node, condition, class_names) for node in shown}
     box = max(max(map(len, lines)) for lines in texts.values()) * _LETTER + 0.16
     step = box + _GAP
     centres = _centres(tree, shown, step)
@@ -103,13 +101,14 @@ def draw_tree(
 
 
 def _in_a_box(
-    tree: Tree, node: int, names: Sequence[str], class_names: Sequence[str]
+    tree: Tree, node: int, condition: Callable[[int, float], str], class_names: Sequence[str]
 ) -> tuple[str, str]:
     """Two lines about a node."""
     counts = tree.counts[node]
     total, most = int(counts.sum()), int(counts.argmax())
     if tree.feature[node] != LEAF:
-        return f"{names[tree.feature[node]]} ≤ {tree.threshold[node]:.4g}?", f"{total:,} rows"
+        asked = condition(int(tree.feature[node]), float(tree.threshold[node]))
+        return f"{asked}?", f"{total:,} rows"
     name = class_names[most]
     short = name if len(name) <= 24 else f"{name[:23]}…"
     return short, f"{counts[most]:,} of {total:,} rows"

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import warnings
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,39 @@ def test_decimal_commas(tmp_path: Path, cells: list[str], found: list[Any]) -> N
     assert (table["x"].dtype.kind == "f") == (
         not any("," in cell or "T" in cell for cell in cells)
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "doubtful"),
+    [
+        ("1,5;5.560;2.117.000;1.25", [1.5, 5560, 2117000, 1.25], "y"),
+        ("1,5;5.560;3.14;1.25", [1.5, 5560, 3.14, 1.25], "y"),
+        ("1;5.560;2.117.000;7", [1, 5560, 2117000, 7], "y"),
+        ("1;5.560;3.14;7", [1, 5.56, 3.14, 7], ""),  # no column has decimal commas
+    ],
+)
+def test_points_between_thousands(
+    tmp_path: Path, row: str, found: list[float], doubtful: str
+) -> None:
+    path = written(tmp_path / "a.csv", f"x;y;z;w\n{row}\n{row}\n")
+    with warnings.catch_warnings(record=True) as caught:
+        assert read_table(path).iloc[1].tolist() == found
+    told = f"points are read as those between thousands in column '{doubtful}'"
+    assert [told in str(warning.message) for warning in caught] == [True] * bool(doubtful)
+
+
+def test_files_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
+    top = tmp_path / "sites [1]"
+    for folder in ("a", "b"):
+        (top / folder).mkdir(parents=True)
+        written(top / folder / "data.csv", COMMAS)
+    assert read_tables(top / "*" / "data.csv")["file"].unique().tolist() == ["a/data", "b/data"]
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"x": [Decimal("1.5"), None]}).to_parquet(path)
+    np.testing.assert_array_equal(read_table(path)["x"], [1.5, np.nan])
 
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=5)

@@ -25,6 +25,7 @@ from fedsim.explain import ExplainedData
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.trees import LeavesInWords, tree_shap
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.tree import Conditions
 from fedsim.launch.prepare import prepare
 from fedsim.models.arrays import Arrays
 from fedsim.models.boosted_trees import (
@@ -208,7 +209,7 @@ def test_conditions_on_columns_of_a_table() -> None:
     x, y = np.zeros((4, 7), np.float32), np.array([0, 1, 0, 1])
     names = tuple(kind.name for kind in kinds)
     data = Dataset(x, y, x, y, ("well", "ill"), features=names, encoding=kinds)
-    told = LeavesInWords("", ensemble()[0], data, 1)._condition
+    told = Conditions(data, "<", "≥").words
     assert told(0, 40.5, 54.5) == "40.5 years ≤ age < 54.5 years"
     assert told(2, 0.5, None) == "thal = reversible"
     assert told(1, None, 0.5) == "thal ≠ normal"
@@ -246,7 +247,7 @@ def test_leaves_add_up_to_the_scores(finish: Finish, data: dict[str, Any]) -> No
     trees: Any = model.own
     x = model.dataset.scaling.undo(np.asarray(model.dataset.test_x[:20], np.float64))
     x = x.reshape(20, -1)
-    entries: Any = found._entries  # type: ignore[attr-defined]
+    entries: Any = found._conditions._entries  # type: ignore[attr-defined]
     names = {name: f for f, (name, _) in enumerate(entries)}
     scores = np.repeat(trees["base"][:, None], 20, axis=1)
     span = 1 if model.dataset.classes else float(model.dataset.target_scaling.span)
