@@ -84,7 +84,7 @@ def write(path: Path, content: Any) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     elif path.suffix == ".parquet":
         content.to_parquet(path)
-    elif path.suffix == ".csv":
+    elif path.suffix.lower() == ".csv":
         content.to_csv(path, index=False)
     elif path.suffix == ".npy":
         np.save(path, content)
