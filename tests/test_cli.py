@@ -21,6 +21,7 @@ from experiments import Say, change_manifest, small_experiment
 from fedsim import Grid, Run, load
 from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
+from fedsim.data import Dataset
 from fedsim.objectives.regression import Regression
 from fedsim.results.folder import RunFolder
 from fedsim.results.summary import summarise_cells, tidy
@@ -61,7 +62,8 @@ def make_regression(path: Path, r2: list[float]) -> None:
     rounds = load(path).rounds.drop(columns="accuracy", errors="ignore")
     rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
     change_manifest(path, "files")
-    metrics = Regression().metrics(None)  # type: ignore[arg-type]
+    column = np.zeros((2, 1))
+    metrics = Regression().metrics(Dataset(column, column[:, 0], column, column[:, 0], ()))
     RunFolder.open(path).update(metrics=[asdict(metric) for metric in metrics])
 
 

@@ -203,7 +203,9 @@ def _show_skew(dataset: Dataset, loaded: Dataset, splits: ClientSplits) -> None:
         if len(known) and len(splits) > 1:
             k, *f = np.unravel_index(np.nanargmax(skew.values), skew.values.shape)
             place = ", ".join([client_name(int(k), splits.names), *(skew.features[i] for i in f)])
-            numbers = [f"{v:.3f}" if v < 100 else f"{v:.3g}" for v in (known.mean(), known.max())]
+            finite = known[np.isfinite(known)]  # nothing varies where it is infinite
+            both = finite.mean() if len(finite) else np.inf, known.max()
+            numbers = [f"{v:.3f}" if v < 100 else f"{v:.3g}" for v in both]
             rows.append((skew.name, *numbers, place))
     if rows:
         out.print()

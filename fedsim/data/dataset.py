@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedsim.config.registry import nearest
 from fedsim.data.encoding import (
+    BLANK,
     UNSCALED,
     Feature,
     Preprocessing,
@@ -28,7 +29,7 @@ TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
-BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
+BY_NAME = ("columns", "test_columns", "test_blanks", "truth")  # dicts of arrays
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Dataset:
         spaced: words of documents are separated by spaces and used unchanged; otherwise texts are
             tokenised by `fedsim.data.text.tokenise`.
         test_columns: attributes of the test examples, (M,) each, by name.
+        test_blanks: (M,) which test examples had a blank cell that was filled, by feature.
         sliced_by: the one of `test_columns` whose values define slices with scores of their own;
             empty for none.
         truth: which parts of each test input are of a kind, as far as that is known, by the kind's
@@ -97,6 +99,7 @@ class Dataset:
     spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     sliced_by: str = ""
+    test_blanks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
@@ -204,16 +207,23 @@ class Dataset:
             return self.features
         return feature_names(self.shape[0])
 
-    def shown(self, row: NDArray[Any]) -> tuple[str, ...]:
-        """(F,) each feature with its value in words, of a row (W,) of `x`: `age = 63 years`."""
+    def shown(self, row: NDArray[Any], blank: NDArray[np.bool_]) -> tuple[str, ...]:
+        """(F,) each feature with its value in words, of a row (W,) of `x`: `age = 63 years`.
+
+        Args:
+            blank: (F,) which features had a blank cell, and were filled.
+        """
         if not self.encoding:
             return self.feature_names
         values = self.scaling.undo(row.astype(np.float64))
-        size = np.abs(self.scaling.low)  # of what was subtracted, and rounded
-        values = np.where(np.abs(values) < 1e-6 * size, 0, values)
+        # Scaled numbers are rounded; so many decimals of the file's are left.
+        size = np.abs(self.scaling.low) + np.abs(row * self.scaling.span)
+        error = 8 * np.finfo(row.dtype).eps * np.maximum(size, np.finfo(row.dtype).tiny)
+        step = np.where(size > 0, 10.0 ** np.ceil(np.log10(error)), 1.0)
+        values = np.where(size > 0, np.rint(values / step) * step + 0.0, values)
         parts = np.split(values, np.cumsum([len(f.entries) for f in self.encoding])[:-1])
-        told = zip(self.encoding, parts, strict=True)
-        return tuple(f"{feature.name} = {feature.shown(own)}" for feature, own in told)
+        told = zip(self.encoding, parts, blank, strict=True)
+        return tuple(f"{f.name} = {BLANK if empty else f.shown(own)}" for f, own, empty in told)
 
     @property
     def entry_names(self) -> tuple[str, ...]:
@@ -234,13 +244,17 @@ class Dataset:
         """(N,) which training examples lack a feature, of those that any lacks; before a fit."""
         if self.preprocessing is None:
             return {}
+        return self._blanks_of(self.x)
+
+    def _blanks_of(self, x: AnyArray) -> dict[str, NDArray[np.bool_]]:
+        found = zip(self.features, self.blank_cells(x).T, strict=True)
+        return {name: blank for name, blank in found if blank.any()}
+
+    def blank_cells(self, x: AnyArray) -> NDArray[np.bool_]:
+        """(n, F) which features of rows (n, W) are blank, before a fit."""
         parts = self.parts
-        firsts = range(self.shape[0]) if parts is None else np.unique(parts, return_index=True)[1]
-        found = {
-            name: np.isnan(np.asarray(self.x)[:, w])
-            for name, w in zip(self.features, firsts, strict=True)
-        }
-        return {name: blank for name, blank in found.items() if blank.any()}
+        firsts = slice(None) if parts is None else np.unique(parts, return_index=True)[1]
+        return np.isnan(np.asarray(x)[:, firsts])
 
     @property
     def num_loaded(self) -> int:
@@ -312,6 +326,8 @@ def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, 
     found = fit(x, rows, features, how)
     scaling = found.scaling.astype(dtype)
     new: dict[str, Any] = {"x": scaling(x), "test_x": scaling(data.test_x)}
+    if scaling.fill is not None:
+        new["test_blanks"] = data._blanks_of(data.test_x)
     if how.fit == "client" and splits is not None:
         for k, part in enumerate(own):
             who = f"client {splits.names[k] if splits.names else k}"
@@ -393,7 +409,7 @@ def check_parts(dataset: Dataset, where: str) -> None:
                 "together; they must be (N, ...) and (N,)"
             )
     n, m = len(dataset.y), len(dataset.test_y)
-    for name, count in (("columns", n), ("test_columns", m), ("truth", m)):
+    for name, count in (("columns", n), ("test_columns", m), ("test_blanks", m), ("truth", m)):
         for key, array in getattr(dataset, name).items():
             if array.shape[:1] != (count,) or (name != "truth" and array.ndim > 1):
                 shape = f"({count}, ...)" if name == "truth" else f"({count},)"
@@ -588,9 +604,11 @@ def split_rows(
     if classes:
         present, counts = np.unique(y, return_counts=True)
         if counts.min() < 2:
+            number = all(name.replace(".", "").isdigit() for name in classes) and len(classes) > 10
+            hint = "; a number to predict is named in data.target" if number else ""
             raise DataError(
                 f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; splitting "
-                "off a test set needs at least 2 per class"
+                f"off a test set needs at least 2 per class{hint}"
             )
         examples += f" of {len(present)} classes"
     try:

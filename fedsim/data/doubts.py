@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,22 +24,26 @@ def of_classes(
     classes: Sequence[str], y: NDArray[np.int64], test_y: NDArray[np.int64]
 ) -> Iterator[str]:
     """Doubts about the classes of training labels (N,) and test labels (M,)."""
-    alike = defaultdict(list)
-    for name in classes:
-        if len(name) > 1:  # letters can be classes
-            alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
-    for names in alike.values():
-        if len(names) > 1:
-            yield (
-                f"the classes {in_short([repr(name) for name in names])} differ only in case, "
-                "spaces or the form of their characters; if they are one, correct the labels"
-            )
+    yield from of_names("the classes", [name for name in classes if len(name) > 1])  # or letters
     untaught = np.setdiff1d(test_y, y)
     if len(untaught):
         yield (
             f"{len(untaught)} of {len(classes)} classes occur in the test set only and cannot be "
             f"learnt: {in_short([repr(classes[c]) for c in untaught])}"
         )
+
+
+def of_names(what: str, given: Iterable[str]) -> Iterator[str]:
+    """Doubts about names, of classes say, that may be meant to be the same."""
+    alike = defaultdict(list)
+    for name in given:
+        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"{what} {in_short([repr(name) for name in names])} differ only in case, spaces "
+                "or the form of their characters; if they are one, correct the file"
+            )
 
 
 def of_inputs(x: NDArray[Any]) -> Iterator[str]:
@@ -72,10 +76,12 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
         rounding = max(0.05, np.ptp(values) / EXACT)  # of scaled numbers
         if len(x) < FEWEST or np.abs(values - whole).max() > rounding:
             continue
-        share = len(np.unique(whole)) / len(x)
+        known = np.unique(whole)
+        share, step = len(known) / len(x), np.gcd.reduce(np.diff(known).astype(np.int64))
         different = share == 1 or (share > 0.5 and np.abs(whole).max() >= EXACT)
         ordered = (steps >= 0).all() or (steps <= 0).all()
-        if different and (_ID.search(name) or ordered or np.ptp(whole) < 2 * count):
+        dense = np.ptp(whole) / max(step, 1) < 2 * count
+        if different and (_ID.search(name) or ordered or dense):
             found.append(repr(name))
     if found:
         yield (

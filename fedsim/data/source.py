@@ -244,6 +244,11 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
         found += doubts.of_words(x)
     if data.classes:
         found += doubts.of_classes(data.classes, data.y, data.test_y)
+    for feature in data.encoding:
+        found += doubts.of_names(f"the categories of '{feature.name}'", feature.words)
+    for name, values in data.columns.items():
+        if values.dtype.kind == "U":
+            found += doubts.of_names(f"the values of '{name}'", np.unique(values).tolist())
     if x.ndim == 2 and x.dtype.kind == "f":
         known = np.flatnonzero(~np.isnan(x).any(axis=0))  # entries without a blank cell
         x, names = x[:, known], [data.entry_names[w] for w in known]

@@ -6,8 +6,8 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedsim.data.encoding import Feature
 from fedsim.data.sources import files, pictures
 from fedsim.data.sources.columns import as_entries
 from fedsim.data.sources.table_files import is_table, read_table
-from fedsim.data.stored import bounds
+from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 
@@ -38,6 +38,7 @@ class Inputs:
         x: (n, ...) inputs as in the data set.
         names: the name of each input.
         labels: the true class of each, or its target in its own units; None if unknown.
+        blank: (n, F) which features of a table had blank cells, and were filled; empty for none.
         words: for documents, the words that the model reads; otherwise empty.
         marks: for documents, which of these words determine the label; empty if unknown.
         suffix: suffix of file names, so that pictures of different inputs can be in one folder:
@@ -52,9 +53,15 @@ class Inputs:
     marks: tuple[tuple[bool, ...], ...] = ()
     suffix: str = ""
     notes: tuple[str, ...] = ()
+    blank: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", frozen(self.x))  # several explainers get it
+
+    def shown(self, data: Dataset, k: int) -> tuple[str, ...]:
+        """(F,) the features of an input of a table, with their values in words."""
+        none = np.zeros(len(data.feature_names), np.bool_)
+        return data.shown(self.x[k], self.blank[k] if self.blank.size else none)
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
@@ -83,7 +90,10 @@ class Inputs:
         else:
             labels = tuple(f"{y:.6g}" for y in data.target_scaling.undo(truth))
         names = tuple(f"row {row}" for row in rows)
-        return cls(x, names, labels, words, marks, _suffix_of_rows(rows))
+        none = np.zeros(len(data.test_y), np.bool_)
+        cells = [data.test_blanks.get(name, none)[list(rows)] for name in data.features]
+        blank = np.array(cells).reshape(len(cells), len(rows)).T
+        return cls(x, names, labels, words, marks, _suffix_of_rows(rows), blank=blank)
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
@@ -128,8 +138,8 @@ class Inputs:
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
         elif is_table(path) and len(data.shape) == 1:
-            rows, remarks = _rows(path, data)
-            found = replace(cls.of_arrays(rows, "row"), notes=remarks)
+            rows, blank, remarks = _rows(path, data)
+            found = replace(cls.of_arrays(rows, "row"), notes=remarks, blank=blank)
         elif _has_pictures(data) and (pictures.is_picture(path) or path.is_dir()):
             found = cls._of_pictures(data, path)
         else:
@@ -245,8 +255,10 @@ def _expect(path: Path, ending: str, ways: str) -> None:
         raise DataError(f"{path}: {ways}")
 
 
-def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], tuple[str, ...]]:
-    table = read_table(path)
+def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], NDArray[np.bool_], tuple[str, ...]]:
+    """(n, W) the rows of a file, (n, F) which of their features are blank, and remarks."""
+    words = frozenset(word for feature in data.encoding for word in feature.blanks)
+    table = read_table(path, blanks=words)
     names = data.feature_names
     missing = [name for name in names if name not in table]
     if missing:
@@ -257,12 +269,30 @@ def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], tuple[str, ...]]:
     features = data.encoding or tuple(map(Feature, names))
     if data.x.dtype != np.uint8:
         blanks = data.scaling.fill is not None
-        found, remarks = as_entries(path, table, features, data.x.dtype, blanks)
-        return data.scaling(found), tuple(remarks)
-    rows, _ = as_entries(path, table, features, np.float64, False)
+        found, remarks = as_entries(path, table, features, data.x.dtype, blanks, "")
+        x = data.scaling(found)
+        return x, data.blank_cells(found), (*remarks, *_far_away(path, x, features, data))
+    rows, _ = as_entries(path, table, features, np.float64, False, "")
     if not np.isin(rows, np.arange(256)).all():
         raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")
-    return rows.astype(np.uint8), ()
+    return rows.astype(np.uint8), np.zeros((0, 0), np.bool_), ()
+
+
+def _far_away(
+    path: Path, x: NDArray[Any], features: Sequence[Feature], data: Dataset
+) -> Iterator[str]:
+    """Remarks on numbers that are farther from those of training than these are apart."""
+    if isinstance(data.x, StoredArray):
+        return
+    low, high = data.x.min(axis=0), data.x.max(axis=0)
+    far = (x < low - (high - low)) | (x > high + (high - low))
+    start = 0
+    for feature in features:
+        if feature.kind in ("number", "date") and (rows := np.flatnonzero(far[:, start])).size:
+            ends = (data.scaling.undo(end)[start:] for end in (low, high, x[rows[0]]))
+            least, most, value = map(feature.shown, ends)
+            yield f"{path}: {feature.name} = {value} is far from training's {least} to {most}"
+        start += len(feature.entries)
 
 
 def _array(path: Path, data: Dataset) -> NDArray[Any]:

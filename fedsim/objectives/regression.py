@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
+from fedsim.data.encoding import UNSCALED
 from fedsim.errors import ExperimentError
 from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
 
@@ -18,6 +19,8 @@ from fedsim.objectives.objective import Batch, Metric, Objective, Totals, object
 @objectives.register
 class Regression(Objective):
     """Regression: squared error of a single output.
+
+    Errors are those of the target as it is trained on, scaled if `data.scale` says so.
 
     Columns: `loss` (mean squared error), `rmse`, `mae` and `r2` = 1 - Σ(y - ŷ)² / Σ(y - ȳ)², NaN
     if all targets are the same.
@@ -36,11 +39,12 @@ class Regression(Objective):
         return 1
 
     def metrics(self, data: Dataset) -> tuple[Metric, ...]:
+        scaled = ", of the scaled target" * (data.target_scaling is not UNSCALED)
         return (
             Metric("r2", "R²", primary=True, sliced=True),
             Metric("loss", "loss", best="min"),
-            Metric("rmse", "error, root mean square (RMSE)", best="min"),
-            Metric("mae", "error, mean absolute (MAE)", best="min"),
+            Metric("rmse", f"error, root mean square (RMSE{scaled})", best="min"),
+            Metric("mae", f"error, mean absolute (MAE{scaled})", best="min"),
         )
 
     def loss(

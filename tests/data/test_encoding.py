@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 import fedsim
-from fedsim.data import ClientSplits, Dataset, Ragged
+from fedsim.data import ClientSplits, Dataset, Ragged, load_dataset
 from fedsim.data.dataset import check_parts, fitted
 from fedsim.data.encoding import Feature, Preprocessing
+from fedsim.data.sources import from_python
 from fedsim.data.sources.tables import Table
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.explain.explainers.attributed import Attributed
+from fedsim.explain.inputs import Inputs
 from fedsim.results.run import Run
 from tests.experiments import examples
 
@@ -113,7 +116,7 @@ class TestFit:
             path=paths[0], label="ill", test_path=paths[1], missing=missing, scale=scale,
             indicator=indicator,
         )  # fmt: skip
-        with pytest.warns(FedsimWarning, match="no training row has, and count as other"):
+        with pytest.warns(FedsimWarning, match="no training row has; counted as other"):
             data, _ = fitted(source.load())
         scaler = {"none": "passthrough", "minmax": MinMaxScaler(), "standard": StandardScaler()}
         theirs = ColumnTransformer(
@@ -193,11 +196,12 @@ class TestShown:
             categorical={"sex": {0: "female", 1: "male"}, "grade": ["low", "mid", "high"]},
         )  # fmt: skip
         data, _ = fitted(source.load())
-        assert data.shown(data.x[0]) == (
+        none = np.zeros(5, np.bool_)
+        assert data.shown(data.x[0], none) == (
             "age = 63.5 years", "sex = male", "seen = 2020-02-29", "fit = yes", "grade = low",
         )  # fmt: skip
-        assert data.shown(data.x[2])[0] == "age = (blank)"
-        assert data.shown(data.test_x[1])[1:] == (
+        assert data.shown(data.x[2], none)[0] == "age = (blank)"
+        assert data.shown(data.test_x[1], none)[1:] == (
             "sex = female", "seen = 2021-01-01", "fit = no", "grade = high",
         )  # fmt: skip
         assert data.entry_names == (
@@ -286,7 +290,7 @@ class TestRefused:
         path = tmp_path / "t.csv"
         path.write_text(TABLES["blank"].replace("3,north,0", "3,north,0\n5,south,1\n6,north,0\n"
                                                 "7,south,1"))  # fmt: skip
-        with pytest.warns(FedsimWarning, match="2 of 7 rows have empty cells, and are left out"):
+        with pytest.warns(FedsimWarning, match="2 of 7 rows have empty cells; they are left out"):
             data = Table(path=path, label="ill", missing="drop", test_fraction=0.4).load()
         assert len(data.y) + len(data.test_y) == 5
 
@@ -392,8 +396,7 @@ class TestRuns:
         assert "age = 61.5" in found.text()
         (explanation,) = found
         assert isinstance(explanation, Attributed)
-        (row,), data = explanation.inputs.x, explanation.dataset
-        assert data.shown(row) == (
+        assert explanation.inputs.shown(explanation.dataset, 0) == (
             "age = 61.5", "dose = (blank)", "ward = (other)", "sex = f",
         )  # fmt: skip
 
@@ -422,7 +425,7 @@ class TestAsFilesHaveThem:
         found = fedsim.explanations(run, "occlusion", input=path)
         (explanation,) = found
         assert isinstance(explanation, Attributed)
-        told = [explanation.dataset.shown(row) for row in explanation.inputs.x]
+        told = [explanation.inputs.shown(explanation.dataset, k) for k in range(2)]
         assert told == [("age = (blank)", "ward = (blank)"), ("age = 4", "ward = (other)")]
         assert any("'zzz', which no training row has" in note for note in found.notes)
 
@@ -434,10 +437,81 @@ class TestAsFilesHaveThem:
             path=train, test_path=test, label="ill", missing="mean", indicator=True,
             categorical={"grade": "ordinal"},
         )  # fmt: skip
-        with pytest.warns(FedsimWarning, match="count as blank"):
+        with pytest.warns(FedsimWarning, match="counted as blank"):
             data, _ = fitted(source.load())
-        assert data.shown(data.test_x[0])[0] == "grade = (blank)"
+        assert Inputs.of_rows(data, [0]).shown(data, 0)[0] == "grade = (blank)"
         assert data.test_x[:, 1].tolist() == [1, 0]
+
+    def test_filled_cells_are_shown_as_blank(self, tmp_path: Path) -> None:
+        train, test = tmp_path / "a.csv", tmp_path / "b.csv"
+        train.write_text("grade,age,ill\nlow,30,0\nmid,50,1\nlow,70,0\nlow,40,1\n")
+        test.write_text("grade,age,ill\n,,0\nmid,50,1\n")
+        source = Table(path=train, test_path=test, label="ill", missing="mean", scale="minmax")
+        data, _ = fitted(source.load())
+        inputs = Inputs.of_rows(data, [0, 1])
+        assert inputs.shown(data, 0) == ("grade = (blank)", "age = (blank)")
+        assert inputs.shown(data, 1) == ("grade = mid", "age = 50")
+        of_file = Inputs.of_file(data, test)
+        assert of_file.shown(data, 0) == ("grade = (blank)", "age = (blank)")
+        assert from_python.kept(from_python.keep(data)["hash"], None).test_blanks.keys() == {
+            *("grade", "age")
+        }
+
+    def test_numbers_far_from_training_are_told(self, tmp_path: Path) -> None:
+        train, one = tmp_path / "a.csv", tmp_path / "b.csv"
+        train.write_text("age,ill\n30,0\n50,1\n70,0\n40,1\n35,0\n45,1\n55,0\n65,1\n")
+        one.write_text("age\n75\n1000\n")
+        source = Table(path=train, label="ill", scale="standard", units={"age": "years"})
+        data, _ = fitted(source.load())
+        (note,) = Inputs.of_file(data, one).notes
+        assert "age = 1000 years is far from training's" in note
+
+    @pytest.mark.parametrize(
+        ("scale", "low", "step"), [("standard", 0, 1), ("minmax", 0, 1), ("standard", 1e4, 0.1)]
+    )
+    def test_numbers_are_shown_as_they_are_in_the_file(
+        self, tmp_path: Path, scale: Any, low: float, step: float
+    ) -> None:
+        path, numbers = tmp_path / "a.csv", [f"{low + step * k:.6g}" for k in range(1, 121)]
+        path.write_text("age,ill\n" + "".join(f"{a},{k % 2}\n" for k, a in enumerate(numbers)))
+        data, _ = fitted(Table(path=path, label="ill", scale=scale).load())
+        shown = [data.shown(row, np.zeros(1, np.bool_))[0] for row in data.x]
+        assert set(shown) <= {f"age = {number}" for number in numbers}
+
+    def test_decimal_commas_and_a_word_for_blanks(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        cells = ["0,5", "k.A.", "1,25", "-9,0", "2,5", "3,5", "-9,0", "4,5"]
+        path.write_text("dose;ill\n" + "".join(f"{c};{k % 2}\n" for k, c in enumerate(cells)))
+        for blanks in (["k.A.", "-9"], ["k.A.", "-9,0"], {"dose": ["k.A.", "-9.0"]}):
+            source = Table(path=path, label="ill", blanks=blanks, missing="mean", test_path=path)
+            x = source.load().x[:, 0]
+            assert np.isnan(x).tolist() == [False, True, False, True, False, False, True, False]
+
+    def test_rows_that_are_dropped_name_the_clients_that_are_lost(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        rows = [f"{'' if k % 3 == 1 else k},{'abc'[k % 3]},{k % 2}\n" for k in range(30)]
+        path.write_text("dose,site,ill\n" + "".join(rows))
+        source = Table(path=path, label="ill", missing="drop", client_column="site")
+        with pytest.warns(FedsimWarning, match="; all rows of site b; they are left out"):
+            assert set(source.load().columns["site"]) == {"a", "c"}
+
+    def test_doubtful_tables(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        rows = [f"{2**60 + k},{['high', 'High '][k % 2]},{'Aa'[k % 2]},{k % 2}" for k in range(40)]
+        path.write_text("\n".join(["pid,risk,site,ill", *rows]))
+        source = Table(
+            path=path, label="ill", client_column="site", blanks=["none"], test_path=path
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            load_dataset(source)
+        told = " | ".join(str(warning.message) for warning in caught)
+        for part in (
+            "column 'pid': float32 cannot hold 39 of its numbers, such as 1152921504606846977",
+            "the categories of 'risk' 'High', 'high' differ only in case",
+            f"data.blanks: no cell of {path} is 'none'",
+            f"data.test_path: {path} is also read for training",
+        ):
+            assert part in told
 
     def test_only_features_are_blank_or_dropped(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"

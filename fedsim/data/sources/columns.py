@@ -32,10 +32,14 @@ MOST_ENTRIES = 1000  # categories that get an entry each
 EXACT = 2**53  # whole numbers below are exact in float64
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as int64 is written
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?")
+_WORD, _DATES = r"[^\W\d]{3,9}\.?", "write dates as year-month-day"
 _NOTATIONS = {  # that pandas does not read as numbers and dates
-    re.compile(r"[+-]?[\d.]*\d,\d+"): "separate columns by semicolons to have decimal commas",
-    re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}"): "write dates as year-month-day",
+    r"[+-]?[\d.]*\d,\d+": "separate columns by semicolons to have decimal commas",
+    r"\d{1,2}([./-])\d{1,2}\1\d{2,4}": _DATES,
+    r"\d{4}(/\d{1,2}){1,2}|\d{4}-\d{1,2}": _DATES,
+    rf"(\d{{1,2}}\.? )?{_WORD}( \d{{1,2}},)? \d{{4}}": _DATES,
 }
+_MEASURED = re.compile(r"([^\w\s.,+-]?)\s*[+-]?\d+([.,]\d+)?\s*([^\W\d_]+(/[^\W\d_]+)?|%|)")
 FLAGS = ("False", "True")
 _FLAGS = {"true": "True", "false": "False", "1": "True", "0": "False"}
 _FILL = ", or set data.missing"
@@ -49,8 +53,16 @@ def is_numeric(series: pd.Series[Any]) -> bool:
     return bool(pd.api.types.is_numeric_dtype(series))
 
 
-def blanked(frame: pd.DataFrame, blanks: Blanks, others: Set[str] = frozenset()) -> pd.DataFrame:
+def blanked(
+    frame: pd.DataFrame,
+    blanks: Blanks,
+    others: Set[str] = frozenset(),
+    seen: set[str] | None = None,
+) -> pd.DataFrame:
     """A table in which some values of all columns except `others`, or of some, are blank cells.
+
+    Args:
+        seen: those of `blanks` that occur are added to it.
 
     Raises:
         DataError: there is no such column.
@@ -64,23 +76,34 @@ def blanked(frame: pd.DataFrame, blanks: Blanks, others: Set[str] = frozenset())
                 f"data.blanks: there is no column '{name}'{nearest(name, map(str, frame.columns))}"
             )
         if values:
-            found[name] = _without(frame[name], values)
+            found[name] = _without(frame[name], values, seen)
     return found
 
 
-def _without(series: pd.Series[Any], blanks: Sequence[str]) -> pd.Series[Any]:
+def _without(
+    series: pd.Series[Any], blanks: Sequence[str], seen: set[str] | None = None
+) -> pd.Series[Any]:
     """A column in which some values are blank; of numbers, if all others are."""
     import pandas as pd
 
-    blank = [value for value in series.unique() if text_of(value) in blanks]
+    meant = {_same_for_numbers(word): word for word in blanks}
+    blank = [value for value in series.unique() if _same_for_numbers(value) in meant]
     if not blank:
         return series
+    if seen is not None:
+        seen |= {meant[_same_for_numbers(value)] for value in blank}
     series = series.where(~series.isin(blank))
     known = series.dropna()
     flags = any(isinstance(value, bool) for value in known.unique())
     if is_numeric(series) or flags or not all(map(files.is_number, known.unique())):
         return series
     return pd.to_numeric(series)
+
+
+def _same_for_numbers(value: Any) -> str:
+    """A cell as text, the same for a number in all ways to write it."""
+    is_text = isinstance(value, str) and files.is_number(value)
+    return text_of(float(value) if is_text else value)
 
 
 def text_of(value: Any) -> str:
@@ -190,11 +213,11 @@ def feature_of_column(
     if any(files.is_number(word) for word in words) or not words:
         raise not_a_number(path, series, WHICH)
     for pattern, advice in _NOTATIONS.items():
-        if wrong := next((word for word in sorted(words) if pattern.fullmatch(word)), None):
-            raise DataError(
-                f"{path}: column '{name}' has '{wrong:.60}'; {advice}, or name the column in "
-                "data.categorical"
-            )
+        if wrong := next((word for word in sorted(words) if re.fullmatch(pattern, word)), None):
+            raise _unread(path, name, wrong, advice)
+    if unit := _unit_of(words):
+        advice = f"write numbers alone and set data.units: {{{name}: {unit}}}"
+        raise _unread(path, name, min(words), advice)
     if categorical is None:
         if chosen:
             raise not_a_number(path, series, WHICH)
@@ -209,6 +232,20 @@ def feature_of_column(
             "data.categorical if they are categories, or leave it out of data.features"
         )
     return _of_categories(path, name, [*map(text_of, learnt.unique())], "one_hot")
+
+
+def _unread(path: Path, name: str, word: str, advice: str) -> DataError:
+    return DataError(
+        f"{path}: column '{name}' has '{word:.60}'; {advice}, or name the column in "
+        "data.categorical"
+    )
+
+
+def _unit_of(words: Set[str]) -> str:
+    """The unit that is written beside every number; empty if there is none."""
+    found = [_MEASURED.fullmatch(word) for word in words]
+    units = {match and f"{match[1]}{match[3]}" for match in found}
+    return (units.pop() or "") if len(units) == 1 and len(words) > 2 else ""
 
 
 def _are_flags(path: Path, known: pd.Series[Any]) -> bool:
@@ -253,12 +290,14 @@ def as_entries(
     features: Sequence[Feature],
     dtype: type[Float] | np.dtype[Float],
     blanks: bool,
+    advice: str = _FILL,
 ) -> tuple[NDArray[Float], list[str]]:
-    """(N, W) the entries of a table's rows, and remarks on unknown categories.
+    """(N, W) the entries of a table's rows, and remarks on what they do not hold.
 
     Args:
         blanks: whether cells may be blank; all entries of the feature are then NaN, except its
             indicator.
+        advice: what else can be done about blank cells.
 
     Raises:
         DataError: a cell is blank, or not of the feature's kind.
@@ -270,9 +309,10 @@ def as_entries(
         _refuse_objects(path, series)
         blank = series.isna().to_numpy()
         if blank.any() and not blanks:
-            raise _is_blank(path, frame.assign(**{feature.name: series}), feature.name, _FILL)
+            raise _is_blank(path, frame.assign(**{feature.name: series}), feature.name, advice)
         if feature.kind == "number":
             own: NDArray[Any] = numbers(path, series, dtype, WHICH)[:, None]
+            notes += _rounded(path, series, own[:, 0])
         elif feature.kind == "date":
             own = _days(path, series)[:, None]
         else:
@@ -289,14 +329,31 @@ def as_entries(
                         "data.categorical"
                     )
                 what = "blank" if feature.kind == "ordinal" else "other"
+                counted = "1 row has" if len(unknown) == 1 else f"{len(unknown)} rows have"
                 notes.append(
-                    f"{path}: column '{feature.name}': {len(unknown)} rows have {told}, which no "
-                    f"training row has, and count as {what}"
+                    f"data.categorical: {path}: column '{feature.name}': {counted} {told}, which "
+                    f"no training row has; counted as {what}"
                 )
         columns.append(own.astype(dtype))
         if feature.indicator:
             columns.append(blank[:, None].astype(dtype))
     return np.concatenate(columns, axis=1), notes
+
+
+def _rounded(path: Path, series: pd.Series[Any], values: NDArray[Any]) -> list[str]:
+    """A remark on whole numbers that are no longer what they were."""
+    if series.dtype.kind not in "iu" or np.abs(values).max(initial=0) < 2**24:
+        return []
+    whole = series.to_numpy()
+    changed = np.flatnonzero(values.astype(object) != whole)
+    if not len(changed):
+        return []
+    row = changed[0]
+    return [
+        f"data.features: {path}: column '{series.name}': {values.dtype} cannot hold "
+        f"{len(changed):,} of its numbers, such as {whole[row]}, read as {int(values[row])}; "
+        "leave it out if it is an identifier, and write dates as year-month-day"
+    ]
 
 
 def _indices(
@@ -310,7 +367,8 @@ def _indices(
     rows, values = pd.factorize(series)  # -1 where it is blank
     places_of = np.array([places.get(text_of(value), -1) for value in values], np.float64)
     if feature.codes == FLAGS:
-        flags = [places.get(_FLAGS.get(text_of(value).lower(), ""), -1) for value in values]
+        words = [text_of(value).lower() for value in values]
+        flags = [places.get(_FLAGS.get(word, word), -1) for word in words]
         places_of = np.array(flags, np.float64)
     index: Floats = np.append(places_of, np.nan)[rows]
     unknown = np.flatnonzero(index < 0).tolist()

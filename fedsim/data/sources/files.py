@@ -14,6 +14,7 @@ import lzma
 import math
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.words import in_short, visible
 
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
@@ -515,6 +516,15 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
             raise DataError(
                 f"{where} has '{label}' in {what} {number}, and numbers in others; fill or drop it"
             )
+
+
+def check_apart(paths: Sequence[Path], test_paths: Sequence[Path]) -> None:
+    """Warn of a file of the test set that is also one of the training set."""
+    training = {path.resolve() for path in paths}
+    for path in test_paths:
+        if path.resolve() in training:
+            told = f"{path} is also read for training, so that scores on it say little"
+            warnings.warn(f"data.test_path: {told}", FedsimWarning, stacklevel=3)
 
 
 def is_number(value: object) -> bool:

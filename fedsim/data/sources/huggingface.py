@@ -93,12 +93,17 @@ class HuggingFace(TextSource):
         if is_path and not path.exists():
             raise DataError(f"data.dataset={self.dataset}: there is no such file or folder")
         try:
-            if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+            if self.config is not None and (saved or path.suffix.lower() == ".parquet"):
+                raise DataError(f"data.config: {self.dataset} has no configurations; leave it out")
+            if saved:
                 found: Any = library.load_from_disk(self.dataset)
             elif path.suffix.lower() == ".parquet":
                 found = library.load_dataset("parquet", data_files=self.dataset)
             else:
                 found = library.load_dataset(self.dataset, self.config)
+        except DataError:
+            raise
         except Exception as error:  # of many types, also of other libraries
             advice = "; without the network, name a folder that save_to_disk has written"
             raise DataError(

@@ -24,6 +24,7 @@ from fedsim.data.sources.pictures import PICTURES, is_picture, read_picture
 from fedsim.data.stored import AnyArray, ImageFiles
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.support.extras import require
+from fedsim.support.words import in_short
 
 DIGITS = tuple(string.digits)
 UPPER = tuple(string.ascii_uppercase)
@@ -379,6 +380,10 @@ class Folder(Source):
         tests = [top / name for name in ("test", "val") if (top / name).is_dir()]
         if train == top and tests:
             raise DataError(f"{top}: has {tests[0].name}/ but no train/")
+        others = {*_class_folders(top)} - {"train", "test", "val"} if train != top else set()
+        if others:
+            told = f"{top}: has train/, so that {in_short(sorted(others))} beside it are not read"
+            warnings.warn(told, FedsimWarning, stacklevel=2)
         classes = _class_folders(train)
         x, y = self._read(train, classes, of_each=True)
         if not tests:

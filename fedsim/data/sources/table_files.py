@@ -32,10 +32,13 @@ BLANK = [" " * count for count in range(9)]  # cells of a few spaces are blank a
 _QUOTED = re.compile(r'(?<![^,;\t\r\n])"[^"]*(?:""[^"]*)*"')
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
 _GROUPED = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})*\s*")  # points between thousands
+_THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})*\s*")
 
 
 def read_tables(
-    path: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    path: Path,
+    change: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame,
+    blanks: Set[str] = frozenset(),
 ) -> pd.DataFrame:
     """A table in a file, or in all files whose paths match a pattern such as `sites/*.csv`.
 
@@ -46,6 +49,7 @@ def read_tables(
 
     Args:
         change: what is done to the table of each file, before they are compared.
+        blanks: words among numbers; see `read_table`.
 
     Raises:
         DataError: no file matches; a file lacks a column that the first has, or has another one;
@@ -54,12 +58,11 @@ def read_tables(
     import pandas as pd
 
     if not is_pattern(path):
-        return change(read_table(path))
-    paths = _matches(path)
-    paths = [found for found in paths if found.is_file() and files.is_visible(found.name)]
+        return change(read_table(path, blanks=blanks))
+    paths = paths_of(path)
     if not paths:
         raise DataError(f"{path}: no file matches this pattern")
-    frames = {found: change(read_table(found)) for found in paths}
+    frames = {found: change(read_table(found, blanks=blanks)) for found in paths}
     kinds: dict[str, tuple[str, Path]] = {}  # of each column, and the first file that shows it
     for found, frame in frames.items():
         _insist_on_columns(found, frame, paths[0], frames[paths[0]])
@@ -86,10 +89,14 @@ def _folder(path: Path) -> Path:
     return next((above for above in path.parents if above.exists()), path.parent)
 
 
-def _matches(path: Path) -> list[Path]:
+def paths_of(path: Path) -> list[Path]:
+    """The files that a path, or a pattern, stands for."""
+    if not is_pattern(path):
+        return [path]
     folder = _folder(path)
     pattern = Path(glob.escape(str(folder))) / path.relative_to(folder)
-    return [Path(found) for found in sorted(glob.glob(str(pattern), recursive=True))]
+    found = map(Path, sorted(glob.glob(str(pattern), recursive=True)))
+    return [each for each in found if each.is_file() and files.is_visible(each.name)]
 
 
 def _names(path: Path, paths: list[Path]) -> list[str]:
@@ -112,7 +119,9 @@ def is_table(path: Path) -> bool:
     return _ending(path) in (*TEXTS, ".parquet")
 
 
-def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
+def read_table(
+    path: Path, columns: Set[str] | None = None, blanks: Set[str] = frozenset()
+) -> pd.DataFrame:
     """A table in a `.csv`, `.tsv` or `.parquet` file; of Parquet, all columns or some.
 
     Text files begin with a header line, and may be compressed (`.gz`, `.xz`). The values of a
@@ -120,6 +129,9 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     have decimal commas; and if one has, points between thousands, with a warning where they might
     be decimal ones. Text that is not UTF-8 is read as cp1252,
     with a warning. Only blank cells are missing, as "NA" can be a label.
+
+    Args:
+        blanks: words that stand for blank cells, between numbers with decimal commas as well.
 
     Raises:
         DataError: the file cannot be read, or is no table; a column has no name, or the name of
@@ -140,9 +152,10 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
             decimals = [n for n, s in frame.items() if pd.api.types.infer_dtype(s) == "decimal"]
             frame = frame.astype(dict.fromkeys(decimals, "float64"))
     elif ending in TEXTS:
-        frame = _read_text(path, "\t" if ending == ".tsv" else "")
+        frame = _read_text(path, "\t" if ending == ".tsv" else "", blanks)
     else:
-        raise DataError(f"{path}: is neither .csv, .tsv nor .parquet")
+        inside = f"; name the files in it, such as {path / '*.csv'}" if path.is_dir() else ""
+        raise DataError(f"{path}: is neither .csv, .tsv nor .parquet{inside}")
     if len(frame) == 0:
         raise DataError(f"{path}: has no rows")
     return frame
@@ -211,15 +224,17 @@ def _stem(path: Path) -> str:
     return Path(path.stem).stem if packed else path.stem
 
 
-def _read_text(path: Path, separator: str) -> pd.DataFrame:
+def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
     """A table in a text file, with that separator, or with the one that its lines tell."""
     import pandas as pd
 
     content = files.read_bytes(path)
+    if not content.strip():
+        raise DataError(f"{path}: is empty")
     encoding = _encoding(content)
     lines = _unquoted_lines(content, encoding)
     separator = separator or _separator(path, lines)
-    grouped: list[str] = []
+    doubtful: tuple[str, list[str]] = "", []
     with files.reading(path), warnings.catch_warnings():
         # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -244,7 +259,9 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
 
         frame = read()
         if separator != ",":
-            grouped = _undo_decimal_commas(frame, lambda names: read(usecols=names, dtype=str))
+            doubtful = _undo_decimal_commas(
+                frame, lambda names: read(usecols=names, dtype=str), blanks
+            )
     if encoding == "cp1252" or encoding == "latin-1":
         warnings.warn(
             f"{path}: is not UTF-8, and is read as {encoding}; look at its letters with accents, "
@@ -252,10 +269,11 @@ def _read_text(path: Path, separator: str) -> pd.DataFrame:
             FedsimWarning,
             stacklevel=4,
         )
-    if grouped:
+    how, names = doubtful
+    if names:
         warnings.warn(
-            f"{path}: has decimal commas, so that points are read as those between thousands in "
-            f"column '{grouped[0]}'{f' and {len(grouped) - 1} more' if grouped[1:] else ''}",
+            f"{path}: {how} in column '{names[0]}'"
+            f"{f' and {len(names) - 1} more' if names[1:] else ''}",
             FedsimWarning,
             stacklevel=4,
         )
@@ -324,36 +342,45 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def _undo_decimal_commas(
-    frame: pd.DataFrame, as_written: Callable[[list[str]], pd.DataFrame]
-) -> list[str]:
+    frame: pd.DataFrame, as_written: Callable[[list[str]], pd.DataFrame], blanks: Set[str]
+) -> tuple[str, list[str]]:
     """Make numbers of texts that are numbers with decimal commas or several points.
 
     If there are any, points of other columns are between thousands if all of them can be.
 
+    Args:
+        blanks: words that may be among numbers, and stay.
+
     Returns:
-        The names of these other columns.
+        How other signs were read that can be read in two ways, and the columns with such.
     """
 
-    def number(series: pd.Series[Any]) -> pd.Series[Any]:
-        plain = series.str.replace(".", "").str.replace(",", ".")
-        return plain.astype("float64").reindex(frame.index)
+    def number(written: pd.Series[Any]) -> pd.Series[Any]:
+        plain, words = written.str.replace(".", "").str.replace(",", "."), written.isin(blanks)
+        found = plain.mask(words).astype("float64")
+        if words.any():
+            found = found.astype(object).where(~words, written)
+        return found.reindex(frame.index)
 
-    texts = {name: s.dropna() for name, s in frame.items() if s.dtype.kind == "O"}
-    found = False
-    for name, cells in texts.items():
+    texts = {str(name): s.dropna() for name, s in frame.items() if s.dtype.kind == "O"}
+    commas, certain = list[str](), False
+    for name, written in texts.items():
+        cells = [cell for cell in written if cell not in blanks]
         fits = all(isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell) for cell in cells)
         if fits and any("," in cell or cell.count(".") > 1 for cell in cells):
-            frame[name], found = number(cells), True
+            frame[name] = number(written)
+            certain |= not all(map(_THOUSANDS.fullmatch, cells))
+            commas.append(name)
     others = [str(name) for name, s in frame.items() if s.dtype.kind == "f" and name not in texts]
-    if not found or not others:
-        return []
+    if commas and not certain:
+        return "commas are read as decimal ones, not as those between thousands,", commas
     grouped = []
-    for name, written in as_written(others).items():
-        cells = written.dropna()
-        if any("." in cell for cell in cells) and all(map(_GROUPED.fullmatch, cells)):
-            frame[name] = number(cells)
-            grouped.append(str(name))
-    return grouped
+    for column, written in as_written(others).items() if commas and others else ():
+        known = written.dropna()
+        if any("." in cell for cell in known) and all(map(_GROUPED.fullmatch, known)):
+            frame[column] = number(known)
+            grouped.append(str(column))
+    return "points are read as those between thousands, as others have decimal commas,", grouped
 
 
 def _insist_on_columns(path: Path, frame: pd.DataFrame, first: Path, known: pd.DataFrame) -> None:

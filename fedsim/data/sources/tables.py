@@ -39,6 +39,7 @@ from fedsim.data.sources.table_files import (
     empty_table,
     insist_on_column,
     is_pattern,
+    paths_of,
     read_table,
     read_tables,
     with_origin,
@@ -248,6 +249,7 @@ class Table(Source):
         """x is float32 (N, entries), or float64 for a regression, in the units of the file."""
         path = self.path.expanduser()
         test_path = self.test_path and self.test_path.expanduser()
+        files.check_apart(paths_of(path), paths_of(test_path) if test_path else [])
         frame = self._read(path)
         test = None if test_path is None else self._read(test_path)
         y, test_y, classes = self._labels(path, frame, test_path, test)
@@ -296,16 +298,29 @@ class Table(Source):
         """The table, without its features if they stay in the file."""
         if self.in_place:
             return read_table(path, self._others)
-        frame = read_tables(path, lambda part: blanked(part, self.blanks, self._others))
+        by_column = self.blanks if isinstance(self.blanks, Mapping) else {"": self.blanks}
+        words = {word for own in by_column.values() for word in own}
+        seen: set[str] = set()
+        frame = read_tables(
+            path, lambda part: blanked(part, self.blanks, self._others, seen), frozenset(words)
+        )
+        if path == self.path.expanduser() and (unseen := sorted(map(repr, words - seen))):
+            told = f"data.blanks: no cell of {path} is {in_short(unseen)}"
+            warnings.warn(told, FedsimWarning, stacklevel=2)
         if self.missing != "drop":
             return frame
         features, _ = self._layout(path, frame, np.arange(len(frame)))
-        kept = frame[[feature.name for feature in features]].notna().all(axis=1).to_numpy()
+        others = [name for name in map(str, frame.columns) if name in self._others]
+        names = [*others, *(feature.name for feature in features)]
+        kept = frame[names].notna().all(axis=1).to_numpy()
         if not kept.any():
             raise DataError(f"data.missing=drop: {path}: every row has an empty cell")
         if not kept.all():
             told = f"{path}: {(~kept).sum():,} of {len(frame):,} rows have empty cells"
-            warnings.warn(f"data.missing=drop: {told}, and are left out", FedsimWarning, 2)
+            for name in set(self._parting) & set(others):
+                lost = {*frame[name].dropna().astype(str)} - {*frame[name][kept].astype(str)}
+                told += f"; all rows of {name} {in_short(sorted(lost))}" if lost else ""
+            warnings.warn(f"data.missing=drop: {told}; they are left out", FedsimWarning, 2)
         return with_origin(path, frame)[kept]
 
     def _labels(
@@ -386,7 +401,7 @@ class Table(Source):
         blanks = self.missing not in ("refuse", "drop")
         x, remarks = as_entries(path, frame, features, dtype, blanks)
         for remark in remarks:
-            warnings.warn(f"data.categorical: {remark}", FedsimWarning, stacklevel=2)
+            warnings.warn(remark, FedsimWarning, stacklevel=2)
         return x
 
 

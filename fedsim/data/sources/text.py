@@ -326,6 +326,7 @@ class Text(TextSource):
 
     def load(self) -> Dataset:
         """x is int32 (N, L) token ids; classes are in order of their names."""
+        files.check_apart([self.path], [self.test_path] if self.test_path else [])
         documents = self._read(self.path)
         if self.test_path is None:
             return self._split(documents, self.test_fraction, self.path)

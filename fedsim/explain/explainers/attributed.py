@@ -31,7 +31,7 @@ class Attributed(Explanation):
         dataset: the data set whose form the inputs have.
         inputs: the n inputs.
         relevance: (n, ...) signed, of pixels (summed over channels), features or words, for the
-            predicted class.
+            predicted class; or for the predicted number, in its own units.
         decisions: the predicted class or number.
         probabilities: probability of the class; empty for a regression.
         baseline: what inputs are compared with; empty if there is no baseline.
@@ -72,9 +72,12 @@ class Attributed(Explanation):
             elif self._images:
                 lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
             else:
-                for about in ("for", "against"):
+                words = {"for": "for it", "against": "against it"}
+                if not self.probabilities:  # a number
+                    words = {"for": "raises it", "against": "lowers it"}
+                for about, word in words.items():
                     if told := self._most(k, about):
-                        lines.append(f"  {about} it: {told}")
+                        lines.append(f"  {word}: {told}")
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
@@ -126,7 +129,7 @@ class Attributed(Explanation):
         if data.words and k is not None:
             return self.inputs.words[k]
         if len(data.shape) == 1:
-            return data.feature_names if k is None else data.shown(self.inputs.x[k])
+            return data.feature_names if k is None else self.inputs.shown(data, k)
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def save(self, folder: Path) -> list[Path]:

@@ -77,7 +77,9 @@ class OfDecision(FeatureExplainer, ABC):
             chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
             decisions = tuple(classes[c] for c in best.tolist())
         else:
-            values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
+            scaling = data.dataset.target_scaling
+            relevance = relevance * np.float32(scaling.span)
+            values = scaling.undo(outputs[:, 0].double().numpy())
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
         return Attributed(
             title=model.title,

@@ -147,8 +147,16 @@ def test_points_between_thousands(
     path = written(tmp_path / "a.csv", f"x;y;z;w\n{row}\n{row}\n")
     with warnings.catch_warnings(record=True) as caught:
         assert read_table(path).iloc[1].tolist() == found
-    told = f"points are read as those between thousands in column '{doubtful}'"
+    told = f"thousands, as others have decimal commas, in column '{doubtful}'"
     assert [told in str(warning.message) for warning in caught] == [True] * bool(doubtful)
+
+
+def test_commas_that_may_be_between_thousands(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "x;y\n1,005;a\n2,500;b\n")
+    with pytest.warns(
+        FedsimWarning, match="commas are read as decimal ones, not as .* column 'x'"
+    ):
+        assert read_table(path)["x"].tolist() == [1.005, 2.5]
 
 
 def test_files_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
