@@ -103,12 +103,7 @@ def _check_end(folder: ResultsFolder) -> None:
 
 
 def _leave_checkpoints(run: RunFolder, left_out: set[Path], changed: dict[Path, bytes]) -> None:
-    """Leave out those that only going on with a run would need.
-
-    Args:
-        left_out: files of it are added.
-        changed: the content of manifests that say otherwise then is added.
-    """
+    """Leave out, and out of the manifests, those that only going on with a run would need."""
     section = RawConfig.read(run.path / "experiment.yaml").content.get("checkpoint")
     keeps_all = isinstance(section, Mapping) and section.get("keep") == "all"
     weights = run.path / "weights"

@@ -60,8 +60,6 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Hardware(BaseModel):
-    """What a machine computes with."""
-
     machine: str | None = None
     processor: str | None = None
     capability: str | None = None
@@ -201,15 +199,13 @@ def is_at(folder: Path) -> bool:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Folders of results below another one, by their names."""
     return sorted({path.parent for path in folder.glob("*/**/manifest*.json")})
 
 
 def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
-    """Folders of results below another one or its sub-folders, the latest first.
+    """Folders of results (of a kind) below another one or its sub-folders, the latest first.
 
-    Args:
-        kind: of results; any if not given. Those of which none can be read any more count, too.
+    Those of which none can be read any more count, too.
     """
     for pattern in ("*/manifest*.json", "*/*/manifest*.json", "*/*/*/manifest*.json"):
         found = {path.parent for path in folder.glob(pattern)}
@@ -221,9 +217,6 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
 
 def meant(path: str | Path, kind: str | None = None) -> Path:
     """The folder of results that a path names: its own, or else the latest below it.
-
-    Args:
-        kind: of results; any if not given.
 
     Raises:
         RunFolderError: there is no such folder.
@@ -284,9 +277,8 @@ def damage_of_copy(
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest of a folder, and its copy."""
-    written = content(manifest)
     for name in NAMES:
-        atomic.write(folder / name, written)
+        atomic.write(folder / name, content(manifest))
 
 
 def content(manifest: Mapping[str, Any]) -> bytes:

@@ -41,7 +41,6 @@ _STYLE = "; ".join(
 
 
 def _of_run(run: Run) -> str:
-    """A run: what it is, what it came to, its curve."""
     rounds, content = run.rounds, RawConfig.read(run.path / "experiment.yaml").content
     sections = [content.get(section) for section in ("method", "data")]
     names = [str(s.get("name", "")) if isinstance(s, Mapping) else "" for s in sections]
@@ -63,7 +62,6 @@ def _of_run(run: Run) -> str:
 
 
 def _of_grid(grid: Grid) -> str:
-    """A grid: what it is, a row for each cell, their curves."""
     done = [run for run in grid.runs if run.status == "finished"]
     title = Markup("{}: grid over {}").format(grid.name, ", ".join(grid.axes))
     how = f"{grid.status}; {len(done)} of {len(grid.manifest['cells'])} runs finished"
@@ -91,7 +89,6 @@ def _of_grid(grid: Grid) -> str:
 
 
 def _of_search(search: Search) -> str:
-    """A search: what it is, and its Pareto front or five best trials."""
     trials, objectives = search.trials, search.objectives
     words = ", ".join(f"{name} ({mode})" for name, mode in objectives.items())
     title = Markup("{}: search for {}").format(search.name, words)

@@ -121,7 +121,6 @@ def holm(p: Iterable[float]) -> list[float]:
 
 
 def shown_p(p: float) -> str:
-    """A p-value as tables have it."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 

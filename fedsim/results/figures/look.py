@@ -65,7 +65,6 @@ class Look:
 
     @property
     def settings(self) -> dict[str, object]:
-        """For matplotlib."""
         return {
             "svg.fonttype": "none",
             "svg.hashsalt": "fedsim",
@@ -157,14 +156,12 @@ class Drawing:
     draw: Callable[[Axes, Look], None]
 
     def figure(self, look: Look) -> Figure:
-        """The figure in a look."""
         inch = 72 * PAGE.width / look.width  # in points of the page
         figure = Figure(figsize=(PAGE.width / inch, self.height / inch), layout="constrained")
         self.draw(figure.subplots(), look)
         return figure
 
     def svg(self) -> Markup:
-        """An element of an HTML page."""
         with mpl.rc_context(PAGE.settings):
             return _svg(self.figure(PAGE), self.title)
 

@@ -37,11 +37,7 @@ def key_label(key: str, entries: Sequence[Entry]) -> str:
 
 
 def _symbol(section: str, key: str, component: Value | None) -> str:
-    """The symbol of a key of a section; nothing if its documentation has none.
-
-    Args:
-        component: the name of the one in that section. Of a user's own no code is imported.
-    """
+    """The symbol of a key of a section; nothing if its documentation has none."""
     words = key_docs(_schema(section, component) or Config).get(key, "")
     found = re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", words)
     return found[1] if found else ""
@@ -117,11 +113,9 @@ def layout(
 ) -> Layout:
     """Choose the rows and the columns of a pivot.
 
-    Args:
-        labels: of all axes.
-        rows: an axis, by its key, its label or its last part; if not given, the method if it
-            varies, else the first axis that does.
-        columns: likewise; if not given, the one other axis that varies, and none of several.
+    By default the rows are the method if it varies, else the first axis that does, and the columns
+    the one other axis that varies, none of several. Both may be named by the key of an axis, its
+    label or its last part.
 
     Raises:
         BadInput: there is no such axis, or it is named twice.
@@ -158,7 +152,6 @@ def layout(
 
 
 def _follows(axis: str, other: str, cells: Cells) -> bool:
-    """Whether the value of one axis follows from that of another."""
     pairs = {(cell[other], cell[axis]) for cell in cells}
     return len(pairs) == len({value for value, _ in pairs})
 

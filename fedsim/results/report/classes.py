@@ -25,7 +25,6 @@ _CLASSES = 30  # whose accuracies are drawn
 
 
 def figures(compared: ReportData) -> list[Plot]:
-    """The confusion matrices, and the accuracies of the classes; those that are on record."""
     return [*_confusion(compared), *_accuracy(compared)]
 
 

@@ -54,7 +54,8 @@ class ClientScores:
             )
         ]
         for metric in (*tested, _TRAINING_LOSS):
-            if tables and all(_has(table, metric.column) for table in tables):
+            column = metric.column
+            if tables and all(column in t and np.isfinite(t[column]).any() for t in tables):
                 by_cell = {k: _by_client(c, metric) for k, c in enumerate(compared.cells)}
                 self.metric = metric
                 self.by_cell = {k: rows for k, rows in by_cell.items() if len(rows)}
@@ -121,19 +122,13 @@ class ClientScores:
             for of_cell, of, cell in zip(rows, values, cells, strict=True)
         ]
         columns.append((Column("worst client"), worst))
-        columns.append((Column("examples each", True), [_examples(of["samples"]) for of in rows]))
+        known = [of["samples"].dropna().astype(int) for of in rows]
+        spans = [
+            Datum(f"{n.min()} to {n.max()}", int(n.min())) if len(n) else datum(DASH)
+            for n in known
+        ]
+        columns.append((Column("examples each", True), spans))
         return PageTable.of(f"{capital(self.metric.label)} over clients", columns)
-
-
-def _examples(samples: pd.Series[float]) -> Datum:
-    known = samples.dropna().astype(int)
-    if known.empty:
-        return datum(DASH)
-    return Datum(f"{known.min()} to {known.max()}", int(known.min()))
-
-
-def _has(clients: pd.DataFrame, column: str) -> bool:
-    return column in clients and bool(np.isfinite(clients[column]).any())
 
 
 def _by_client(cell: ComparedCell, metric: Metric) -> pd.DataFrame:

@@ -165,11 +165,9 @@ class ReportData:
         return [*self.primary, *self.further]
 
     def central(self, metric: Metric) -> bool:
-        """Whether it is a score on the central test set."""
         return metric.column not in self.explained | self.elsewhere
 
     def named(self, metric: Metric) -> str:
-        """What a score is called, and what it is of."""
         return f"test {metric.label}" if self.central(metric) else metric.label
 
     def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
@@ -188,13 +186,11 @@ class ReportData:
         return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
 
     def _of_grids(self, fact: str) -> Any:
-        """What all grids name alike."""
         found = [grid.manifest.get(fact) for grid in self.grids]
         return found[0] if found and all(f == found[0] for f in found) else None
 
     @property
     def score(self) -> str:
-        """What the runs are judged by, in words."""
         return in_words(self.primary)
 
     @property
@@ -230,7 +226,6 @@ class ReportData:
         return next(cell for cell in self.cells if tuple(cell.values.values()) == key)
 
     def is_baseline(self, cell: ComparedCell) -> bool:
-        """Whether others are tested against it."""
         wanted = self.baseline
         return wanted is not None and all(cell.values[a] == v for a, v in wanted.items())
 

@@ -96,7 +96,6 @@ def of_clients(compared: ReportData) -> list[Plot]:
 
 
 def _of_clients(compared: ReportData, prefix: str) -> list[Metric]:
-    """The scores on clients' own test examples whose columns begin so."""
     return [
         metric
         for metric in compared.metrics
@@ -124,12 +123,7 @@ def draw(
     scale: Scale = "round",
     columns: Mapping[str, str] | None = None,
 ) -> Plot | None:
-    """The lines of all cells; None if there are none.
-
-    Args:
-        scale: of the horizontal axis.
-        columns: that are drawn in place of the metric's, by the name of the panel.
-    """
+    """The lines of all cells; None if there are none."""
     panels: dict[str, list[tuple[ComparedCell, Line]]] = {}
     for name, column in (columns or {"": metric.column}).items():
         if column not in compared.rounds:

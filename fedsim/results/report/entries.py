@@ -47,12 +47,10 @@ class Entry:
 
     @property
     def rounds(self) -> int:
-        """How many are on disk."""
         return 0 if self.run is None else len(self.run.rounds)
 
     @property
     def progress(self) -> str:
-        """How far it has come."""
         return f"{self.rounds} of {self.settings.get('train.rounds', '?')} rounds"
 
     @property
@@ -81,11 +79,7 @@ def differing(settings: Sequence[Mapping[str, Any]], absent: bool = True) -> lis
 
 
 def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
-    """The runs of a run's or a grid's folder; none of a search's.
-
-    Args:
-        given: what the folder is called.
-    """
+    """The runs of a run's or a grid's folder; none of a search's."""
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
     if not isinstance(folder, Grid):

@@ -124,25 +124,17 @@ def _maps(run: Run) -> Iterator[Picture]:
 
 
 def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows without NaN."""
     return rows[~np.isnan(rows).any(axis=1)]
 
 
 def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
-    maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in _spread(rounds)}
+    few = np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
+    maps = {t: relevance_maps(run, explainer, t)["global"] for t in rounds[few].tolist()}
     inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
     return map_figures.draw_drift(
         {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
         [f"row {i}" for i in inputs],
     )
-
-
-def _spread(rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A few rounds, the first and the last among them."""
-    few: NDArray[np.int64] = rounds[
-        np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
-    ]
-    return few
 
 
 def _picture(words: str, png: bytes) -> Picture:

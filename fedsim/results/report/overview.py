@@ -35,7 +35,6 @@ _LABELS = 100  # that are drawn
 
 
 def lead(compared: ReportData) -> str:
-    """What was run, in a sentence."""
     if not any(entry.run for entry in compared.entries):
         return ""
     seeds = len({entry.seed for entry in compared.entries})
@@ -49,7 +48,6 @@ def lead(compared: ReportData) -> str:
 
 
 def overview(compared: ReportData) -> list[tuple[str, str]]:
-    """What was run, as names and values."""
     keys = {
         "Method": "method",
         "Data": "data",
@@ -81,7 +79,6 @@ def overview(compared: ReportData) -> list[tuple[str, str]]:
 
 
 def _parameters(compared: ReportData) -> list[str]:
-    """How many parameters the models have."""
     counts: dict[Any, list[int]] = {}
     for cell in compared.cells:
         for entry in cell.entries:
@@ -164,15 +161,10 @@ def label_counts(compared: ReportData) -> list[Plot]:
     return [Plot(heading, panels)] if panels else []
 
 
-def grids(compared: ReportData) -> list[tuple[str, str]]:
-    """The files of the grids, by their folders' names."""
-    return [(grid.path.name, _experiment(grid.path)) for grid in compared.grids]
-
-
 def experiments(compared: ReportData) -> list[tuple[str, str]]:
     """The resolved experiment of each cell's first run."""
     return [
-        (f"{cell.label}, seed {seed}", _experiment(run.path))
+        (f"{cell.label}, seed {seed}", experiment(run.path))
         for cell in compared.cells
         for _, seed, run in cell.runs[:1]
     ]
@@ -204,7 +196,7 @@ def environments(compared: ReportData) -> list[tuple[int, list[tuple[str, str]]]
     return [(count, list(facts)) for facts, count in counts.items()]
 
 
-def _experiment(path: Path) -> str:
+def experiment(path: Path) -> str:
     return (path / "experiment.yaml").read_text(encoding="utf-8")
 
 

@@ -144,7 +144,6 @@ def _plain(name: str, values: pd.Series[Any]) -> FilledColumn:
 
 
 def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[FilledColumn]:
-    """The columns that name the cell of each row."""
     cells = list(cells)
     columns: list[FilledColumn] = []
     for axis in compared.axes:
@@ -165,7 +164,6 @@ def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Fi
 
 
 def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[FilledColumn]:
-    """The columns that name the run of each row, and its status."""
     return [
         *axis_columns(compared, (entry.cell for entry in entries)),
         (Column("seed", True), [datum(entry.seed) for entry in entries]),
@@ -192,23 +190,13 @@ def lasted(seconds: float, note: str = "") -> Datum:
 
 
 def mark_best(column: Sequence[Datum], high: bool, groups: Iterable[Sequence[int]]) -> list[Datum]:
-    """A column with the best of each group marked, and what is equal to it as it stands there.
-
-    Args:
-        high: whether much is good.
-        groups: the numbers of the rows that compete; of a single one none is the best.
-    """
+    """A column with the best of each group marked, and what is equal to it as it stands there."""
     best = {n for group in groups for n in best_of({n: column[n] for n in group}, high)}
     return [replace(datum, best=n in best) for n, datum in enumerate(column)]
 
 
 def best_of(rivals: Mapping[int, Datum], high: bool) -> list[int]:
-    """The best of some figures and those equal to it as printed; none of fewer than two.
-
-    Args:
-        rivals: the figures, by number.
-        high: whether much is good.
-    """
+    """The best of some figures and those equal to it as printed; none of fewer than two."""
     scores = {n: d.value for n, d in rivals.items() if isinstance(d.value, float)}
     if len(scores) < 2:
         return []

@@ -100,7 +100,6 @@ def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]
 def _against_baseline(
     compared: ReportData, rows: Sequence[pd.Series[Any]], cells: Sequence[ComparedCell]
 ) -> list[FilledColumn]:
-    """The differences to the baseline, and their p-values."""
     differences, ps = _differences(compared), []
     for k, (row, cell) in enumerate(zip(rows, cells, strict=True)):
         p = row["p_holm"]
@@ -113,11 +112,7 @@ def _against_baseline(
 
 
 def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
-    """Rows of the summary that compete with each other.
-
-    Args:
-        reached: only those of which every seed reached the target.
-    """
+    """Rows of the summary that compete, if asked those of which all seeds reached the target."""
     if len(compared.primary) != 1:  # then there is nothing to compete in
         return []
     rows = [row for _, row in compared.summary.iterrows()]
@@ -156,11 +151,7 @@ def _differences(compared: ReportData) -> list[Datum]:
 
 
 def pivots(compared: ReportData) -> list[PageTable]:
-    """What runs are compared by as papers show it, such as methods × α.
-
-    There is one for each combination of the values of further axes; none if there is no second
-    axis, or if cells are judged by different metrics.
-    """
+    """What runs are compared by as papers show it, such as methods × α."""
     over = compared.layout.columns
     if over is None or len(compared.primary) != 1:
         return []
@@ -252,11 +243,7 @@ def about_all(compared: ReportData) -> list[str]:
 
 
 def notes(compared: ReportData, pivot: bool) -> list[str]:
-    """What a reader has to know about a table of results, sentence by sentence.
-
-    Args:
-        pivot: of the pivots, not of the summary.
-    """
+    """What a reader has to know about the pivots, or about the summary, sentence by sentence."""
     central = all(map(compared.central, compared.primary))
     score = f"{capital(compared.score)}{' on the central test set' * central}"
     whole = "total_bytes_mean" in compared.summary
@@ -295,11 +282,7 @@ def notes(compared: ReportData, pivot: bool) -> list[str]:
 
 
 def _tests(compared: ReportData, differences: bool) -> list[str]:
-    """How the cells are tested against the baseline.
-
-    Args:
-        differences: whether the table has these and p, not only stars.
-    """
+    """How the cells are tested against the baseline, by differences and p or by stars alone."""
     if compared.baseline is None:
         return []
     called, table = compared.labels, compared.summary
@@ -320,7 +303,6 @@ def _tests(compared: ReportData, differences: bool) -> list[str]:
 
 
 def _by(compared: ReportData) -> str:
-    """By what runs are compared, to follow the name of the score."""
     if compared.by == "last":
         return " in the last round"
     return f", as mean of the last {LAST} rounds evaluated"
@@ -384,7 +366,6 @@ def _winners(compared: ReportData) -> list[list[int]]:
 
 
 def missing(compared: ReportData) -> PageTable:
-    """The runs that are not finished."""
     entries = [entry for entry in compared.entries if not entry.finished]
     columns: list[FilledColumn] = [
         *entry_columns(compared, entries),

@@ -12,6 +12,7 @@ from fedsim.results.figures.charts import bars_height, draw_bars, draw_history
 from fedsim.results.figures.look import Drawing
 from fedsim.results.figures.plots import history
 from fedsim.results.report.curves import LINES, Plot
+from fedsim.results.report.overview import experiment
 from fedsim.results.report.page import PageTable, Picture, capital, plain
 from fedsim.results.sweeps import Search
 
@@ -55,7 +56,7 @@ class SearchResult:
             importance,
             Picture.read(picture) if picture.exists() else None,
             best.read_text(encoding="utf-8") if best.exists() else "",
-            (folder.path / "experiment.yaml").read_text(encoding="utf-8"),
+            experiment(folder.path),
         )
 
 
