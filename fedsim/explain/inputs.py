@@ -58,11 +58,7 @@ class Inputs:
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
-        """Take rows of the central test set.
-
-        Raises:
-            DataError: there is no such row.
-        """
+        """Take rows of the central test set."""
         for row in rows:
             if not 0 <= row < len(data.test_y):
                 raise DataError(
@@ -87,14 +83,12 @@ class Inputs:
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
-        """Use your own documents; words that do not occur in the data are unknown to the model.
-
-        Raises:
-            DataError: the data are not documents.
-        """
+        """Use your own documents; words that do not occur in the data are unknown to the model."""
         if not data.words:
             raise DataError("the data are not documents, so the model cannot read texts")
-        tokens = [_tokens(data, text) for text in texts]
+        # As the data set's own documents are parted: into characters, at spaces, into words.
+        part = list if " " in data.words else str.split if data.spaced else tokenise
+        tokens: list[list[str]] = [part(text) for text in texts]
         ids = encode(tokens, data.words, data.shape[0])
         # Padded to the data's length, because networks may read padding.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
@@ -178,13 +172,6 @@ class Inputs:
         return cls(x, names, (None,) * len(x))
 
 
-def _tokens(data: Dataset, text: str) -> list[str]:
-    """A text as the data set's own documents are parted."""
-    if " " in data.words:  # of characters
-        return list(text)
-    return text.split() if data.spaced else tokenise(text)
-
-
 def _has_pictures(data: Dataset) -> bool:
     return len(data.shape) == 3 and data.shape[0] in (1, 3)
 
@@ -216,22 +203,15 @@ def _as_suffix(words: str) -> str:
 
 def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tuple[str, ...]:
     """A line with the words that do not occur in the run's data, if any."""
-    unknown = dict.fromkeys(
-        word
-        for words, own in zip(documents, ids, strict=True)
-        for word, i in zip(words, own, strict=False)
-        if i == UNKNOWN
-    )
+    pairs = [pair for own in zip(documents, ids, strict=True) for pair in zip(*own, strict=False)]
+    unknown = [*dict.fromkeys(word for word, i in pairs if i == UNKNOWN)]
     if not unknown:
         return ()
     rest = f" … and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
-    return (
-        f"words that do not occur in the run's data: {' '.join([*unknown][:MOST_WORDS])}{rest}",
-    )
+    return (f"words that do not occur in the run's data: {' '.join(unknown[:MOST_WORDS])}{rest}",)
 
 
 def _ways(data: Dataset) -> str:
-    """The accepted file types of inputs that are not documents."""
     if len(data.shape) == 1:
         return "rows of a table must be .csv, .tsv, .parquet or .npy files"
     if _has_pictures(data):

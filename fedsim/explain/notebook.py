@@ -15,13 +15,7 @@ _KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 def as_html(text: str, pictures: Sequence[Path], *tables: pd.DataFrame) -> str:
-    """Self-contained HTML, with embedded pictures.
-
-    Args:
-        text: text as for the terminal.
-        pictures: PNG and SVG files.
-        tables: shown below them.
-    """
+    """HTML that holds the pictures (PNG, SVG) itself, with tables below them."""
     parts = [f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'] if text else []
     for path in pictures:
         kind = _KINDS.get(path.suffix.lower())

@@ -130,7 +130,6 @@ class Attributed(Explanation):
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the (first) inputs with the relevance of their parts."""
         path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
         title += some(len(self.inputs.x), "inputs")

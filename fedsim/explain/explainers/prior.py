@@ -71,7 +71,6 @@ class ClassPrior(Explanation):
         return np.flatnonzero(self.prior.any(axis=1)).tolist()
 
     def text(self) -> str:
-        """The most important groups of each class."""
         lines = [f"{self.title}, the clients' prior for each class:"]
         for c in self._classes:
             order = np.argsort(-np.abs(self.prior[c]), kind="stable")[:MOST_NAMED]
@@ -80,7 +79,6 @@ class ClassPrior(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """The importance of each class and group that is not 0."""
         return [
             {
                 "class": self.dataset.classes[c],

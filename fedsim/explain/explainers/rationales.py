@@ -100,7 +100,6 @@ class Rationales(Explanation):
     scores: Mapping[str, float]
 
     def text(self) -> str:
-        """The scores, and the documents with the words marked."""
         lines = [f"{self.title}, on the test set:"]
         for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
             if name in self.scores:
@@ -115,7 +114,6 @@ class Rationales(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row per document: the decision, and the selected words."""
         return [
             {
                 "input": name,
@@ -128,7 +126,6 @@ class Rationales(Explanation):
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the (first) documents with the selected words."""
         path = picture(folder, f"rationales{self.suffix}")
         title = f"{self.title}: selected words{some(len(self.documents), 'documents')}"
         draw_rationales(self.documents[:MOST_DRAWN], path, title)

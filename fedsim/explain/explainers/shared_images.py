@@ -83,7 +83,6 @@ class SharedImages(Explanation):
     clients: Sequence[str] = ()
 
     def text(self) -> str:
-        """Numbers of shared images by client and class, and how they were made."""
         names = self.clients or [*map(str, range(len(self.pool)))]
         rows = [
             [name, *(str(n) if n else "·" for n in row), str(sum(row))]
@@ -95,14 +94,12 @@ class SharedImages(Explanation):
         return "\n".join([*lines, f"\n{self.pool.sum():,} images are shared; {self.words}"])
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row per client and class: the number of shared images."""
         return [
             {"client": k, **dict(zip(self.classes, row, strict=True))}
             for k, row in enumerate(self.pool.tolist())
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the images, and the numbers by client and class."""
         images, pool = picture(folder, f"shared_images{self.suffix}"), picture(folder, "pool")
         title = f"shared images, {self.title}"
         draw_shared(self.examples, self.classes, images, title, self.clients)

@@ -43,11 +43,7 @@ MOST_CURVES = 12  # clients whose curves are drawn
 def draw_curves(
     tasks: pd.DataFrame, path: Path, title: str = "", names: Sequence[str] = ()
 ) -> None:
-    """Draw accuracy on each task over the rounds, a row for each of the first clients.
-
-    Args:
-        tasks: the tasks table of a run, at least one row.
-    """
+    """Draw accuracy on each task over the rounds, a row for each of the first clients."""
     seen = tasks[tasks["seen"]]
     clients = sorted(seen["client"].unique())[:MOST_CURVES]
     T = int(seen["task"].max()) + 1
@@ -95,11 +91,7 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
 
 
 def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
-    """Draw that table, with the number of common classes in each cell.
-
-    Args:
-        rows: see `transfer_table`; at least one.
-    """
+    """Draw that table, with the number of common classes in each cell."""
     receivers, sources, table = transfer_table(rows)
     height, width = SIDE * len(receivers), SIDE * len(sources)
     figure = new_figure(width + 2.2, height + 1)
@@ -168,7 +160,6 @@ class Tasks(Explanation):
     clients: Sequence[str] = ()
 
     def text(self) -> str:
-        """Accuracy and transfer over all tasks, and transfer between clients."""
         measures = continual(self.tasks)
         lines = [
             f"{what}: {value:.4f}"
@@ -205,13 +196,11 @@ class Tasks(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Accuracy of each client on each of its tasks after the last round."""
         last = self.tasks[self.tasks["round"] == self.tasks["round"].max()]
         found = last[["client", "task", "accuracy"]].to_dict("records")
         return [{str(name): value for name, value in row.items()} for row in found]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the curves, and transfer between clients, if any."""
         paths = [picture(folder, "tasks")]
         clients = self.tasks["client"].nunique()
         title = f"accuracy on tasks{some(clients, 'clients', MOST_CURVES)}, {self.title}"

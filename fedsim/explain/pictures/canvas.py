@@ -47,7 +47,6 @@ def some(count: int, what: str, most: int = MOST_DRAWN) -> str:
 
 
 def new_figure(width: float, height: float, **options: Any) -> Figure:
-    """A figure of a given size, and with other options of `Figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
     from matplotlib.figure import Figure
 
@@ -63,11 +62,7 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
 
 
 def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Save in the format of the path's ending, cropped to what was drawn.
-
-    Args:
-        title: title above everything: model, round, explainer.
-    """
+    """Save in the format of the path's ending, cropped to what was drawn."""
     _lay_out(figure)
     if title:
         box = figure.get_tightbbox()  # in inches
@@ -88,9 +83,6 @@ def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> Non
     """Save in the format of the path's ending (PNG if it is no path), cropped to what was drawn.
 
     matplotlib would draw once more, to know where to crop.
-
-    Args:
-        options: of `Figure.savefig`.
     """
     figure.set_dpi(DPI)
     _lay_out(figure)
@@ -100,7 +92,6 @@ def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> Non
 
 
 def _lay_out(figure: Figure) -> None:
-    """Have everything where it is drawn."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
 

@@ -25,13 +25,7 @@ def in_short(decision: str, probability: float | None, label: str | None) -> str
 
 @dataclass(frozen=True)
 class Document:
-    """A document and a model's decision.
-
-    Args:
-        words: the words that the model reads.
-        decision: the predicted class, with its probability.
-        label: the true class, if there is one.
-    """
+    """The words that a model reads, its decision and the probability, and the true class."""
 
     words: tuple[str, ...]
     decision: str
@@ -40,7 +34,6 @@ class Document:
 
     @property
     def decided(self) -> str:
-        """Decision and truth; see `in_short`."""
         return in_short(self.decision, self.probability, self.label)
 
 
@@ -67,11 +60,7 @@ class Chosen(Document):
 
 @dataclass(frozen=True)
 class Weighed(Document):
-    """The relevance of each word for a decision.
-
-    Args:
-        relevance: of each word; positive ones speak for the decision.
-    """
+    """The relevance of each word for a decision; positive ones speak for it."""
 
     relevance: tuple[float, ...]
 
@@ -111,7 +100,6 @@ def _draw(
     path: Path,
     title: str,
 ) -> None:
-    """Draw documents, each word with its background, and some underlined."""
     lines = [_lines(document.words) for document in documents]
     height = sum(LINE * (len(rows) + 1.7) for rows in lines) + LINE
     figure = new_figure(WIDTH, height)
@@ -144,7 +132,6 @@ def _draw(
 
 
 def _lines(words: Sequence[str]) -> list[list[tuple[int, float]]]:
-    """The words of each line, by index, and where they begin."""
     lines: list[list[tuple[int, float]]] = [[]]
     x = 0.0
     for k, word in enumerate(words):

@@ -61,10 +61,6 @@ def draw_shared(
 
     The rows: the image, its relevances (red for the class, blue against it), the mask, and what is
     shared, cut off at 0 and 1. A class of which a client has nothing is left blank.
-
-    Args:
-        examples: at most one for each client and class.
-        called: the clients' names, if the data name them.
     """
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
@@ -121,7 +117,6 @@ def draw_relevances(
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
-        captions: of each; wrapped to the width of an image.
     """
     side, below = 1.3, 0.2
     captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
@@ -153,7 +148,6 @@ def draw_relevances(
 
 
 def _show(axes: Axes, image: Array) -> None:
-    """Show an image (C, H, W), clipped to [0, 1]."""
     pixels = np.clip(image, 0, 1)
     if len(pixels) == 3:
         axes.imshow(np.moveaxis(pixels, 0, -1))
@@ -175,7 +169,6 @@ def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
-    """A colour bar for all maps, at a position in inches."""
     from matplotlib.cm import ScalarMappable
 
     bar = place(figure, left, top, 2.4, 0.12)

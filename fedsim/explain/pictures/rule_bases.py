@@ -37,12 +37,7 @@ _FOR, _AGAINST = "#c62828", "#1565c0"
 
 @dataclass(frozen=True)
 class _Shape:
-    """One condition or several together, over [0, 1].
-
-    Args:
-        points: (p,) evenly spaced from 0 to 1.
-        values: (p,) the memberships there.
-    """
+    """The memberships of one condition or several together at points evenly spaced from 0 to 1."""
 
     points: Array
     values: Array
@@ -80,7 +75,6 @@ class _Shape:
 
 
 def _sample(conditions: Sequence[Condition]) -> _Shape:
-    """The minimum of memberships, over [0, 1]."""
     points = np.linspace(0, 1, _STEPS + 1)
     return _Shape(points, np.min([c.membership(points) for c in conditions], axis=0))
 
@@ -91,10 +85,6 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
     hold, one above the other so that none hides another. Their colours say where they point, as
     in `draw_rules`. Of more than 40 features, the 40 that most rules use are drawn.
-
-    Args:
-        rules: R of them.
-        x: (n, F) examples.
     """
     features = _most_used(rules, len(names), MOST_PANELS)
     shapes = _shapes(rules, features)
@@ -199,17 +189,12 @@ def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap)
 def draw_rules(
     rules: Sequence[Rule], sources: NDArray[np.int64], names: Sequence[str], most: int = 40
 ) -> Figure:
-    """Draw rules as a heat map: a row for each rule, the weightiest first, a column a feature.
+    """Draw R rules as a heat map: a row for each rule, the weightiest first, a column a feature.
 
     The colour says where the rule's condition on the feature points: to the centre of the region
     of [0, 1] where it holds best. No colour: no condition. A cross: it holds nowhere in [0, 1].
-    To the right the rule's weight and the number of clients that it comes from. Of more than 60
-    features, the 60 that most of these rules use are drawn.
-
-    Args:
-        rules: R of them; they are numbered from 1 in this order.
-        sources: (R,) from how many clients each rule comes.
-        most: rules to draw; lighter ones are left out.
+    To the right the rule's weight and the number of clients that it comes from, `sources` (R,). Of
+    more than 60 features, the 60 that most of these rules use are drawn.
     """
     order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)[:most]
     shown = [rules[j] for j in order]
@@ -296,11 +281,7 @@ def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDA
 
 
 def draw_activations(found: Prediction) -> Figure:
-    """Draw how often each rule fires and decides, and how many rules are active per example.
-
-    Args:
-        found: what R rules, numbered from 1, make of n examples.
-    """
+    """Draw how often each rule fires and decides, and how many rules are active per example."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     fired = found.firing > 0
@@ -382,7 +363,6 @@ def _colours() -> ListedColormap:
 
 
 def _note(figure: Figure, sentences: Sequence[str], width: float, below: float) -> None:
-    """Sentences below a figure, wrapped to a width in inches."""
     lines = [line for text in sentences for line in textwrap.wrap(text, int(width / 0.067))]
     y = -below / figure.get_size_inches()[1]
     figure.text(0, y, "\n".join(lines), fontsize=_SMALL, va="top", color="0.25")
@@ -402,18 +382,10 @@ def draw_bars(
     xlabel: str = "relevance",
     compared: Array | None = None,
 ) -> None:
-    """Draw the relevance of features, a panel for each prediction, with the values.
+    """Draw the relevance (n, F) of features, a panel for each prediction, with the values.
 
     Red bars speak for the prediction, blue ones against it. All panels have the same scale and
-    the same order of features: by the largest relevance in any of them.
-
-    Args:
-        relevance: (n, F) signed.
-        titles: of the n predictions.
-        most: features that are drawn.
-        xlabel: what the relevance is of.
-        compared: (m, F) all relevances that share the scale and the order, in this picture and
-            others; by default those of this one.
+    the same order of features: by the largest relevance in any of them, or in `compared` (m, F).
     """
     from matplotlib.patches import Patch
 

@@ -56,14 +56,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class ExplainedInputs:
-    """Inputs whose predictions are explained.
-
-    Args:
-        rows: (m,) rows of the test set, or of the training data.
-        x: (m, ...) as the network takes them.
-        y: (m,) their labels or targets.
-        truth: (m, ...) which of their parts are of a kind, by kind; see `Dataset.truth`.
-    """
+    """Inputs whose predictions are explained."""
 
     rows: NDArray[np.int64]
     x: Tensor
@@ -218,7 +211,8 @@ def by_row(
     Args:
         present: (m, P) existing parts; missing ones come last.
     """
-    finite = _finite(present, *of_parts)
+    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
+    finite = (finite | ~present).all(axis=1)
     found = np.full(len(present), np.nan)
     if present[finite].all():
         found[finite] = score(*(array[finite] for array in of_parts))
@@ -237,21 +231,10 @@ def similarity(
     return np.where(told, by_row(score, present, a, b), np.nan)
 
 
-def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:
-    """(m,) whether arrays (m, P) are finite in all existing parts of each input."""
-    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
-    rows: NDArray[np.bool_] = (finite | ~present).all(axis=1)
-    return rows
-
-
 def _by_part(
     value: Callable[[Tensor], Tensor], x: Tensor, part_of: faithfulness.PartOf
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A perturbation of parts, initially zero, and the value as a function of it.
-
-    All channels of a pixel, and all entries of a feature, change together, because relevances are
-    per pixel and feature.
-    """
+    """A perturbation of parts, initially zero, and the value as a function of it."""
     added = x.new_zeros(faithfulness.arranged(x, part_of))
 
     def changed(z: Tensor) -> Tensor:
