@@ -173,7 +173,7 @@ class PrivacyAudit:
                 or there are too few shadow models.
         """
         if explainers is None:
-            explainers = _usual(self.experiment.explain)
+            explainers = _explainers(None, self.experiment.explain)
         self._check(explainers, noises)
         known, count = self._splits.train.values, self.members
         rng = keyed_rng(self.experiment.seed, "attack/membership")
@@ -248,18 +248,10 @@ class PrivacyAudit:
     def _shadow_models(
         self, x: Tensor, y: Tensor, parts: NDArray[np.bool_], passes: int
     ) -> Iterator[nn.Module]:
-        spec = self._spec
-        return shadow_models(
-            lambda: spec.model.build_for(spec.data, spec.outputs),
-            x,
-            y,
-            parts,
-            self.experiment.train,
-            passes,
-            self.experiment.seed,
-            self.fed.server.device,
-            spec.objective.loss,
-        )
+        spec, train, seed = self._spec, self.experiment.train, self.experiment.seed
+        how = train, passes, seed, self.fed.server.device, spec.objective.loss
+        build = partial(spec.model.build_for, spec.data, spec.outputs)
+        return shadow_models(build, x, y, parts, *how)
 
     @property
     def members(self) -> int:
@@ -287,9 +279,9 @@ class PrivacyAudit:
         The time is estimated by explaining and training on a few examples.
         """
         section = [
-            f"membership of {self.members:,} training examples beside as many test examples"
+            f"membership of {self.members:,} training examples beside as many test examples",
+            "by loss and entropy",
         ]
-        section.append("by loss and entropy")
         if shadows:
             often = f"{self.passes} pass{'es' * (self.passes > 1)}"
             section.append(f"by {shadows} shadow models, each trained for {often}")
@@ -308,13 +300,9 @@ class PrivacyAudit:
     def _estimate(
         self, shadows: int, explainers: Sequence[FeatureExplainer], levels: int
     ) -> float:
-        """Seconds that attacks take, by what a few examples take."""
         few = self._test_examples(np.arange(min(PROBE, len(self._dataset.test_y))))
-        n = len(few.y)
-        own, passes_of_denoiser = min(AUXILIARY, len(self._dataset.test_y)), 0
-        seconds = 0.0
-        if self.shares_images:
-            passes_of_denoiser += 1
+        n, own = len(few.y), min(AUXILIARY, len(self._dataset.test_y))
+        seconds, passes_of_denoiser = 0.0, int(self.shares_images)
         for explainer in explainers:
             each = _timed(partial(self._maps, explainer, self._network, few.x, 0)) / n
             explained = 2 * self.members * (1 + shadows)
@@ -459,11 +447,9 @@ class PrivacyAudit:
         return self.fed.server.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
 
     def _pixels(self, x: Tensor) -> Tensor:
-        """Pixels in [0, 1] of the network's inputs."""
         return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
 
     def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
-        """What would be shared of images, in pixels."""
         rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
         return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
 
@@ -476,7 +462,6 @@ def _sent(
 
 
 def _timed(work: Callable[[], Any]) -> float:
-    """Seconds that it takes once it is warm: what it needs has been imported."""
     work()
     began = time.perf_counter()
     work()
@@ -489,10 +474,6 @@ def _about(seconds: float) -> str:
     if seconds < 6000:
         return f"this takes about {round(seconds / 60)} min"
     return f"this takes about {seconds / 3600:.1f} hours"
-
-
-def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
-    return () if section is None else section.explainers
 
 
 @checked
@@ -619,7 +600,7 @@ def _explainers(
     wanted: Wanted | Sequence[Wanted] | None, section: Explain | None
 ) -> Sequence[FeatureExplainer]:
     """These, as the run's section sets those that it has; by default all of the section's."""
-    usual = _usual(section)
+    usual = () if section is None else section.explainers
     if wanted is None:
         return usual
     each = [wanted] if isinstance(wanted, str | Mapping | Explainer) else wanted

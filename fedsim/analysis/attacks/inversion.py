@@ -290,7 +290,8 @@ def invert_gradient(
         loss = cross_entropy(network(x), labels)
         own = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         distance = 1 - cosine_similarity(_flat(own), given, dim=0)
-        (direction,) = torch.autograd.grad(distance + tv * _variation(x), x)
+        variation = x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
+        (direction,) = torch.autograd.grad(distance + tv * variation, x)
         x.grad = direction.sign()
         optimizer.step()
         schedule.step()
@@ -301,11 +302,6 @@ def invert_gradient(
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _variation(x: Tensor) -> Tensor:
-    """TV of (B, C, H, W), a scalar."""
-    return x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
 
 
 @dataclass(frozen=True)
@@ -378,7 +374,6 @@ def draw_reconstructions(
 def _picture(
     rows: Mapping[str, tuple[Tensor, Tensor]], originals: Tensor, labels: Sequence[str]
 ) -> Figure:
-    """The figure of `draw_reconstructions`."""
     n, channels, H, W = originals.shape
     if channels not in (1, 3):
         raise ExperimentError(f"originals: must have 1 channel or 3 to be drawn, not {channels}")
@@ -421,7 +416,6 @@ def _picture(
 
 
 def _check_images(smallest: int, **shapes: Sequence[int]) -> None:
-    """Check that all have the same shape, of images with a minimum size."""
     words = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
     first, *others = (tuple(shape) for shape in shapes.values())
     if any(other != first for other in others):

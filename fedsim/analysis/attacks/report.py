@@ -182,7 +182,6 @@ def failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
 
 
 def _attack(row: Mapping[Any, Any]) -> str:
-    """A membership inference attack in a table: "loss", "occlusion/norm, noise 1"."""
     return _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"])
 
 
@@ -191,7 +190,6 @@ def _named(name: str, noise: float) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in text, its first column flush left."""
     wide = max(len(row[0]) for row in [header, *rows])
     first, *others = ([row[0].ljust(wide), *row[1:]] for row in [header, *rows])
     return columns(first, others)
