@@ -16,23 +16,17 @@ from fedsim.errors import BadInput
 
 TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("method", "model", "data", "explainer", "experiment")
-# The file made from each template.
-FILES = {
-    "{kind}.py": "{name}.py",
-    "{kind}.yaml": "{name}.yaml",
-    "test_{kind}.py": "test_{name}.py",
-}
-
-
-def _complete_kind(incomplete: str) -> list[str]:
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+FILES = ("{}.py", "{}.yaml", "test_{}.py")  # made from the templates of these names
 
 
 @app.command("new")
 def new_command(
     kind: Annotated[
         str,
-        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=_complete_kind),
+        typer.Argument(
+            help=f"One of: {', '.join(KINDS)}.",
+            autocompletion=lambda incomplete: [k for k in KINDS if k.startswith(incomplete)],
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the component and its files.")],
 ) -> None:
@@ -40,10 +34,7 @@ def new_command(
     if kind not in KINDS:
         raise BadInput(f"there is no template '{kind}'{nearest(kind, KINDS)}")
     _check_name(name)
-    files = {
-        TEMPLATES / template.format(kind=kind): Path(file.format(name=name))
-        for template, file in FILES.items()
-    }
+    files = {TEMPLATES / file.format(kind): Path(file.format(name)) for file in FILES}
     files = {template: path for template, path in files.items() if template.exists()}
     for path in files.values():
         if path.exists():
@@ -63,7 +54,6 @@ def new_command(
 
 
 def _check_name(name: str) -> None:
-    """Reject names that Python could not import."""
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
         return
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -32,13 +32,9 @@ def planned_actors(
     Args:
         worker_bytes: bytes of a worker's arrays.
         most: clients per round, the limit of `engine.actors=auto`.
-        tell: is called with lines for the user.
 
     Yields:
         The number of client actors.
-
-    Raises:
-        ClusterError: the cluster cannot be reached, or no actor fits.
     """
     if settings.kind == "local":
         free = psutil.virtual_memory().available
@@ -67,10 +63,6 @@ def connected(
     `ray start` on this machine) is used as it is, except with RAY_ADDRESS=local. A private one
     gets at least as many CPUs as the experiment asks for, even if there are fewer cores.
 
-    Args:
-        settings: the resources that a private cluster must have.
-        tell: is called with lines for the user.
-
     Raises:
         ClusterError: the cluster cannot be reached.
     """
@@ -89,7 +81,10 @@ def connected(
     address = _cluster_address()
     if address is None:
         tell("starting Ray …")
-        with private_ray(_cpus(settings), variables):
+        cpus = os.cpu_count() or 1
+        if settings is not None and settings.actors != "auto":
+            cpus = max(cpus, settings.actors * settings.cpus_per_actor)
+        with private_ray(cpus, variables):
             yield
         return
     try:
@@ -116,14 +111,6 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
         if not os.environ.get("RAY_ADDRESS"):
             complaint += "\n(to start a private Ray instead, set RAY_ADDRESS=local)"
         raise ClusterError(complaint) from error
-
-
-def _cpus(settings: EngineSettings | None) -> int:
-    """The number of CPUs of a private Ray."""
-    cpus = os.cpu_count() or 1
-    if settings is None or settings.actors == "auto":
-        return cpus
-    return max(cpus, settings.actors * settings.cpus_per_actor)
 
 
 def _cluster_address() -> str | None:
@@ -157,12 +144,9 @@ def _cluster_address() -> str | None:
 
 
 def why_silent(address: str, patience: float | None = None) -> str | None:
-    """Why Ray does not answer at host:port; None if it does.
+    """Why Ray does not answer at host:port within some seconds; None if it does.
 
     Ray itself would try for almost a minute.
-
-    Args:
-        patience: seconds to wait; by default `TIMEOUT`.
     """
     patience = TIMEOUT if patience is None else patience
     host, _, port = address.rpartition(":")

@@ -22,22 +22,11 @@ from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.dataset import fitted
 from fedsim.data.splits import take_stratified
-from fedsim.errors import (
-    ExperimentError,
-    FedsimError,
-    FedsimWarning,
-    in_one_line,
-    in_own_code,
-)
+from fedsim.errors import ExperimentError, FedsimError, FedsimWarning, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
-from fedsim.federation import (
-    Condition,
-    RunSpec,
-    Withdrawn,
-    cohort_size,
-)
+from fedsim.federation import Condition, RunSpec, Withdrawn, cohort_size
 from fedsim.federation.client import RESERVED as CLIENT_RESERVED
 from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext, scaled
@@ -77,7 +66,12 @@ def prepare(
         BadInput: it cannot.
     """
     check_loggers(experiment)
-    _check_importable(experiment)
+    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
+        raise ExperimentError(
+            f"{found} is defined in a notebook or in the script that is running, where the "
+            "processes of Ray do not find it; put it into a file of its own, or use "
+            "engine.kind=local"
+        )
     if experiment.privacy is not None:
         experiment.privacy.check()
     dataset, splits, setup_bytes = dealt(experiment, dataset)
@@ -111,14 +105,8 @@ def prepare(
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
-    experiment.method.check_fit(
-        Problem(
-            experiment.model,
-            objective,
-            splits.sequence is not None,
-            experiment.hidden,
-        )
-    )
+    in_tasks = splits.sequence is not None
+    experiment.method.check_fit(Problem(experiment.model, objective, in_tasks, experiment.hidden))
     _check_rounds(experiment, splits)
     spec = RunSpec(
         model=experiment.model,
@@ -159,9 +147,6 @@ def dealt(
 ) -> tuple[Dataset, ClientSplits, tuple[int, int]]:
     """The data as clients hold them, and the bytes sent up and down to agree on their scales.
 
-    Args:
-        dataset: the data of the experiment, if it is loaded already.
-
     Raises:
         BadInput: they cannot be loaded, or not be dealt out like this.
     """
@@ -188,18 +173,7 @@ def defined_here(experiment: Experiment) -> str | None:
     return None
 
 
-def _check_importable(experiment: Experiment) -> None:
-    """Refuse what is defined in the running program itself, where Ray's processes find nothing."""
-    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
-        raise ExperimentError(
-            f"{found} is defined in a notebook or in the script that is running, where the "
-            "processes of Ray do not find it; put it into a file of its own, or use "
-            "engine.kind=local"
-        )
-
-
 def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """A section and all within it, each with its key."""
     if isinstance(value, Config):
         yield key, value
         for name, part in vars(value).items():
@@ -214,7 +188,6 @@ def _in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
 
 
 def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]:
-    """What happens between server and clients."""
     found: list[Condition] = list(experiment.conditions)
     if experiment.privacy is not None:
         kind = ClientPrivacy if experiment.privacy.level == "client" else ExamplePrivacy
@@ -247,11 +220,7 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
 
 
 def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    """The training examples of the validation set, sorted.
-
-    Raises:
-        ExperimentError: there would be none.
-    """
+    """The training examples of the validation set, sorted."""
     everything = np.arange(dataset.num_loaded)
     rng = keyed_rng(seed, "validation set")
     drawn, _ = take_stratified(everything, dataset.strata, share, rng)
@@ -266,11 +235,7 @@ def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
 def _with_further(
     names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
 ) -> Objective:
-    """The objective with the metrics of `evaluate.metrics`.
-
-    Raises:
-        ExperimentError: one is not for this data, or has the name of another column.
-    """
+    """The objective with the metrics of `evaluate.metrics`, if they are for this data."""
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
     reserved = {*RESERVED, "train_loss", *COLUMNS}
@@ -297,11 +262,7 @@ def _with_further(
 def _check_explain(
     experiment: Experiment, dataset: Dataset, splits: ClientSplits, network: nn.Module
 ) -> Explain:
-    """The `explain` section with what it leaves open filled in.
-
-    Raises:
-        BadInput: something of it cannot be done with this model, method or data.
-    """
+    """The `explain` section with what it leaves open filled in."""
     assert experiment.explain is not None
     method = experiment.method
     section = experiment.explain.resolved(
@@ -370,12 +331,7 @@ def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
 
 
 def _try_model(spec: RunSpec) -> nn.Module:
-    """The network, after one input was sent through it, if it has any parameters.
-
-    Raises:
-        ExperimentError: it does not take the data's inputs, or returns another number of outputs
-            than the objective needs.
-    """
+    """The network, after one input was sent through it, if it has any parameters."""
     name = f"model.name={spec.model.name}"
     try:
         network = spec.build_model()
@@ -459,11 +415,7 @@ def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.
 
 
 def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None:
-    """Make a local step on a few examples, as the `train` and `privacy` sections say.
-
-    Raises:
-        ExperimentError: the network cannot be trained so.
-    """
+    """Make a local step on a few examples, as the `train` and `privacy` sections say."""
     rows = splits.train.values[: min(4, spec.train.batch_size)]
     name, private = f"model.name={spec.model.name}", False
     with keyed_torch_rng(spec.seed, "try training"):
@@ -483,15 +435,11 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
         except (FedsimError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the user's own code
-            what = (
-                "there is not enough memory to train it"
-                if lacks_memory(error)
-                else (
-                    "it has no gradient of a single example, which privacy.level=example needs"
-                    if private
-                    else f"it cannot be trained by objective.name={spec.objective.name}"
-                )
-            )
+            what = f"it cannot be trained by objective.name={spec.objective.name}"
+            if private:
+                what = "it has no gradient of a single example, which privacy.level=example needs"
+            if lacks_memory(error):
+                what = "there is not enough memory to train it"
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
 
 
@@ -519,12 +467,7 @@ def _own_code(condition: Condition, hook: str) -> Iterator[None]:
 
 
 def _check_saved(network: nn.Module, spec: RunSpec) -> None:
-    """Refuse networks whose saved weights would not make the same model again.
-
-    Raises:
-        ExperimentError: what is trained or averaged is not float32, or a tensor that is drawn at
-            random is not part of the state dict.
-    """
+    """Refuse networks whose saved weights would not make the same model again."""
     name, saved = f"model.name={spec.model.name}", network.state_dict()
     for layer, value in saved.items():
         if not isinstance(value, torch.Tensor):

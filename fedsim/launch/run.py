@@ -120,8 +120,7 @@ def resume(
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec, shown) as actors:
             _announce(folder, shown, on_start)
-            changed = folder.rounds_otherwise()
-            if changed:
+            if changed := folder.rounds_otherwise():
                 shown(
                     f"the run began on another system ({changed}): further rounds may round "
                     "differently and change the hash"
@@ -142,15 +141,7 @@ def drive(
     data: Any,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Carry out or continue the run at `path`, with this process as its driver.
-
-    Args:
-        actors: number of client actors.
-        data: a Ray reference of the data set as loaded.
-
-    Raises:
-        BadInput, RunError: as `run` and `resume` do.
-    """
+    """Carry out or continue the run at `path`, with this process as its driver."""
     import ray
 
     loaded = ray.get(data)
@@ -166,8 +157,7 @@ def drive(
             folder.trust()  # its experiment came with the call
             same_data(folder, dataset, splits)
         else:
-            about = facts(dataset, splits, experiment)
-            folder = RunFolder.create(experiment, path, about)
+            folder = RunFolder.create(experiment, path, facts(dataset, splits, experiment))
         if folder.manifest["status"] == "finished" and not folder.damage():
             return Run.open(path)
         if experiment.engine.kind == "local":
@@ -197,7 +187,6 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
 def _planned(
     experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
-    """The number of client actors of the run; see `planned_actors`."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
     each = spec.worker_bytes(engine.clients_per_step)
@@ -232,7 +221,6 @@ def _carry_through(
     actors: int,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Follow a run to its end, and record its end in its folder."""
     started = time.monotonic()
     before = folder.manifest.get("wall_seconds", 0.0)
 
@@ -295,7 +283,6 @@ class Driver:
 def _with_actors(
     folder: RunFolder, spec: RunSpec, actors: int, data: list[Any]
 ) -> Generator[Progress]:
-    """`simulate` in this process, the driver's, on client actors."""
     import ray
 
     from fedsim.federation.ray_engine import RayEngine
@@ -335,7 +322,10 @@ def _on_ray(
                     return
                 progress = ray.get(event)
                 if isinstance(progress, tuple):
-                    process = _process(*progress)
+                    id, started = progress
+                    with suppress(psutil.Error):  # it may have ended, or run in another container
+                        found = psutil.Process(id)
+                        process = found if found.create_time() == started else None
                     continue
                 if isinstance(progress, dict) and progress["round"] > furthest:
                     deaths, furthest = 0, progress["round"]
@@ -362,32 +352,14 @@ def _on_ray(
             try:
                 ray.kill(driver)
             finally:
-                if process is not None:
-                    _end(process)
-
-
-def _process(id: int, started: float) -> psutil.Process | None:
-    """The process, if it still runs and its number is not one of another container."""
-    with suppress(psutil.Error):
-        process = psutil.Process(id)
-        if process.create_time() == started:
-            return process
-    return None
-
-
-def _end(driver: psutil.Process) -> None:
-    """Wait until a driver that Ray was asked to kill has ended: it writes to the run's folder.
-
-    Without Ray's own processes it is not killed by Ray.
-    """
-    wait_for_end([driver], KILLED)
-    with suppress(psutil.Error):
-        driver.kill()
-    wait_for_end([driver], KILLED)
+                if process is not None:  # until it has ended, it writes to the run's folder
+                    wait_for_end([process], KILLED)
+                    with suppress(psutil.Error):  # without Ray's own processes, Ray kills nothing
+                        process.kill()
+                    wait_for_end([process], KILLED)
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:
-    """A line about pending work after a while without news of the driver."""
     table = actor_table()
     me = table.get(actor_id(driver))
     if me is None or me["State"] != "ALIVE":
@@ -408,7 +380,6 @@ def _silence(folder: RunFolder, driver: Any) -> str:
 
 @contextmanager
 def _log_file(folder: RunFolder) -> Iterator[None]:
-    """Write fedsim's log to the run's log.txt."""
     try:
         handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
     except OSError as error:

@@ -1,17 +1,4 @@
-"""Searches: hyper-parameters tuned by Optuna, for one objective or several.
-
-runs/<name>/<id>/
-  experiment.yaml      the file, with its search section
-  manifest.json        versions, hardware, status
-  trials/<id>/         the folder of each run
-  study.db             Optuna's study ("fedsim", SQLite), for Optuna's own tools
-  trials.parquet       a row per trial: hyper-parameters, objectives, how it ended, its folder
-  pareto.parquet       of these the ones that no other betters in every objective
-  pareto.png           and their picture, if there are several objectives
-  importance.parquet   how much of each objective's variance a hyper-parameter explains
-  best.yaml            the best experiment, ready to run
-(tables also as .csv)
-"""
+"""Searches: hyper-parameters tuned by Optuna, for one objective or several."""
 
 # ruff: noqa: E402  # Optuna, which not every installation has, is asked for before it is imported
 from __future__ import annotations
@@ -22,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +29,7 @@ from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim.config.file import RawConfig
-from fedsim.data import Dataset, load_dataset
+from fedsim.data import load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
@@ -120,11 +107,7 @@ class SamplerByPlace(samplers.BaseSampler):
 
 
 class SearchSweep(SweepRunner[Search]):
-    """The search section of an experiment file, and trials that stand for all of its space.
-
-    Attributes:
-        probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
-    """
+    """The search section of an experiment file, and trials that stand for all of its space."""
 
     folder_type, command = Search, "tune"
 
@@ -166,15 +149,20 @@ class SearchSweep(SweepRunner[Search]):
 
     @cached_property
     def settings(self) -> SearchSettings:
-        """The section, with objectives; if it has none, this loads the data."""
+        """The section, with objectives; if it has none, this loads the data.
+
+        Then it is the primary metric, on the validation set if there is one.
+        """
         if self._given.objectives:
             return self._given
         experiment = self.probe_trials[0].experiment
         data = self.loaded[data_key(experiment.data)] = load_dataset(experiment.data)
-        return self._given.model_copy(update={"objectives": _primary(experiment, data)})
+        objective = experiment.objective or experiment.model.objective(data)
+        metric = next(metric for metric in objective.metrics(data) if metric.primary)
+        column = VALIDATION * bool(experiment.evaluate.validation) + metric.column
+        return self._given.model_copy(update={"objectives": {column: metric.best}})
 
     def _place(self, objective: str) -> str:
-        """Of an objective, for messages."""
         where = self._config.where(("search", "objectives", objective))
         return f"{where}: search.objectives.{objective}"
 
@@ -276,14 +264,6 @@ class SearchSweep(SweepRunner[Search]):
             return super()._run(path, begin, tell)
 
 
-def _primary(experiment: Experiment, data: Dataset) -> dict[str, Literal["max", "min"]]:
-    """The primary metric as an objective, on the validation set if there is one."""
-    objective = experiment.objective or experiment.model.objective(data)
-    metric = next(metric for metric in objective.metrics(data) if metric.primary)
-    prefix = VALIDATION if experiment.evaluate.validation else ""
-    return {prefix + metric.column: metric.best}
-
-
 def _trials(path: Path) -> list[FrozenTrial]:
     """The trials of the search at `path`, but for those that were proposed again."""
     if not (path / "study.db").exists():
@@ -294,7 +274,6 @@ def _trials(path: Path) -> list[FrozenTrial]:
 
 
 def _ended(path: Path) -> list[FrozenTrial]:
-    """Those that came to their end, or were stopped early."""
     return [t for t in _trials(path) if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
 
 
@@ -329,7 +308,6 @@ def _row(
     frozen: FrozenTrial,
     errors: Mapping[Path, str],
 ) -> dict[str, Any]:
-    """A trial's row of the table."""
     status, error = trial_status(trial.path, errors)
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
     try:

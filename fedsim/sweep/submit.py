@@ -64,14 +64,7 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
     """Ray's dashboard client with timeouts and readable errors."""
 
     def __init__(self, address: str | None) -> None:
-        """Connect.
-
-        Args:
-            address: address of the dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
-
-        Raises:
-            ClusterError: no dashboard answers there, or it refuses the connection.
-        """
+        """Connect."""
         for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
@@ -138,7 +131,6 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
 
 
 def _address(given: str | None) -> str:
-    """The address of a dashboard for Ray's client."""
     given = given or os.environ.get("RAY_API_SERVER_ADDRESS")
     if given and not given.startswith("ray://"):
         return given if "://" in given or given == "auto" else f"http://{given}"
@@ -167,16 +159,7 @@ def _cause(error: BaseException | None) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that `submit` sent.
-
-    Attributes:
-        kind: run, grid or tune.
-        name: name of the experiment.
-        folder: folder of its results, on the cluster.
-        node: its node; None until it starts.
-        message: how it ended, in Ray's words.
-        started, ended: seconds since 1970.
-    """
+    """A job that `submit` sent; its node is None until it starts, times are seconds since 1970."""
 
     id: str
     kind: str
@@ -208,18 +191,15 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def jobs(cluster: Cluster) -> list[Job]:
-    """The jobs of fedsim on a cluster, newest first."""
     found = [job for details in cluster.list_jobs() if (job := Job.of(details))]
     return sorted(found, key=lambda job: job.started or 0, reverse=True)
 
 
 def find(cluster: Cluster, id: str) -> Job:
-    """The job with that id; raises BadInput if there is none."""
     for job in jobs(cluster):
         if job.id == id:
             return job
@@ -227,14 +207,7 @@ def find(cluster: Cluster, id: str) -> Job:
 
 
 def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
-    """Check a file like the command that runs it, except for its data.
-
-    Returns:
-        That command, and the name of what the file describes.
-
-    Raises:
-        ExperimentError: the file does not fit the schema.
-    """
+    """The command that runs a file, which checks all but its data, and the experiment's name."""
     sweep = sweep_of(RawConfig.read(file, overrides))
     if sweep is None:
         return "run", Experiment.load(file, overrides).name
@@ -255,8 +228,6 @@ def submit(
 
     Args:
         address: see `Cluster`.
-        file: an experiment file.
-        overrides: `section.key=value`, which win over the file.
         env: `KEY=VALUE`, set for the job and its actors.
         folder: folder on the cluster in which the job's folder is made.
 
@@ -364,11 +335,7 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
 
 
 def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
-    """Print a job's log until the job ends.
-
-    Raises:
-        RunError: the job failed or was stopped, or its cluster was lost.
-    """
+    """Print a job's log until the job ends."""
     try:
         asyncio.run(_follow(cluster, job.id, write))
         job = find(cluster, job.id)
@@ -419,12 +386,7 @@ async def _watched_log(cluster: Cluster, id: str) -> Any:
 
 
 def stop(cluster: Cluster, id: str) -> None:
-    """Stop a job, and wait until it has ended.
-
-    Raises:
-        BadInput: there is no such job, or it has ended.
-        RunError: it does not end.
-    """
+    """Stop a job, and wait until it has ended."""
     job = find(cluster, id)
     if job.over:
         raise BadInput(f"job {id} has already ended ({job.status})")
@@ -437,13 +399,7 @@ def stop(cluster: Cluster, id: str) -> None:
 
 
 def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
-    """Fetch the current results of a job, which may still be running.
-
-    Args:
-        out: the folder below which run folders are made: `<out>/<name>/<id>`.
-
-    Returns:
-        The run folders.
+    """Fetch the current results of a job, which may still be running, to run folders below `out`.
 
     Raises:
         BadInput: there is no such job or it has no results, or `out` cannot be written, or has a
@@ -504,7 +460,6 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
-    """Unpack a package."""
     with tempfile.TemporaryFile(dir=stage) as package:
         digest = hashlib.sha256()
         for chunk in chunks:
@@ -540,7 +495,10 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
             before = _digest(target)
             if before == digest:
                 continue
-            if before != _fetched(target):
+            fetched = None
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                fetched = str(json.loads((target / FETCH_MARK).read_text())["content"])
+            if before != fetched:
                 raise RunFolderError(
                     f"{target}: exists, and was changed since it was fetched or comes from "
                     "elsewhere; move it away, or fetch to another folder with --out"
@@ -572,11 +530,3 @@ def _digest(folder: Path) -> str:
                 f"{atomic.checksum(path)} {path.relative_to(folder).as_posix()}\n".encode()
             )
     return digest.hexdigest()
-
-
-def _fetched(folder: Path) -> str | None:
-    """The hash of a folder's content when it was fetched, if it was."""
-    try:
-        return str(json.loads((folder / FETCH_MARK).read_text())["content"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from numbers import Real
@@ -61,13 +61,7 @@ MAX_FAILURES = 2  # restarts of a trial whose process was lost
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a grid or a search.
-
-    Attributes:
-        label: readable name.
-        path: its run folder.
-        build: returns its experiment, or raises ExperimentError.
-    """
+    """One run of a grid or a search, with a readable name; building its experiment may fail."""
 
     label: str
     path: Path
@@ -75,7 +69,6 @@ class Trial:
 
     @classmethod
     def of(cls, label: str, path: Path, experiment: Experiment) -> Trial:
-        """A trial of an existing experiment."""
         return cls(label, path, lambda: experiment)
 
     @property
@@ -86,14 +79,9 @@ class Trial:
 def searched(
     sheet: RawConfig, space: Sequence[str], path: Path, config: Mapping[str, Any]
 ) -> Trial:
-    """The trial of values from a search's space.
+    """The trial of values, by `config`, of the keys in a search's space.
 
     It lies here, because processes of trials need no Optuna.
-
-    Args:
-        sheet: the experiment file.
-        path: of the search's folder.
-        config: a value for each key of the space.
     """
     chosen = {key: config[key] for key in space}
     words = json.dumps(chosen, sort_keys=True).encode()
@@ -140,11 +128,8 @@ class SweepPlan:
     Attributes:
         trial_of: the trial of a configuration of Tune; it is pickled for the trials.
         examples: representative trials, which are checked before any starts.
-        count: number of all trials.
         finished: number of trials that finished in an earlier session and are not run again.
-        concurrent: number of trials at the same time.
         objectives: what each trial reports of its last round, and where each is requested.
-        directions: `max` or `min`, by objective.
         every_round: report objectives of every evaluated round, for a scheduler.
     """
 
@@ -173,20 +158,12 @@ def run_trials(
     tell: Callable[[str], None],
     loaded: Mapping[str, Dataset],
 ) -> dict[Path, str]:
-    """Run the trials of a sweep.
+    """Run the trials of a sweep, after all checks; returns the errors of failed ones, by path.
 
     Args:
-        path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
         tuning: returns the space of missing trials, and further settings of Tune.
         loaded: data that is loaded already, by `data_key`.
-
-    Returns:
-        The errors of failed trials, by path.
-
-    Raises:
-        BadInput: an experiment is invalid, or its trial can never be placed.
-        RunError: Tune failed.
     """
     datasets, sizes, tested = _load_data(plan, path, loaded)
     engines = [example.experiment.engine for example in plan.examples]
@@ -230,7 +207,17 @@ def run_trials(
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
         if by_test_set := [name for name in plan.objectives if name in tested]:
-            tell(_about_test_set(plan, by_test_set))
+            instead = ", ".join(
+                f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
+                for name, direction in plan.directions.items()
+            )
+            held_out = all(trial.experiment.evaluate.validation for trial in plan.examples)
+            holding_out = "" if held_out else "evaluate.validation=0.1 "
+            tell(
+                f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To "
+                f"choose by a validation set instead: {holding_out}'search.objectives="
+                f"{{{instead}}}'"
+            )
         with (
             scratch("fstune-") as state,  # pickles of Tune's, which are no part of the results
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # of stopped trials
@@ -262,20 +249,6 @@ def run_trials(
         return errors
 
 
-def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
-    """The warning about objectives that are scores on the test set."""
-    instead = ", ".join(
-        f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
-        for name, direction in plan.directions.items()
-    )
-    held_out = all(trial.experiment.evaluate.validation for trial in plan.examples)
-    holding_out = "" if held_out else "evaluate.validation=0.1 "
-    return (
-        f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To choose "
-        f"by a validation set instead: {holding_out}'search.objectives={{{instead}}}'"
-    )
-
-
 def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
     status = error = None
@@ -290,7 +263,6 @@ def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | Non
 
 
 def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
-    """The engine's settings that determine a trial's resources."""
     return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
 
 
@@ -330,10 +302,7 @@ def _load_data(
 
 
 def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """Reject an objective that looks like a misspelt column.
-
-    Other unknown names may be recorded by the method, which the first evaluated round shows.
-    """
+    """Reject an objective that looks like a misspelt column; the method may record others."""
     known = [*columns, TOTAL_BYTES]
     for name, where in plan.objectives.items():
         close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
@@ -345,13 +314,11 @@ def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
 
 
 def data_key(source: Source) -> str:
-    """A name for the data of a section."""
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
 @cache
 def _metrics(path: Path, kind: str) -> tuple[str, ...]:
-    """Columns of scores according to the manifest of the run at `path`."""
     return tuple(metric["column"] for metric in RunFolder.open(path).manifest.get(kind, ()))
 
 
@@ -374,26 +341,19 @@ def _trial(
     variables: Mapping[str, str],
     folder: str,
 ) -> None:
-    """A trial, in its own process."""
     enter(folder)
     os.environ.update(variables)
     trial = plan.trial_of(config)
     try:
         _carry_out(trial, plan, allocations, data, session)
     except BadInput as error:
-        error.hopeless = _is_refused_too(plan.examples[0], data, error)
+        error.hopeless = True
+        with suppress(BadInput):  # or is so a trial that was accepted before the start?
+            accepted = plan.examples[0].experiment
+            (loaded,) = data[data_key(accepted.data)]
+            prepare(accepted, None if isinstance(error, DataError) else ray.get(loaded))
+            error.hopeless = False
         raise
-
-
-def _is_refused_too(example: Trial, data: Mapping[str, list[Any]], error: BadInput) -> bool:
-    """Whether, after a trial was refused, so is a trial that was accepted before the start."""
-    try:
-        experiment = example.experiment
-        (loaded,) = data[data_key(experiment.data)]
-        prepare(experiment, None if isinstance(error, DataError) else ray.get(loaded))
-    except BadInput:
-        return True
-    return False
 
 
 def _carry_out(
