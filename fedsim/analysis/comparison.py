@@ -51,7 +51,6 @@ class Comparison:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The three tables by name."""
         return {
             "experiments": self.experiments,
             "environments": self.environments,
@@ -84,7 +83,6 @@ class Comparison:
 
 
 def _texts(key: str, values: pd.Series[Any]) -> list[str]:
-    """The values of all runs as a person reads them; a dash where one is missing."""
     known = values.dropna()
     if key.startswith("bytes_"):
         texts = [size(value) for value in known]

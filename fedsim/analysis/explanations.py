@@ -23,8 +23,7 @@ from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.notebook import as_html
-from fedsim.explain.pictures.canvas import drawing_as
+from fedsim.explain.pictures.canvas import as_html, drawing_as
 from fedsim.launch.prepare import dealt
 from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
@@ -124,7 +123,6 @@ class Explanations:
 
 
 def file_format(where: Path) -> str:
-    """The format of the file to draw to; empty for a folder."""
     return picture_format(where) if where.suffix and not where.is_dir() else ""
 
 

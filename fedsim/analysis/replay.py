@@ -413,7 +413,6 @@ class ModelSnapshot:
 
     @property
     def _task(self) -> tuple[int, tuple[int, ...]] | None:
-        """The current task of a client in continual learning, and its classes."""
         splits = self.again.splits.at(self.again.after, self.again.experiment.train.rounds)
         if splits.labels is None or self.client is None:
             return None
@@ -464,7 +463,6 @@ class ModelSnapshot:
         return _explained(explainer, self.explained(), self.data(), inputs)
 
     def explained(self) -> ExplainedModel:
-        """The model in the form that explainers take, without the run."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
         last = again.after == again.run.last_round
@@ -492,7 +490,6 @@ class ModelSnapshot:
         )
 
     def data(self) -> ExplainedData:
-        """The data behind the model, in the form that explainers take."""
         own, splits = None, self.again.splits
         if self.client is not None:
             held = splits.held(self.again.after)
@@ -529,7 +526,6 @@ class ModelSnapshot:
         return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
-        """Weights in a network of their own, which predicts only `labels`, if given."""
         model = FlatModel(self.again.spec.build_model(), self.again.runner.context.device)
         model.restrict_classes(labels)
         model.load(weights)

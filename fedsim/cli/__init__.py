@@ -74,7 +74,6 @@ def _warn(
 
 
 def _shortened(message: str) -> str:
-    """A message shortened to fit a screen."""
     half = MOST_CHARACTERS // 2  # the end may be important
     lines = [
         line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

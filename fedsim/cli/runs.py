@@ -135,7 +135,6 @@ def tune_command(
 
 
 def _conclude(done: Run | Grid | Search) -> None:
-    """Print the final results as a table; exit code 1 if runs of a grid or a search failed."""
     from fedsim import Grid, Run
 
     if isinstance(done, Run):

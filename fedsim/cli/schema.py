@@ -79,7 +79,6 @@ def component_schema(component: type[Config]) -> dict[str, Any]:
 
 
 def _schemas(model: type[Config]) -> tuple[JsonSchemaValue, dict[str, JsonSchemaValue]]:
-    """The schema of a section, and those that sections and components refer to, by name."""
     components = [c for registry in REGISTRIES for _, c in registry.items()]
     every = dict.fromkeys([model, *components, *BASES])
     references, generated = models_json_schema(

@@ -142,7 +142,6 @@ def describe_free(free: Sequence[Free]) -> str:
 
 
 def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
-    """Why an actor with these resources is not placed yet."""
     there = f"({describe_free(free)})"
 
     def fits(cpus_there: float, gpus_there: float) -> bool:

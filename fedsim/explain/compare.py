@@ -23,14 +23,7 @@ Row = dict[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A round's additions to a run's tables.
-
-    Args:
-        columns: columns of rounds.parquet.
-        rows: rows of explanations.parquet, one per explainer and model.
-        maps: rows of maps.parquet, one per explainer, model and input.
-        last: the maps that the next ones are compared with, if `drift` is among the scores.
-    """
+    """A round's additions to a run's tables, and the maps that the next ones are compared with."""
 
     columns: dict[str, float]
     rows: list[Row]
@@ -43,7 +36,6 @@ def recorded(
     found: Mapping[str, Mapping[Key, Explained]],
     before: Mapping[str, Mapping[str, Mapping[str, NDArray[Any]]]],
 ) -> Recorded:
-    """The rows of a round."""
     wanted = section.scores or ()
     columns: dict[str, float] = {}
     rows: list[Row] = []

@@ -202,7 +202,6 @@ def _as_suffix(words: str) -> str:
 
 
 def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tuple[str, ...]:
-    """A line with the words that do not occur in the run's data, if any."""
     pairs = [pair for own in zip(documents, ids, strict=True) for pair in zip(*own, strict=False)]
     unknown = [*dict.fromkeys(word for word, i in pairs if i == UNKNOWN)]
     if not unknown:

@@ -94,7 +94,6 @@ SCORES: Mapping[str, Score] = {
 
 
 def _fitting() -> list[str]:
-    """Names of the explainers that assign a number to each part of an input."""
     return [name for name, each in explainers.items() if issubclass(each, FeatureExplainer)]
 
 
@@ -239,7 +238,6 @@ class Explain(Config):
         return (*(self.of or ()), *(("shared",) if self.share else ()))
 
     def due(self, t: int, last: int) -> bool:
-        """Whether models are explained in round t."""
         return t % self.every == 0 or t == last
 
     def resolved(

@@ -47,7 +47,6 @@ class Share(Config):
     poisoned: float = Field(0.0, ge=0, le=1)
 
     def poisoners(self, count: int, seed: int) -> frozenset[int]:
-        """Which of `count` clients poison their explanations."""
         order = keyed_rng(seed, "explain/poisoned").permutation(count)
         return frozenset(order[: round(self.poisoned * count)].tolist())
 

@@ -198,9 +198,7 @@ def _split(
         columns: (F, n) all values.
         labels: (n,) all classes.
         order: (f, m) the node's m rows, sorted by each of f features.
-        features: (f,) these.
         counts: (C,) the node's rows of each class.
-        least: minimum number of rows on either side.
         xlogx: (n + 1,) k·log2 k.
     """
     m = int(counts.sum())

@@ -251,7 +251,6 @@ def metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def parameters(experiment: Experiment) -> dict[str, str | float | bool]:
-    """The keys of an experiment, as overrides name them; lists are written out."""
     return {
         key: value if isinstance(value, str | float | int) else json.dumps(value)
         for key, value in flat(experiment.model_dump(mode="json")).items()

@@ -220,7 +220,6 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
 
 
 def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    """The training examples of the validation set, sorted."""
     everything = np.arange(dataset.num_loaded)
     rng = keyed_rng(seed, "validation set")
     drawn, _ = take_stratified(everything, dataset.strata, share, rng)
@@ -235,7 +234,6 @@ def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
 def _with_further(
     names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
 ) -> Objective:
-    """The objective with the metrics of `evaluate.metrics`, if they are for this data."""
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
     reserved = {*RESERVED, "train_loss", *COLUMNS}
@@ -331,7 +329,6 @@ def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
 
 
 def _try_model(spec: RunSpec) -> nn.Module:
-    """The network, after one input was sent through it, if it has any parameters."""
     name = f"model.name={spec.model.name}"
     try:
         network = spec.build_model()

@@ -297,7 +297,6 @@ def _with_actors(
 def _on_ray(
     folder: RunFolder, dataset: Dataset, splits: ClientSplits, spec: RunSpec, actors: int
 ) -> Generator[Progress]:
-    """Run the driver actor, beside this process because the run's folder is here."""
     import ray
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -380,10 +379,8 @@ def _silence(folder: RunFolder, driver: Any) -> str:
 
 @contextmanager
 def _log_file(folder: RunFolder) -> Iterator[None]:
-    try:
+    with folder.writing():
         handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{folder.path}: cannot be written: {error}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("fedsim")
     root.addHandler(handler)

@@ -152,7 +152,6 @@ def check_name(name: str) -> None:
 def further_metrics(
     names: Sequence[str], data: Dataset, outputs: int
 ) -> tuple[FurtherMetric, ...]:
-    """The metrics of these names, for a data set and the number of a network's outputs."""
     return tuple(_further_metric(name, data, outputs) for name in names)
 
 
@@ -197,7 +196,6 @@ def _further_metric(name: str, data: Dataset, outputs: int) -> FurtherMetric:
 def _confusion_rows(
     classes: Sequence[str], outputs: Outputs, targets: Labels
 ) -> list[Mapping[str, Any]]:
-    """Rows of the table `confusion`: pairs of classes that occur, with counts."""
     counts = confusion(outputs, targets)
     return [
         {"target": classes[i], "prediction": classes[j], "count": int(counts[i, j])}

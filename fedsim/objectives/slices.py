@@ -161,7 +161,6 @@ def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def slices_of(objective: Objective, data: Dataset, splits: ClientSplits) -> Slices:
-    """The slices of a run's central test set: by task, by a column, or none."""
     if splits.sequence is not None:
         return ByTask(objective, data.test_y, splits.sequence)
     if data.sliced_by:

@@ -112,7 +112,6 @@ class ResultsFolder:
         return alone(self.path, f"another process carries out this {self.kind}")
 
     def update(self, **facts: Any) -> None:
-        """Change the manifest, on disk as well."""
         self.manifest.update(facts)
         with self.writing():
             manifests.write(self.path, self.manifest)
@@ -295,7 +294,6 @@ version = cache(metadata.version)  # of a package; reading it takes milliseconds
 
 @cache
 def _git_revision() -> str | None:
-    """The revision of the source that runs, if it is a git checkout."""
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():  # installed, perhaps below a repository of the user's
         return None

@@ -24,17 +24,10 @@ class Listed:
 
     Attributes:
         folder: its path, below the folder that was searched.
-        kind: `run`, `grid` or `search`.
-        name: of the experiment.
-        method: of the experiment; of a grid or a search, the one that all its runs share.
         status: `finished`, or what became of it; `damaged` if it cannot be read.
         done: rounds of a run, or finished runs of a grid or a search.
         of: how many it is to have; None if that is not known.
-        metric: the primary one of a run.
-        score: in the last evaluated round; None if there is none.
-        best: whether `max` or `min` is the better score.
-        created: when it started, as in its manifest.
-        result_hash: of a finished run.
+        score: of the primary metric in the last evaluated round; None if there is none.
     """
 
     folder: Path

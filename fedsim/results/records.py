@@ -180,7 +180,6 @@ def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def result_hash(chain: str, state: State) -> str:
-    """A hash of all results of a run: its records and the server's last state."""
     return hash_of(chain, {f.name: getattr(state, f.name) for f in dataclasses.fields(state)})
 
 

@@ -171,7 +171,6 @@ def score_facts(run: Run) -> dict[str, str]:
 
 
 def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
-    """The scores of these names (columns of rounds), of runs."""
     known = {column: metric for run in runs for column, metric in on_record(run).items()}
     for name in names:
         if name not in known:
@@ -357,7 +356,6 @@ def score_rows(
 
 
 def pairing(summary: pd.DataFrame) -> str:
-    """How the cells of a summary are tested against the baseline."""
     none_shared = summary.filter(regex="(^|/)pairs$").to_numpy() == 0
     tested = summary.filter(regex="(^|/)p_value$").notna().to_numpy()
     welch = bool((none_shared & tested).any())
@@ -382,7 +380,6 @@ def _against(pair: Sequence[pd.Series[float]] | None) -> dict[str, float]:
 
 
 def cell_label(cell: Mapping[str, Any]) -> str:
-    """A cell in a few words: the method's bare name, and `key=value` for all else."""
     return ", ".join(
         str(value) if axis in ("method", "method.name") else f"{axis}={value}"
         for axis, value in cell.items()

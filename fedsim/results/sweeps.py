@@ -134,7 +134,6 @@ class Grid(Sweep):
 
     @cached_property
     def _rows(self) -> list[tuple[Mapping[str, Any], Run | None]]:
-        """What the manifest has of each run, and the run, if it has started."""
         paths = [(about, self.path / about["folder"]) for about in self.manifest["cells"]]
         return [(about, Run.open(path) if is_at(path) else None) for about, path in paths]
 

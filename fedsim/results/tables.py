@@ -57,7 +57,6 @@ class Table:
         self._rows = []
 
     def write_part(self, table: pa.Table, t: int) -> None:
-        """Write rows as the part that ends with round t."""
         self._parts.mkdir(exist_ok=True)
         part = self._parts / f"{t:06d}.parquet"
         _write(part, [table], table.schema.with_metadata({_BEFORE: self.chain}))
@@ -88,7 +87,6 @@ class Table:
                 part.unlink()
 
     def merge(self) -> None:
-        """Make one file of the parts, if there are any."""
         parts = self._part_files()
         if not parts:
             return
@@ -101,7 +99,6 @@ class Table:
         _write(self.file, (table.select(schema.names) for table in whole), schema)
 
     def drop_parts(self) -> None:
-        """Remove the parts, which have been merged."""
         # All at once, so that a crash never leaves some of the parts to be merged again.
         merged = self._parts.with_name(f".{self._parts.name}.merged")
         shutil.rmtree(merged, ignore_errors=True)

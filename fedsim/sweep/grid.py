@@ -110,7 +110,6 @@ class GridSettings(Config):
         return value if plain or isinstance(value, str) else json.dumps(value)
 
     def values(self, axis: str) -> list[Any]:
-        """The values of an axis as tables show them."""
         return [self.show(axis, v) for v in self.axes[axis]]
 
     def shown(self, part: Mapping[str, Any]) -> ItemsView[str, Any]:
@@ -118,7 +117,6 @@ class GridSettings(Config):
         return {axis: self.show(axis, value) for axis, value in part.items()}.items()
 
     def shown_baseline(self) -> dict[str, Any] | None:
-        """The baseline as tables show its values."""
         return None if self.baseline is None else dict(self.shown(self.baseline))
 
     def cells(self) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:

@@ -232,7 +232,6 @@ class SearchSweep(SweepRunner[Search]):
     def conclude(
         self, folder: Search, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-        """Draw up the tables of a search; write its picture, and the best experiment."""
         search = self.settings
         study, known = folder.study(), _trials(folder.path)
         over = sum(frozen.state.is_finished() for frozen in known) >= search.trials
@@ -247,13 +246,11 @@ class SearchSweep(SweepRunner[Search]):
             tables |= {"pareto": best, "importance": _importance(study, search)}
             name, mode = next(iter(search.objectives.items()))
             first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
-            try:
+            with folder.writing():
                 best_experiment = folder.path / first["folder"] / "experiment.yaml"
                 atomic.write(folder.path / "best.yaml", best_experiment.read_bytes())
                 if len(search.objectives) > 1:
                     pareto.draw(finished, search.objectives, folder.path / "pareto.png")
-            except OSError as error:
-                raise RunError(f"{folder.path}: cannot be written: {error}") from error
         failed = (trials["status"] == "failed").any()
         status = "interrupted" if not over else "failed" if failed else "finished"
         return tables, {"status": status}

@@ -64,7 +64,6 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
     """Ray's dashboard client with timeouts and readable errors."""
 
     def __init__(self, address: str | None) -> None:
-        """Connect."""
         for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
@@ -173,7 +172,6 @@ class Job:
 
     @classmethod
     def of(cls, details: Any) -> Job | None:
-        """The job of Ray's details, if it is one of fedsim."""
         about = details.metadata or {}
         if "fedsim_kind" not in about:
             return None
@@ -200,14 +198,12 @@ def jobs(cluster: Cluster) -> list[Job]:
 
 
 def find(cluster: Cluster, id: str) -> Job:
-    for job in jobs(cluster):
-        if job.id == id:
-            return job
+    if found := [job for job in jobs(cluster) if job.id == id]:
+        return found[0]
     raise BadInput(f"{cluster.name}: has no job '{id}' of fedsim; `fedsim jobs` lists its jobs")
 
 
 def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
-    """The command that runs a file, which checks all but its data, and the experiment's name."""
     sweep = sweep_of(RawConfig.read(file, overrides))
     if sweep is None:
         return "run", Experiment.load(file, overrides).name
@@ -285,10 +281,10 @@ def _absolute(path: Path) -> Path:
 
 
 def _to_send(here: Path, file: Path) -> dict[Path, str]:
-    """The files to send, and their names in the job."""
     file = _absolute(file)
+    always = [(here, GitIgnoreSpec.from_lines(ALWAYS_IGNORED))]
     try:
-        files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
+        files = {path: path.relative_to(here).as_posix() for path in _files(here, always)}
         # The experiment file is always sent: the best one of a search is below runs/.
         inside = file.is_relative_to(here)
         files[file] = file.relative_to(here).as_posix() if inside else f".submitted/{file.name}"
@@ -309,14 +305,12 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
     return files
 
 
-def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
+def _files(folder: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
     """The files below a folder, except ignored ones; the last matching line decides.
 
     Links are not followed, because their targets may be anywhere.
     """
     ignored = [*above]
-    if folder == top:
-        ignored.append((top, GitIgnoreSpec.from_lines(ALWAYS_IGNORED)))
     for name in (".gitignore", ".rayignore"):
         if (folder / name).is_file():
             lines = (folder / name).read_text(encoding="utf-8").splitlines()
@@ -329,13 +323,12 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
         if ignore and ignore[-1]:
             continue
         if is_folder:
-            yield from _files(path, top, ignored)
+            yield from _files(path, ignored)
         elif path.is_file() and not path.is_symlink():
             yield path
 
 
 def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
-    """Print a job's log until the job ends."""
     try:
         asyncio.run(_follow(cluster, job.id, write))
         job = find(cluster, job.id)
@@ -386,7 +379,6 @@ async def _watched_log(cluster: Cluster, id: str) -> Any:
 
 
 def stop(cluster: Cluster, id: str) -> None:
-    """Stop a job, and wait until it has ended."""
     job = find(cluster, id)
     if job.over:
         raise BadInput(f"job {id} has already ended ({job.status})")

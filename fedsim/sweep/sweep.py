@@ -130,7 +130,8 @@ class SweepRunner(ABC, Generic[F]):
                 raise
         folder = self.folder_type.open(path)
         tables, facts = self.conclude(folder, plan, errors)
-        files = write_tables(path, tables)
+        with folder.writing():
+            files = write_tables(path, tables)
         folder.update(files=files, **facts)
         if folder.status == "interrupted":  # Ray Tune ends its trials at Ctrl-C
             raise KeyboardInterrupt
@@ -152,15 +153,12 @@ def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawC
 def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Write tables as Parquet, and small ones also as CSV; the checksums of the Parquet files."""
     checksums = {}
-    try:
-        for name, table in tables.items():
-            file = path / f"{name}.parquet"
-            with atomic.replacing(file) as aside:
-                table.to_parquet(aside)
-            checksums[file.name] = atomic.checksum(file)
-            if name != "rounds":
-                with atomic.replacing(path / f"{name}.csv") as aside:
-                    table.to_csv(aside, index=False)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from error
+    for name, table in tables.items():
+        file = path / f"{name}.parquet"
+        with atomic.replacing(file) as aside:
+            table.to_parquet(aside)
+        checksums[file.name] = atomic.checksum(file)
+        if name != "rounds":
+            with atomic.replacing(path / f"{name}.csv") as aside:
+                table.to_csv(aside, index=False)
     return checksums

@@ -251,14 +251,12 @@ def run_trials(
 
 def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
-    status = error = None
-    if is_at(path):
-        manifest = RunFolder.open(path).manifest
-        status, error = manifest["status"], manifest.get("error")
+    manifest = RunFolder.open(path).manifest if is_at(path) else {"status": "missing"}
+    status = manifest["status"]
     if path in errors and status != "finished":
         return "failed", errors[path]
     if status in ("finished", "stopped", "failed"):
-        return status, error
+        return status, manifest.get("error")
     return "missing", None
 
 
@@ -364,8 +362,7 @@ def _carry_out(
     session: str,
 ) -> None:
     experiment = trial.experiment  # raises for invalid combinations of values
-    begun = is_at(trial.path)
-    if begun:
+    if begun := is_at(trial.path):
         before = RunFolder.open(trial.path).manifest
         # A trial continues after its process was lost. After an error it would only fail again,
         # unless the user has fixed something.
@@ -429,7 +426,6 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def reporting(
         cls, plan: SweepPlan, watchdog: Watchdog, tell: Callable[[str], None]
     ) -> Iterator[dict[Path, str]]:
-        """Context that reports this plan's trials; yields the errors of failed ones."""
         cls.plan, cls.watchdog, cls.tell = plan, watchdog, staticmethod(tell)
         cls.errors, cls.broken = {}, []
         yield cls.errors
@@ -442,8 +438,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def on_trial_start(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_result(self, **_: Any) -> None:
-        self.watchdog.heard()
+    on_trial_result = on_trial_start
 
     def on_trial_complete(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._completed)
@@ -461,9 +456,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
         try:
             trial = self.plan.trial_of(tune_trial.config)
             words = how(trial, tune_trial)
-            ended = {each.trial_id for each in trials if each.is_finished()} | {
-                tune_trial.trial_id
-            }
+            ended = {tune_trial.trial_id, *(t.trial_id for t in trials if t.is_finished())}
             number = self.plan.finished + len(ended)
             self.tell(f"[{number}/{self.plan.count}] {trial.label}: {words}")
         except Exception as error:  # Tune would only log it

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,11 +82,7 @@ DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its
 PROBE = 64  # examples by which it is estimated how long attacks take
 
 
-class _Sent(NamedTuple):
-    """Explanations as they are seen: with which noise, by which explainer."""
-
-    noise: float | None
-    explainer: str
+_Sent = tuple[float | None, str]  # explanations as seen: with which noise, by which explainer
 
 
 class PrivacyAudit:
@@ -185,21 +181,19 @@ class PrivacyAudit:
 
         def explained(network: nn.Module, number: int = -1) -> dict[_Sent, Scores]:
             """What each explainer says of a model's decisions; of a shadow model, its number."""
-            found = {}
+            found: dict[_Sent, Scores] = {}
             for explainer in explainers:
                 maps, drawn = self._maps(explainer, network, x, number)
                 for noise in noises:  # each is drawn as if it were the only one
                     sent = _sent(maps, copy.deepcopy(drawn), there, noise)
-                    found[_Sent(noise, explainer.name)] = sent
+                    found[noise, explainer.name] = sent
             return found
 
         def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
             """What LiRA compares with that of shadow models; by no explainer, of the model."""
             norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
-            return {
-                _Sent(None, ""): confidence(outputs, labels),
-                **{key: log_norm(norm) for key, norm in norms.items()},
-            }
+            of_maps = {key: log_norm(norm) for key, norm in norms.items()}
+            return {(None, ""): confidence(outputs, labels), **of_maps}
 
         seen, maps = logits(self._network, x), explained(self._network)
         majority = np.eye(seen.shape[1])[np.full(len(labels), np.bincount(labels).argmax())]
@@ -225,12 +219,14 @@ class PrivacyAudit:
             )
             for key, target in compared(seen, maps).items():
                 likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
-                if key.explainer:
-                    scores[key.noise][f"{key.explainer}/norm_lira"] = likelier
+                noise, name = key
+                if name:
+                    scores[noise][f"{name}/norm_lira"] = likelier
                 else:
                     of_model["lira"] = likelier
-            for key, sent in maps.items():
-                scores[key.noise][f"{key.explainer}/map_lira"] = map_scores(sent, *means[key])
+            for (noise, name), sent in maps.items():
+                means_of = means[noise, name]
+                scores[noise][f"{name}/map_lira"] = map_scores(sent, *means_of)
 
         def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
             return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
@@ -338,8 +334,10 @@ class PrivacyAudit:
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
-        known = torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)])
-        found = self._reconstructed(items, known, own)
+        seed = self.experiment.seed
+        rngs = [keyed_rng(seed, f"attack/draw {k}") for k in range(DRAWS)]
+        mechanism = partial(sharing.obscured, self.fed, self.state, own.x, own.y)
+        found = self._reconstructed(items, torch.cat([mechanism(rng) for rng in rngs]), own)
         return self._inversion(originals, items, found, y, own)
 
     def invert_explanations(
@@ -368,17 +366,15 @@ class PrivacyAudit:
         check_fidelity()
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         known, tests = self._splits.train.values, len(self._dataset.test_y)
-        victims = self._training_examples(
-            rng.choice(known, min(VICTIMS, len(known)), replace=False)
-        )
+        some = rng.choice(known, min(VICTIMS, len(known)), replace=False)
+        victims = self._training_examples(some)
         own = self._test_examples(rng.choice(tests, min(AUXILIARY, tests), replace=False))
 
         def sent(x: Tensor, number: int, draws: int) -> Tensor:
             """(draws·n, C, H, W) maps as they are sent, the same in each channel."""
             maps, drawn = self._maps(explainer, self._network, x, number)
-            each = [
-                _sent(maps, drawn, present(x, self._dataset.parts), noise) for _ in range(draws)
-            ]
+            there = present(x, self._dataset.parts)
+            each = [_sent(maps, drawn, there, noise) for _ in range(draws)]
             found = torch.from_numpy(np.concatenate(each)).to(x)
             return found.view(-1, 1, *x.shape[2:]).expand(-1, *x.shape[1:])
 
@@ -448,10 +444,6 @@ class PrivacyAudit:
 
     def _pixels(self, x: Tensor) -> Tensor:
         return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
-
-    def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
-        rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
-        return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
 
 
 def _sent(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.analysis.attacks.inversion import Inversion
 from fedsim.analysis.attacks.membership import Fit
-from fedsim.explain.notebook import as_html
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import as_html, picture
 from fedsim.results.run import Run
 from fedsim.support import atomic
 from fedsim.support.words import columns

@@ -20,12 +20,10 @@ ROWS = 500  # of distances in memory at a time
 
 @dataclass(frozen=True)
 class Embedding:
-    """The result of t-SNE.
+    """The result of t-SNE: (n, 2) positions.
 
-    Args:
-        places: (n, 2) positions.
-        divergence: KL(P ‖ Q) in nats between neighbourhoods of features and in the plane, 0 or
-            more; lower is more faithful.
+    The divergence is KL(P ‖ Q) in nats between neighbourhoods of features and in the plane, 0 or
+    more; lower is more faithful.
     """
 
     places: NDArray[np.float32]

@@ -16,13 +16,8 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
@@ -39,13 +34,11 @@ PERPLEXITY = 30.0  # of t-SNE
 
 @dataclass(frozen=True)
 class Mimic:
-    """A tree grown on a model's predictions for a part of some images.
+    """A tree grown on a model's predictions for the first `known` of some images (n, D).
 
     Args:
-        tree: the tree, grown on the first `known` images.
         images: (n, D) as the network takes them.
         predicted: (n,) the model's classes.
-        known: number of images that the tree was grown on.
     """
 
     tree: Tree
@@ -189,14 +182,9 @@ class TreeExplainer(FeatureExplainer):
 
 @dataclass(frozen=True)
 class Mimicked(Explanation):
-    """A classifier, and a tree that mimics it.
+    """A classifier, a tree that mimics it, and embeddings of m inputs of the central test set.
 
-    Args:
-        title, suffix: title and suffix of the classifier; see `ExplainedModel`.
-        dataset: of the run.
-        mimic: its surrogate.
-        embeddings: embeddings of m inputs of the central test set, by model.
-        labels: (m,) their true classes.
+    `labels` are (m,) their true classes.
     """
 
     title: str

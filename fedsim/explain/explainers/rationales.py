@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import MOST_DRAWN, picture, some
 from fedsim.explain.pictures.documents import Chosen, draw_rationales
@@ -54,16 +49,9 @@ class RationaleExplainer(FeatureExplainer):
             z = _selected(model.network, x[k : k + 1], own)
             probabilities = model.network.head(features.encode(x[k : k + 1], z)).softmax(dim=1)[0]
             decided = int(probabilities.argmax())
-            found.append(
-                Chosen(
-                    words,
-                    data.dataset.classes[decided],
-                    float(probabilities[decided]),
-                    inputs.labels[k],
-                    tuple(z[0, : len(words)].bool().tolist()),
-                    inputs.marks[k],
-                )
-            )
+            about = data.dataset.classes[decided], float(probabilities[decided]), inputs.labels[k]
+            chosen = tuple(z[0, : len(words)].bool().tolist())
+            found.append(Chosen(words, *about, chosen, inputs.marks[k]))
         suffix = f"{model.suffix}{inputs.suffix}"
         return Rationales(model.title, suffix, inputs.names, tuple(found), model.scores())
 
@@ -84,14 +72,7 @@ def _selected(network: RationaleClassifier, x: Tensor, rng: Generator) -> Tensor
 
 @dataclass(frozen=True)
 class Rationales(Explanation):
-    """Documents with the words that a model selects.
-
-    Args:
-        suffix: for names of files.
-        names: of the documents.
-        scores: scores of the model on the central test set; for a sequence of tasks, only `loss`
-            and `accuracy`.
-    """
+    """Documents with the words that a model selects, and its scores on the central test set."""
 
     title: str
     suffix: str

@@ -24,13 +24,8 @@ from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.data.encoding import UNSCALED, Scaling
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
@@ -145,13 +140,10 @@ class LocalExplanation:
     What is predicted is in the target's own units, inputs lie in [0, 1] as the rules have them.
 
     Args:
-        prediction: of the rule base.
         number: number of the deciding rule, counted from 1 in the order of the rule base.
-        rule: that rule.
         firing: its firing strength; 0 if no rule fires and it decides by its weight.
         active: number of rules that fire.
         output: its output, which is the prediction unless outputs are averaged.
-        x: (F,) the input.
         memberships: how well each condition of the rule holds.
         contributions: (F + 1,) what the constant and each feature add to the rule's output.
     """
@@ -167,7 +159,6 @@ class LocalExplanation:
     contributions: Array
 
     def in_words(self, names: Sequence[str], target: str = "y") -> str:
-        """As a few lines of text."""
         lines = [f"{target} = {self.prediction:.6g}, by rule {self.number}: "]
         if self.firing:
             others = f", {self.active - 1} other(s) also fire" if self.active > 1 else ""
@@ -284,14 +275,10 @@ class Sourced(Protocol):
 
 @dataclass(frozen=True)
 class RuleBase(Explanation):
-    """A rule base, global or a client's.
+    """A rule base of R rules, global or a client's.
 
     Args:
-        model: the kind of rules.
-        rules: R of them.
         sources: (R,) how many clients' bases each comes from.
-        about: title of the rule base.
-        dataset: the data set that they were learnt from.
         inputs: inputs whose predictions are explained.
         most: rules in the text.
     """
@@ -318,7 +305,6 @@ class RuleBase(Explanation):
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Predictions for the central test set."""
         return self.model.predict(self.rules, self.test_x)
 
     @cached_property

@@ -13,13 +13,8 @@ from numpy.typing import NDArray
 
 from fedsim.data.labels import draw_labels
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    Explanation,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.explainer import explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.pictures.images import Example, draw_shared
@@ -66,12 +61,9 @@ class SharedImages(Explanation):
     """Clients' images, and what they shared of them.
 
     Args:
-        title, suffix: title and suffix of the run; see `ExplainedModel`.
         examples: the first image of each selected client and each class that it shared.
         pool: (K, classes) number of images that each client shared.
-        classes: names of the classes.
         words: how the images were made, and the guarantee of the noise.
-        clients: the clients' names, if the data name them.
     """
 
     title: str

@@ -13,13 +13,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    Explanation,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.explainer import explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import (
     class_colours,
@@ -74,14 +69,11 @@ def draw_curves(
 def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Attention of each task (rows) to each earlier task that it received (columns).
 
-    Args:
-        rows: rows of explainer `transfer` in explanations.parquet.
-
     Returns:
         The names of both, "client/task", and (receivers, sources), NaN where nothing was received.
     """
-    receivers = sorted({(c, t) for c, t in zip(rows["client"], rows["task"], strict=True)})
-    sources = sorted({(c, t) for c, t in zip(rows["from_client"], rows["from_task"], strict=True)})
+    receivers = sorted(set(zip(rows["client"], rows["task"], strict=True)))
+    sources = sorted(set(zip(rows["from_client"], rows["from_task"], strict=True)))
     table = np.full((len(receivers), len(sources)), np.nan)
     for row in rows.to_dict("records"):
         i = receivers.index((row["client"], row["task"]))
@@ -91,7 +83,6 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
 
 
 def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
-    """Draw that table, with the number of common classes in each cell."""
     receivers, sources, table = transfer_table(rows)
     height, width = SIDE * len(receivers), SIDE * len(sources)
     figure = new_figure(width + 2.2, height + 1)
@@ -144,14 +135,7 @@ class TasksExplainer(Explainer):
 
 @dataclass(frozen=True)
 class Tasks(Explanation):
-    """A sequence of tasks that clients have learnt.
-
-    Args:
-        tasks: recorded accuracy on them; at least one row.
-        given: rows of explainer `transfer`, in explanations.parquet.
-        record: this file, if there is one.
-        clients: the clients' names, if the data name them.
-    """
+    """A sequence of tasks that clients have learnt, and rows of explainer `transfer`."""
 
     title: str
     tasks: pd.DataFrame
@@ -176,13 +160,10 @@ class Tasks(Explanation):
             return "\n".join(lines)
         rows = [
             (
-                f"{found['client']}/{found['task']}",
-                f"{found['from_client']}/{found['from_task']}",
-                str(found["shared_classes"]),
-                f"{found['score']:.4f}",
-                f"{found['attention']:.4f}",
+                *(f"{f['client']}/{f['task']}", f"{f['from_client']}/{f['from_task']}"),
+                *(str(f["shared_classes"]), f"{f['score']:.4f}", f"{f['attention']:.4f}"),
             )
-            for found in self.given.head(MOST_ROWS).to_dict("records")
+            for f in self.given.head(MOST_ROWS).to_dict("records")
         ]
         shared = self.given.groupby(["client", "task"])["of_best_choice"].first().mean()
         lines += [

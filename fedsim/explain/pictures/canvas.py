@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -118,3 +121,15 @@ def wrapped(text: str, width: int, most: int) -> str:
 def plain(text: str) -> str:
     """Text in which dollar signs do not start a formula."""
     return text.replace("$", r"\$")
+
+
+def as_html(text: str, pictures: Sequence[Path], *tables: pd.DataFrame) -> str:
+    """HTML that holds the pictures (PNG, SVG) itself, with tables below them."""
+    parts = [f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'] if text else []
+    for path in pictures:
+        if kind := {".png": "image/png", ".svg": "image/svg+xml"}.get(path.suffix.lower()):
+            content = base64.b64encode(path.read_bytes()).decode()
+            source = f'src="data:{kind};base64,{content}" alt="{html.escape(path.stem)}"'
+            parts.append(f'<img {source} style="max-width: 100%">')
+    parts += [table.to_html(index=False, border=0, na_rep="") for table in tables]
+    return "\n".join(parts)

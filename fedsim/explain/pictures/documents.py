@@ -39,12 +39,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Chosen(Document):
-    """The words that a model selected for its decision.
-
-    Args:
-        chosen: whether each word was selected.
-        marked: whether each word belongs to the annotated rationale; empty if unknown.
-    """
+    """The words that a model selected, and those of the annotated rationale, empty if unknown."""
 
     chosen: tuple[bool, ...]
     marked: tuple[bool, ...]

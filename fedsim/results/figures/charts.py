@@ -39,9 +39,7 @@ _VERTICAL = 28  # letters that fit along a vertical axis
 class Line:
     """One cell in a figure: its mean over seeds, and a standard deviation below and above it.
 
-    Attributes:
-        label: what a legend calls it.
-        style: which of the `STYLES`; None for a line that is there for comparison only.
+    A line without a style is there for comparison only.
     """
 
     label: str
@@ -259,7 +257,6 @@ def draw_confusion(
 
 
 def bars_height(rows: int, series: int) -> float:
-    """Points that `draw_bars` needs."""
     return 45 + rows * (_thickness(series) * series + 9)
 
 
@@ -334,7 +331,6 @@ def _shade(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names that fit beside a figure."""
     return [_cut(name, _NAME) for name in names]
 
 

@@ -143,13 +143,7 @@ size = EngFormatter(unit="B", places=1)  # bytes as a person reads them
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn for the page and for papers.
-
-    Attributes:
-        title: what it shows, for those who cannot see it.
-        height: on the page, in points.
-        draw: draws it onto axes.
-    """
+    """A figure that can be drawn for the page and for papers, its height in points of the page."""
 
     title: str
     height: float

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from fedsim.config.registry import nearest
 from fedsim.data.labels import MOST_NAMED, plot_labels
 from fedsim.errors import BadInput
-from fedsim.results.confusion import last_confusion
 from fedsim.results.display import Draw
 from fedsim.results.figures.charts import (
     Array,
@@ -76,6 +75,27 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
     counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)
     plot_labels(ax, counts, names, run.label_axis, run.manifest.get("client_names", ()))
+
+
+def last_confusion(run: Run) -> pd.DataFrame:
+    """The confusion matrix of the global model in the last round that has one.
+
+    Returns:
+        (C, C) examples by true class (row) and predicted class (column), in the order of the
+        classes; empty if there is no such matrix on record.
+    """
+    rows = run.confusion
+    if len(rows):
+        rows = rows[rows["client"].isna()]
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows[rows["round"] == rows["round"].max()]
+    found = {*rows["target"], *rows["prediction"]}
+    known = list(run.labels["label"].cat.categories) if len(run.labels) else []
+    classes = known if found <= set(known) else sorted(found)
+    matrix = rows.pivot_table("count", "target", "prediction", aggfunc="sum")
+    whole: pd.DataFrame = matrix.reindex(index=classes, columns=classes).fillna(0).astype(np.int64)
+    return whole
 
 
 def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:

@@ -65,10 +65,8 @@ _PROBLEM = ("data", "partition", "objective", "evaluate", "privacy")
 class Layout:
     """The rows and columns of a pivot, and which cells compete with each other.
 
-    Args:
-        rows: the axes of the rows. The first names them.
-        columns: the axis of a pivot's columns; None for no pivot.
-        others: further axes that vary: there is a pivot for each combination of their values.
+    The first axis of the rows names them. There is a pivot for each combination of the values of
+    other axes, none without columns.
     """
 
     rows: tuple[str, ...]
@@ -111,11 +109,10 @@ def _sets_problem(axis: str) -> bool:
 def layout(
     labels: Mapping[str, str], cells: Cells, rows: str | None = None, columns: str | None = None
 ) -> Layout:
-    """Choose the rows and the columns of a pivot.
+    """Choose the rows and the columns of a pivot; both may be named by key, label or last part.
 
     By default the rows are the method if it varies, else the first axis that does, and the columns
-    the one other axis that varies, none of several. Both may be named by the key of an axis, its
-    label or its last part.
+    the one other axis that varies, none of several.
 
     Raises:
         BadInput: there is no such axis, or it is named twice.

@@ -32,13 +32,7 @@ _TRAINING_LOSS = Metric("loss", "training loss", best="min")
 
 
 class ClientScores:
-    """A score of each client.
-
-    Attributes:
-        metric: what clients are judged by, of which all runs have it on record; its column is that
-            of clients.parquet.
-        by_cell: a row for each client of each cell, by its number; none if there is nothing.
-    """
+    """A score of each client that all runs have on record: by cell, a row for each client."""
 
     def __init__(self, compared: ReportData) -> None:
         self._compared = compared
@@ -70,7 +64,6 @@ class ClientScores:
         return f"{self.metric.label} of each client, in the round {when} last"
 
     def figures(self) -> list[Plot]:
-        """A dot for each client."""
         if not self.by_cell:
             return []
         low_is_bad = self.metric.best == "max"
@@ -96,7 +89,6 @@ class ClientScores:
         return found
 
     def table(self) -> PageTable:
-        """The same in figures."""
         high, s = self.metric.best == "max", sign(self.metric)
         cells = [self._compared.cells[k] for k in self.by_cell]
         rivals = self._compared.layout.rivals(cell.values for cell in cells)

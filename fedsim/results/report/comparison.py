@@ -41,11 +41,9 @@ _LINES = 6  # cells in one figure, if there can be several
 
 @dataclass
 class ComparedCell:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ in nothing but their seeds: the finished ones, or all, if none is.
 
     Attributes:
-        entries: the finished ones; all, if none is: half a run says little beside whole ones.
-        label: all its values in a few words.
         panel: which of the figures it is drawn in, where there are several.
         line: what its line is called there.
         style: which of the styles its line has; None among lines too many to be told apart.
@@ -60,7 +58,6 @@ class ComparedCell:
 
     @property
     def metric(self) -> Metric:
-        """The primary metric of its runs."""
         return self.runs[0][2].primary_metric
 
     @property
@@ -73,28 +70,21 @@ class ReportData:
     """Runs and grids, compared; and searches.
 
     Args:
-        folders: of runs, grids and searches.
         rows, columns: axes of the pivot; see `axes.layout`.
         metrics: columns of the scores that are shown. The runs are judged by the first. By
             default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
-        grids, searches: their folders.
-        title: what all are called.
         entries: the runs, each once, however many copies of it were given.
-        axes: what they differ in, seeds aside.
-        labels: what papers call these.
-        layout: which cells compete with each other, and the rows and columns of the pivot.
+        axes: what they differ in, seeds aside; `labels` are what papers call these.
         cells: those together that differ in nothing but their seeds.
         primary: what they are judged by; of each cell there is one.
         further: the other scores that are shown.
-        explained: columns of scores of explanations.
         elsewhere: columns of scores on a validation set, or on clients' own test examples.
         baseline: the values of some axes, of the cells that the others are tested against.
         target: a score to be reached; None unless they are judged by their primary metrics.
         rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
             metric's column is the score that a tenth of them falls short of.
-        summary: a row for each cell.
         by: the figure of the summary by which cells are compared; see `summary.compared_by`.
 
     Raises:
@@ -161,7 +151,6 @@ class ReportData:
 
     @property
     def metrics(self) -> list[Metric]:
-        """The scores that are shown, those first that the runs are judged by."""
         return [*self.primary, *self.further]
 
     def central(self, metric: Metric) -> bool:
@@ -182,7 +171,6 @@ class ReportData:
 
     @property
     def validated(self) -> bool:
-        """Whether best rounds are chosen by a validation set."""
         return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
 
     def _of_grids(self, fact: str) -> Any:
@@ -201,7 +189,6 @@ class ReportData:
 
     @property
     def seeds(self) -> int:
-        """The most that any cell has."""
         return max((len(cell.entries) for cell in self.cells), default=0)
 
     @property
@@ -211,17 +198,14 @@ class ReportData:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run, a grid or a search is marked as running."""
         folders = [folder.manifest["status"] for folder in (*self.grids, *self.searches)]
         return "running" in (*folders, *(entry.status for entry in self.entries))
 
     @property
     def less_is_better(self) -> bool:
-        """Of whatever the runs are judged by."""
         return bool(self.primary) and all(metric.best == "min" for metric in self.primary)
 
     def cell(self, row: pd.Series[Any] | Mapping[str, Any]) -> ComparedCell:
-        """The cell of a row that has the values of the axes."""
         key = tuple(row[axis] for axis in self.axes)
         return next(cell for cell in self.cells if tuple(cell.values.values()) == key)
 
@@ -324,7 +308,6 @@ def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
 
 
 def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[ComparedCell]:
-    """The cells, in the order of their first runs."""
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)

@@ -40,14 +40,12 @@ class Plot:
     panels: list[tuple[str, Drawing]]
 
     def files(self) -> Iterator[tuple[str, Drawing]]:
-        """Names for files, and what is to be drawn there."""
         heading = re.sub(r" \(.*\)|:.*", "", self.heading)
         for panel, drawing in self.panels:
             yield file_name(f"{heading} {panel.partition(';')[0]}"), drawing
 
 
 def legend(compared: ReportData) -> list[tuple[str, Markup, str]]:
-    """The lines of the figures: the class of each, its style, and what it is."""
     styles = {cell.line: cell.style for cell in compared.cells}
     named = [
         (class_of(style), swatch(style), line)
@@ -59,14 +57,12 @@ def legend(compared: ReportData) -> list[tuple[str, Markup, str]]:
 
 
 def band(compared: ReportData) -> str:
-    """What the lines and bands of the figures are."""
     if compared.seeds > 1:
         return "Line: mean over seeds; band: one standard deviation below and above."
     return ""
 
 
 def curves(compared: ReportData) -> list[Plot]:
-    """What is on record of each round, of runs with more than one."""
     drawn_elsewhere = {*compared.explained, *(m.column for m in _of_clients(compared, ""))}
     shown = [
         replace(metric, label=compared.named(metric))
@@ -106,13 +102,10 @@ def _of_clients(compared: ReportData, prefix: str) -> list[Metric]:
 
 
 def costs(compared: ReportData) -> list[Plot]:
-    """Scores against communication and simulated time, if that is more than a single point."""
     if len(compared.rounds) < 2:
         return []
     shown = [replace(metric, label=compared.named(metric)) for metric in compared.primary]
-    scales: list[Scale] = ["bytes"]
-    if CLOCK in compared.rounds:
-        scales.append("seconds")
+    scales: tuple[Scale, ...] = ("bytes", "seconds") if CLOCK in compared.rounds else ("bytes",)
     plots = (draw(compared, metric, scale) for metric in shown for scale in scales)
     return [plot for plot in plots if plot]
 

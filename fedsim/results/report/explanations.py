@@ -61,7 +61,6 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
 
 
 def about(compared: ReportData) -> str:
-    """Of which runs the maps and rules are, and what explanations say nothing."""
     count, words = len(compared.cells), []
     few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
     if len(compared.entries) > 1:
@@ -78,7 +77,6 @@ def about(compared: ReportData) -> str:
 
 
 def _rules(run: Run) -> Iterator[PageTable]:
-    """What the method itself has put on record."""
     rows = run.own_explanations
     if rows.empty:
         return
@@ -91,7 +89,6 @@ def _rules(run: Run) -> Iterator[PageTable]:
 
 
 def _maps(run: Run) -> Iterator[Picture]:
-    """Pictures of the relevance maps that a run has kept."""
     rows = run.maps
     last = rows[rows["round"] == rows["round"].max()]
     of_global = last[last["model"] == "global"]

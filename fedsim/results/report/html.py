@@ -19,7 +19,7 @@ from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import capital
-from fedsim.results.report.searches import SearchResult
+from fedsim.results.report.searches import search_result
 
 
 class Report:
@@ -75,12 +75,11 @@ class Report:
         return ClientScores(self.compared)
 
     @cached_property
-    def searches(self) -> list[SearchResult]:
-        return [SearchResult.read(folder) for folder in self.compared.searches]
+    def searches(self) -> list[dict[str, Any]]:
+        return [search_result(folder) for folder in self.compared.searches]
 
     @cached_property
     def plots(self) -> dict[str, list[Plot]]:
-        """The figures, by section of the page."""
         compared = self.compared
         return {
             "labels": overview.label_counts(compared),
@@ -95,7 +94,7 @@ class Report:
     def save_figures(self, folder: Path) -> list[Path]:
         """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type."""
         plots = [plot for of_section in self.plots.values() for plot in of_section]
-        plots += [plot for search in self.searches for plot in search.figures]
+        plots += [plot for search in self.searches for plot in search["figures"]]
         if not plots:
             raise RunFolderError("no figure to write: no rounds and no trials are on disk")
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,5 +141,4 @@ def _breakable(text: str) -> Markup:
 
 
 def _sha256(text: str) -> str:
-    """As a content security policy wants it."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -79,19 +79,16 @@ def overview(compared: ReportData) -> list[tuple[str, str]]:
 
 
 def _parameters(compared: ReportData) -> list[str]:
-    counts: dict[Any, list[int]] = {}
+    counts: dict[Any, dict[str, None]] = {}  # by model, each once
     for cell in compared.cells:
         for entry in cell.entries:
             count = entry.run.num_parameters if entry.run is not None else None
             if count is not None:
-                counts.setdefault(entry.settings.get("model"), []).append(count)
+                counts.setdefault(entry.settings.get("model"), {})[f"{count:,}"] = None
                 break
     if len(counts) == 1:
-        return [f"{count:,}" for count in distinct(next(iter(counts.values())))]
-    return [
-        f"{model}: {' or '.join(f'{count:,}' for count in distinct(of_model))}"
-        for model, of_model in counts.items()
-    ]
+        return [*next(iter(counts.values()))]
+    return [f"{model}: {' or '.join(of_model)}" for model, of_model in counts.items()]
 
 
 def hyper_parameters(compared: ReportData) -> PageTable:
@@ -162,7 +159,6 @@ def label_counts(compared: ReportData) -> list[Plot]:
 
 
 def experiments(compared: ReportData) -> list[tuple[str, str]]:
-    """The resolved experiment of each cell's first run."""
     return [
         (f"{cell.label}, seed {seed}", experiment(run.path))
         for cell in compared.cells
@@ -171,7 +167,6 @@ def experiments(compared: ReportData) -> list[tuple[str, str]]:
 
 
 def provenance(compared: ReportData) -> PageTable:
-    """Status, time and hashes of each run."""
     entries = compared.entries
     columns = entry_columns(compared, entries)
     seconds = [entry.manifest.get("wall_seconds", np.nan) for entry in entries]

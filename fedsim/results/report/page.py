@@ -24,13 +24,8 @@ _WORDS = 60  # letters; what is longer is prose
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table.
-
-    Attributes:
-        figure: figures stand to the right.
-        high: much is good, so that the first click puts the highest first.
-        code: hashes and folders, which may be broken anywhere.
-        prose: sentences, in several lines.
+    """Of a table: figures stand to the right; hashes and folders may be broken anywhere; prose has
+    several lines. Where much is good (`high`), the first click puts the highest first.
     """
 
     title: str
@@ -62,12 +57,7 @@ FilledColumn = tuple[Column, Sequence[Datum]]  # with the content of each row
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table.
-
-    Attributes:
-        spanner: what the last columns have in common, which stands above their titles.
-        spanned: how many these are.
-    """
+    """A table, with a `spanner` above the titles of the last columns, `spanned` by it."""
 
     caption: str
     columns: list[Column]
@@ -77,7 +67,6 @@ class PageTable:
 
     @classmethod
     def of(cls, caption: str, columns: Sequence[FilledColumn]) -> PageTable:
-        """A table by its columns."""
         rows = zip(*(data for _, data in columns), strict=True)
         return cls(caption, [column for column, _ in columns], [list(row) for row in rows])
 
@@ -123,24 +112,22 @@ class Picture:
 
 def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> PageTable:
     """A table as it stands in a file, without empty columns. `best` are rows, by their first."""
-    content = content.dropna(axis="columns", how="all")
-    table = PageTable.of(caption, [_plain(str(name), content[name]) for name in content])
+    columns: list[FilledColumn] = []
+    for name, values in content.dropna(axis="columns", how="all").items():
+        figures = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        prose = not figures and bool((values.astype(str).str.len() > _WORDS).any())
+        if not figures:
+            data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
+        elif "bytes" in str(name) and values.max() >= 1000:
+            data = [sent(value) for value in values]
+        else:
+            data = list(map(number, aligned(values), values))
+        columns.append((Column(str(name), figures, code=name == "folder", prose=prose), data))
+    table = PageTable.of(caption, columns)
     for row in table.rows:
         if row[0].value in best:
             row[:] = [replace(d, best=True) for d in row]
     return table
-
-
-def _plain(name: str, values: pd.Series[Any]) -> FilledColumn:
-    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
-        prose = bool((values.astype(str).str.len() > _WORDS).any())
-        data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
-        return Column(name, code=name == "folder", prose=prose), data
-    if "bytes" in name and values.max() >= 1000:
-        data = [sent(value) for value in values]
-    else:
-        data = list(map(number, aligned(values), values))
-    return Column(name, figure=True, code=name == "folder"), data
 
 
 def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[FilledColumn]:
@@ -155,7 +142,6 @@ def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> 
 
 
 def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[FilledColumn]:
-    """The columns that name the cell of each row, in the cell's style."""
     (column, names), *others = axis_columns(compared, (cell.values for cell in cells))
     styled = [
         replace(name, swatch=swatch(cell.style)) for name, cell in zip(names, cells, strict=True)
@@ -175,10 +161,10 @@ def datum(value: Any) -> Datum:
     return Datum(str(value), value)
 
 
-def number(text: str, value: float, best: bool = False, note: str = "") -> Datum:
+def number(text: str, value: float, note: str = "") -> Datum:
     """A figure, or a dash for one that there is none of."""
     known = math.isfinite(value)
-    return Datum(text, float(value), best, note) if known else Datum(DASH, None)
+    return Datum(text, float(value), note=note) if known else Datum(DASH, None)
 
 
 def sent(count: float, note: str = "") -> Datum:
@@ -210,7 +196,6 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def listed(values: Sequence[Any]) -> str:
-    """The first of many."""
     shown = ", ".join(map(str, values[:8]))
     return f"{shown}, … ({len(values)} in all)" if len(values) > 8 else shown
 

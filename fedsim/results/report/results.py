@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -82,10 +83,7 @@ def _noted(data: Iterable[Datum], notes: Iterable[str]) -> list[Datum]:
 
 
 def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]]:
-    """What it took to reach the target, and by how many of the seeds it was reached."""
-    found: dict[str, list[Datum]] = {"rounds to": [], "bytes to": []}
-    if timed:
-        found["time to"] = []
+    found: dict[str, list[Datum]] = defaultdict(list)
     for row in rows:
         reached, seeds = int(row["reached"]), int(row["seeds"])
         note = f"({reached}/{seeds})" if reached < seeds else ""
@@ -100,15 +98,23 @@ def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]
 def _against_baseline(
     compared: ReportData, rows: Sequence[pd.Series[Any]], cells: Sequence[ComparedCell]
 ) -> list[FilledColumn]:
-    differences, ps = _differences(compared), []
-    for k, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+    table, differences, ps = compared.summary, [], []
+    decimals = decimals_of(table["difference_high"] - table["difference_mean"]) if rows else 0
+    for row, cell in zip(rows, cells, strict=True):
+        if compared.is_baseline(cell):
+            differences.append(Datum("baseline", None))
+            ps.append(Datum(DASH, None))
+            continue
+        mean, low, high = (row[f"difference_{end}"] for end in ("mean", "low", "high"))
+        text = f"{mean:+z.{decimals}f}"
+        if low < high:
+            text += f" ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
+        differences.append(number(text.replace("-", "−"), mean))
         p = row["p_holm"]
         note = f"{stars(p)} unpaired".strip() if _is_unpaired(row) else stars(p)
         ps.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=note))
-        if compared.is_baseline(cell):
-            differences[k], ps[k] = Datum("baseline", None), Datum(DASH, None)
-    high = not compared.less_is_better
-    return [(Column("vs. baseline", True, high), differences), (Column("p", True), ps)]
+    more = not compared.less_is_better
+    return [(Column("vs. baseline", True, more), differences), (Column("p", True), ps)]
 
 
 def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
@@ -127,27 +133,11 @@ def _is_unpaired(row: pd.Series[Any]) -> bool:
 
 
 def _scores(compared: ReportData, figure: str) -> list[Datum]:
-    """A figure of each row of the summary, all rounded to the same decimals."""
     if compared.summary.empty:
         return []
     means = compared.summary[f"{figure}_mean"]
     texts = mean_std(means, compared.summary[f"{figure}_std"])
     return [number(text, mean) for text, mean in zip(texts, means, strict=True)]
-
-
-def _differences(compared: ReportData) -> list[Datum]:
-    """The difference to the baseline and its interval, of each row, with the same decimals."""
-    if compared.summary.empty:
-        return []
-    table = compared.summary
-    means, highs = table["difference_mean"], table["difference_high"]
-    decimals, found = decimals_of(highs - means), []
-    for mean, low, high in zip(means, table["difference_low"], highs, strict=True):
-        text = f"{mean:+z.{decimals}f}"
-        if low < high:
-            text += f" ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
-        found.append(number(text.replace("-", "−"), mean))
-    return found
 
 
 def pivots(compared: ReportData) -> list[PageTable]:
@@ -162,7 +152,6 @@ def pivots(compared: ReportData) -> list[PageTable]:
 
 
 def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
-    """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
     high, marked = not compared.less_is_better, _marked(compared)
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
@@ -233,7 +222,6 @@ def all_scores(compared: ReportData) -> PageTable:
 
 
 def about_all(compared: ReportData) -> list[str]:
-    """What a reader has to know about `all_scores`."""
     return [
         f"Each score as the mean of the last {LAST} rounds that have it, or in the last of these "
         "if they are fewer: mean ± standard deviation over seeds. Bold: the best of those that "
@@ -282,7 +270,6 @@ def notes(compared: ReportData, pivot: bool) -> list[str]:
 
 
 def _tests(compared: ReportData, differences: bool) -> list[str]:
-    """How the cells are tested against the baseline, by differences and p or by stars alone."""
     if compared.baseline is None:
         return []
     called, table = compared.labels, compared.summary
@@ -309,7 +296,6 @@ def _by(compared: ReportData) -> str:
 
 
 def finding(compared: ReportData) -> str:
-    """What came out, in a sentence."""
     table = compared.summary
     if table.empty or table[f"{compared.by}_mean"].isna().all() or len(compared.primary) > 1:
         return ""
