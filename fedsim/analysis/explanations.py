@@ -197,13 +197,7 @@ def explanations(
             chosen = explainers.parse({"name": experiment.partition.overview})
         if chosen is not None and clients and not chosen.takes_clients:
             chosen = None
-    if chosen is None:
-        usual = experiment.method.explainer() or explainers.parse(
-            {"name": experiment.model.explainer}
-        )
-        own = (usual, *(experiment.explain.explainers if experiment.explain else ()))
-        chosen = find_explainer(usual.name if explainer is None else explainer, own)
-    chosen = _with(chosen, settings or {})
+    chosen = _with(chosen or _find(run, explainer), settings or {})
     if ways and not chosen.takes_inputs:
         what = first_line(type(chosen))
         raise BadInput(
@@ -266,6 +260,16 @@ def _several(numbers: Any) -> list[Any]:
     if numbers is None:
         return []
     return [*numbers] if isinstance(numbers, Iterable) else [numbers]
+
+
+def _find(run: Run, wanted: Wanted | None) -> Explainer:
+    """The explainer that is wanted, by default the run's usual one, with the run's settings."""
+    experiment, section = run.experiment, run.experiment.explain
+    usual: Explainer = experiment.method.explainer() or explainers.parse(
+        {"name": experiment.model.explainer}
+    )
+    own = (usual, *(section.explainers if section else ()))
+    return find_explainer(usual.name if wanted is None else wanted, own)
 
 
 def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:

@@ -54,8 +54,9 @@ def data_command(
     Of a grid or a search, for each variant of its data and partition.
     """
     from fedsim import Experiment
-    from fedsim.config.file import RawConfig
+    from fedsim.config.file import RawConfig, flat
     from fedsim.data.labels import picture_format
+    from fedsim.results.report.entries import differing
     from fedsim.sweep.start import sweep_of
 
     if picture is not None:
@@ -63,7 +64,14 @@ def data_command(
     config = RawConfig.read(file, overrides or [])
     sweep = sweep_of(config)  # of whose runs it has all or representative ones
     experiments = [config.build(Experiment)] if sweep is None else sweep.experiments
-    variants = _variants(experiments)
+    settings = [
+        flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
+    ]
+    keys = differing(settings)
+    variants: dict[str, Experiment] = {}  # by what they differ in
+    for experiment, each in zip(experiments, settings, strict=True):
+        words = ", ".join(f"{key}={each[key]}" for key in keys if key in each)
+        variants.setdefault(words, experiment)
     whole = picture or Path(f"{experiments[0].name}-labels.png")
     for number, (heading, experiment) in enumerate(list(variants.items())[:MOST_VARIANTS], 1):
         if heading:
@@ -79,22 +87,6 @@ def data_command(
     seeds = {experiment.seed for experiment in experiments}
     if len(seeds) > 1:
         out.print(f"partitioned with seed {experiments[0].seed}, the first of {len(seeds)}")
-
-
-def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
-    """Experiments that differ in data or partition, by the keys that differ."""
-    from fedsim.config.file import flat
-    from fedsim.results.report.entries import differing
-
-    settings = [
-        flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
-    ]
-    keys = differing(settings)
-    found: dict[str, Experiment] = {}
-    for experiment, each in zip(experiments, settings, strict=True):
-        words = ", ".join(f"{key}={each[key]}" for key in keys if key in each)
-        found.setdefault(words, experiment)
-    return found
 
 
 def _show_labels(experiment: Experiment, path: Path) -> None:

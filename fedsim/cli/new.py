@@ -33,7 +33,14 @@ def new_command(
     """Create a template of a method, model, data set, explainer or experiment, with a test."""
     if kind not in KINDS:
         raise BadInput(f"there is no template '{kind}'{nearest(kind, KINDS)}")
-    _check_name(name)
+    if not _fits(name):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        better = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")
+        hint = better if _fits(better) else f"my_{better}".rstrip("_")
+        raise BadInput(
+            f"'{name}' cannot be the name of a Python module: lower-case letters, digits and _; "
+            f"for example {hint}"
+        )
     files = {TEMPLATES / file.format(kind): Path(file.format(name)) for file in FILES}
     files = {template: path for template, path in files.items() if template.exists()}
     for path in files.values():
@@ -53,14 +60,5 @@ def new_command(
         out.print(f"to test it:\n  python -m pytest test_{name}.py")
 
 
-def _check_name(name: str) -> None:
-    if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
-        return
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    better = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")
-    fits = re.fullmatch(r"[a-z][a-z0-9_]*", better) and not keyword.iskeyword(better)
-    hint = better if fits else f"my_{better}".rstrip("_")
-    raise BadInput(
-        f"'{name}' cannot be the name of a Python module: lower-case letters, digits and _; "
-        f"for example {hint}"
-    )
+def _fits(name: str) -> bool:
+    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", name)) and not keyword.iskeyword(name)

@@ -146,8 +146,7 @@ def _conclude(done: Run | Grid | Search) -> None:
     else:
         _search_summary(done)
         runs = done.trials
-    failed = runs[runs["status"] == "failed"].to_dict("records")
-    if failed:
+    if failed := runs[runs["status"] == "failed"].to_dict("records"):
         lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
@@ -328,8 +327,7 @@ def _summary(done: Run) -> None:
     if "total_simulated_seconds" in done.rounds:
         energy = f"{last.total_energy_joules / 3600:.3g} Wh"
         table["simulated"] = f"{duration(last.total_simulated_seconds)}, {energy}"
-    privacy = done.experiment.privacy
-    if privacy is not None:
+    if (privacy := done.experiment.privacy) is not None:
         table["privacy"] = f"ε {last.epsilon:.3g}, δ {privacy.delta:g}"
     table["time"] = f"{done.manifest['wall_seconds']:.1f} s"
     table["result hash"] = done.result_hash

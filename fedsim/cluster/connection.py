@@ -129,8 +129,7 @@ def _cluster_address() -> str | None:
                 f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
                 "elsewhere, use `fedsim submit FILE --address http://head:8265`"
             )
-        reason = why_silent(given)
-        if reason:
+        if reason := why_silent(given):
             raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
     word = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")

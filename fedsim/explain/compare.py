@@ -68,8 +68,7 @@ def recorded(
                         scored[key] |= {f"global_agreement_{how}": a for how, a in alike.items()}
             own = [scored[key] for key in of_clients]
             for column in dict.fromkeys(name for one in own for name in one):
-                values = [one[column] for one in own if one.get(column) is not None]
-                if values:
+                if values := [one[column] for one in own if one.get(column) is not None]:
                     mean = math.fsum(values) / len(values)  # type: ignore[arg-type]
                     columns[f"{explainer}/{PREFIXES[whose]}{column}"] = mean
         for (whose, client), own_scores in scored.items():

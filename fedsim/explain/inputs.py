@@ -78,8 +78,12 @@ class Inputs:
             labels = tuple(data.classes[y] for y in truth)
         else:
             labels = tuple(f"{y:.6g}" for y in data.target_scaling.undo(truth))
-        names = tuple(f"row {row}" for row in rows)
-        return cls(x, names, labels, words, marks, _suffix_of_rows(rows))
+        names, numbers = tuple(f"row {row}" for row in rows), "-".join(map(str, rows))
+        if len(rows) > MOST_ROWS:
+            told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
+            numbers = f"{rows[0]}-and-{len(rows) - 1}-more-{told}"
+        suffix = f"-row{'s' * (len(rows) > 1)}-{numbers}" if rows else ""
+        return cls(x, names, labels, words, marks, suffix)
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
@@ -141,8 +145,7 @@ class Inputs:
         paths, notes = [path], []
         if path.is_dir():
             within = sorted(path.iterdir())
-            hidden = [each.name for each in within if not files.is_visible(each.name)]
-            if hidden:
+            if hidden := [each.name for each in within if not files.is_visible(each.name)]:
                 notes.append(f"{path.name}: {files.ignored(hidden)}")
             visible = [each for each in within if files.is_visible(each.name)]
             paths = [each for each in visible if pictures.is_picture(each)]
@@ -186,15 +189,6 @@ def _change(size: tuple[int, int], mode: str, data: Dataset) -> str:
     return "" if own == wanted else f"{W}×{H} {own}, converted to {wanted}"
 
 
-def _suffix_of_rows(rows: Sequence[int]) -> str:
-    """Such as "-row-3", "-rows-0-7"; for many rows their number and a short hash."""
-    numbers = "-".join(map(str, rows))
-    if len(rows) > MOST_ROWS:
-        told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
-        numbers = f"{rows[0]}-and-{len(rows) - 1}-more-{told}"
-    return f"-row{'s' * (len(rows) > 1)}-{numbers}" if rows else ""
-
-
 def _as_suffix(words: str) -> str:
     """Words as part of a file name: letters and digits, separated by hyphens."""
     found = "-".join(re.findall(r"\w+", words))[:MOST_LETTERS].rstrip("-")
@@ -227,8 +221,7 @@ def _expect(path: Path, ending: str, ways: str) -> None:
 def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], tuple[str, ...]]:
     table = read_table(path)
     names = data.feature_names
-    missing = [name for name in names if name not in table]
-    if missing:
+    if missing := [name for name in names if name not in table]:
         raise DataError(
             f"{path}: has no column '{missing[0]}'; its first line must name the features: "
             + ", ".join(names)

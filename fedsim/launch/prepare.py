@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.compression import Downlink, Uplink
@@ -151,7 +150,14 @@ def dealt(
         BadInput: they cannot be loaded, or not be dealt out like this.
     """
     dataset = dataset or load_dataset(experiment.data)
-    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    everything, share = np.arange(dataset.num_loaded), experiment.evaluate.validation
+    rng = keyed_rng(experiment.seed, "validation set")
+    held_out, _ = take_stratified(everything, dataset.strata, share, rng)
+    if share and not len(held_out):
+        raise ExperimentError(
+            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
+            f"none; {1 / len(everything):.2g} holds out one"
+        )
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, setup_bytes = fitted(dataset, splits)
     return *experiment.data.for_clients(dataset, splits, experiment.seed), setup_bytes
@@ -217,18 +223,6 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
     if experiment.devices is not None:
         found.append(SimulatedTime(settings=experiment.devices))
     return found
-
-
-def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    everything = np.arange(dataset.num_loaded)
-    rng = keyed_rng(seed, "validation set")
-    drawn, _ = take_stratified(everything, dataset.strata, share, rng)
-    if share and not len(drawn):
-        raise ExperimentError(
-            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
-            f"none; {1 / len(everything):.2g} holds out one"
-        )
-    return drawn
 
 
 def _with_further(
@@ -402,8 +396,7 @@ def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.
         )
     if train.on_client_error == "skip":
         return
-    few = np.flatnonzero(splits.train.lengths < 2)
-    if len(few):
+    if len(few := np.flatnonzero(splits.train.lengths < 2)):
         raise ExperimentError(
             f"partition: client {few[0]} has one labelled training example, and batch norm needs "
             f"two ({len(few)} of {len(splits)} clients have one); raise partition.min_samples or "
@@ -426,7 +419,12 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
             )
-            job = _as_trained(job, context)
+            # Of the first client with examples, as the experiment's conditions make it.
+            holder = int(np.flatnonzero(context.splits.train.lengths)[0])
+            client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
+            for condition in context.spec.conditions:
+                with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw
+                    job = condition.training(client, job)
             private = job.dp_sgd is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
@@ -438,16 +436,6 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
             if lacks_memory(error):
                 what = "there is not enough memory to train it"
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
-
-
-def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
-    """A job of the first client with examples, as the experiment's conditions make it."""
-    holder = int(np.flatnonzero(context.splits.train.lengths)[0])
-    client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
-    for condition in context.spec.conditions:
-        with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw
-            job = condition.training(client, job)
-    return job
 
 
 @contextmanager

@@ -100,8 +100,7 @@ class LineProgress(_Shown[str]):
     """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
 
     def _show(self, bar: TerminalBar | _NotebookBar, event: str) -> None:
-        ended = re.match(r"\[(\d+)/(\d+)\] ", event)
-        if ended:
+        if ended := re.match(r"\[(\d+)/(\d+)\] ", event):
             bar.update(int(ended[1]), int(ended[2]), event[ended.end() :])
         else:
             bar.note(event)

@@ -85,8 +85,7 @@ class ByColumn(Slices):
     ) -> dict[str, Totals]:
         found = {}
         for k, name in enumerate(self._names):
-            rows = np.flatnonzero(self._numbers[start : start + len(batch)] == k)
-            if len(rows):
+            if len(rows := np.flatnonzero(self._numbers[start : start + len(batch)] == k)):
                 own = batch.at(torch.from_numpy(rows).to(batch.x.device))
                 found[name] = evaluate(self.objective, network, own)
         return found

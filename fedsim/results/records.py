@@ -58,8 +58,7 @@ def summarise(
         samples = sum(r["samples"] for r in trained)
         row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
     column = primary.column
-    tested = [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]
-    if tested:
+    if tested := [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]:
         mean, worst = (f"{who}_{column}" for who in TESTED)
         row[mean] = math.fsum(tested) / len(tested)
         row[worst] = min(tested) if primary.best == "max" else max(tested)

@@ -157,8 +157,7 @@ def score_facts(run: Run) -> dict[str, str]:
     rounds, metric = run.rounds, run.primary_metric
     found = {}
     for each in (metric, *further(run)):
-        scores = rounds.get(each.column, rounds["round"][:0]).dropna()
-        if len(scores):
+        if len(scores := rounds.get(each.column, rounds["round"][:0]).dropna()):
             found[f"{each.label}, {FIGURES['last']}"] = digits(scores.iloc[-1])
         if each == metric and len(scores) >= LAST:
             found[f"{each.label}, {FIGURES['last5']}"] = digits(scores.iloc[-LAST:].mean())

@@ -68,7 +68,11 @@ class Table:
         for part in self._part_files():
             if int(part.stem) > t:
                 break
-            if _chain_before(part) != found:
+            try:
+                before = (pq.read_schema(part).metadata or {}).get(_BEFORE, b"").decode()
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise Damaged(f"{part}: is damaged: {error}") from error
+            if before != found:
                 raise Damaged(
                     f"{latest or part}: is damaged, or a part before or after it is gone"
                 )
@@ -199,14 +203,6 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def _chained(chain: str, part: Path) -> str:
     return hashlib.sha256(f"{chain}{atomic.checksum(part)}".encode()).hexdigest()[:32]
-
-
-def _chain_before(part: Path) -> str:
-    try:
-        metadata: dict[bytes, bytes] = pq.read_schema(part).metadata or {}
-        return metadata.get(_BEFORE, b"").decode()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise Damaged(f"{part}: is damaged: {error}") from error
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:

@@ -134,8 +134,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._over.wait(max(0.0, self._heard + PATIENCE - time.monotonic())):
             if time.monotonic() - self._heard >= PATIENCE:
-                line = describe_pending(ray.util.placement_group_table().values())
-                if line:
+                if line := describe_pending(ray.util.placement_group_table().values()):
                     self._tell(line)
                 self.heard()
 

@@ -141,10 +141,9 @@ def _address(given: str | None) -> str:
             "RAY_API_SERVER_ADDRESS"
         )
     head = given.removeprefix("ray://")
-    if ":" in head and "/" not in head:  # Ray asks the head for its dashboard
-        reason = why_silent(head, TIMEOUT[0])
-        if reason:
-            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
+    # Ray asks the head for its dashboard.
+    if ":" in head and "/" not in head and (reason := why_silent(head, TIMEOUT[0])):
+        raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
     return given
 
 
@@ -407,9 +406,22 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be written: {error}") from error
     try:
-        with _packed(cluster, job) as (name, sha256):
-            _unpack(cluster.read_log(job.node, name), sha256, stage)
+        with (
+            _packed(cluster, job) as (name, sha256),
+            tempfile.TemporaryFile(dir=stage) as package,
+        ):
+            digest = hashlib.sha256()
+            for chunk in cluster.read_log(job.node, name):
+                digest.update(chunk)
+                package.write(chunk)
+            if digest.hexdigest() != sha256:
+                raise RunError("the results arrived damaged; fetch again")
+            package.seek(0)
+            with tarfile.open(fileobj=package) as tar:
+                tar.extractall(stage, filter=_no_links)
         return _install(stage, out, id)
+    except tarfile.FilterError as error:
+        raise RunError(f"the package of results is refused: {error}") from error
     except (OSError, tarfile.TarError) as error:
         raise RunError(f"{out}: the results of job {id} cannot be written: {error}") from error
     finally:
@@ -431,8 +443,7 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
         while True:
             info = cluster.get_job_info(id)
             lines = cluster.get_job_logs(id).splitlines()
-            answers = [json.loads(line) for line in lines if line.startswith('{"package"')]
-            if answers:
+            if answers := [json.loads(line) for line in lines if line.startswith('{"package"')]:
                 break
             if info.status.is_terminal():
                 end = (info.message or "no word").strip().splitlines()[-1]
@@ -449,22 +460,6 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
     finally:
         with suppress(ClusterError):  # otherwise it ends by itself after an hour
             cluster.stop_job(id)
-
-
-def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
-    with tempfile.TemporaryFile(dir=stage) as package:
-        digest = hashlib.sha256()
-        for chunk in chunks:
-            digest.update(chunk)
-            package.write(chunk)
-        if digest.hexdigest() != sha256:
-            raise RunError("the results arrived damaged; fetch again")
-        package.seek(0)
-        try:
-            with tarfile.open(fileobj=package) as tar:
-                tar.extractall(stage, filter=_no_links)
-        except tarfile.FilterError as error:
-            raise RunError(f"the package of results is refused: {error}") from error
 
 
 def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:

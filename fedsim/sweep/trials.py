@@ -207,17 +207,7 @@ def run_trials(
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
         if by_test_set := [name for name in plan.objectives if name in tested]:
-            instead = ", ".join(
-                f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
-                for name, direction in plan.directions.items()
-            )
-            held_out = all(trial.experiment.evaluate.validation for trial in plan.examples)
-            holding_out = "" if held_out else "evaluate.validation=0.1 "
-            tell(
-                f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To "
-                f"choose by a validation set instead: {holding_out}'search.objectives="
-                f"{{{instead}}}'"
-            )
+            tell(_about_test_set(plan, by_test_set))
         with (
             scratch("fstune-") as state,  # pickles of Tune's, which are no part of the results
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # of stopped trials
@@ -247,6 +237,19 @@ def run_trials(
                 first = str(error).strip().partition("\n")[0] or type(error).__name__
                 raise RunError(f"{path}: Ray Tune failed: {first}") from error
         return errors
+
+
+def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
+    instead = ", ".join(
+        f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
+        for name, direction in plan.directions.items()
+    )
+    held_out = all(trial.experiment.evaluate.validation for trial in plan.examples)
+    holding_out = "" if held_out else "evaluate.validation=0.1 "
+    return (
+        f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To choose "
+        f"by a validation set instead: {holding_out}'search.objectives={{{instead}}}'"
+    )
 
 
 def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
@@ -295,20 +298,15 @@ def _load_data(
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error
         tests_clients = trial.experiment.evaluate.clients
-        _check_objectives(plan, known_columns(dataset, splits, spec, tests_clients))
+        known = [*known_columns(dataset, splits, spec, tests_clients), TOTAL_BYTES]
+        for name, where in plan.objectives.items():  # the method may record others
+            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
+            if close and name not in known:
+                raise ExperimentError(
+                    f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
+                    f"{', '.join(known)}, or a column of the method"
+                )
     return datasets, sizes, tested
-
-
-def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """Reject an objective that looks like a misspelt column; the method may record others."""
-    known = [*columns, TOTAL_BYTES]
-    for name, where in plan.objectives.items():
-        close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
-        if close and name not in known:
-            raise ExperimentError(
-                f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
-                f"{', '.join(known)}, or a column of the method"
-            )
 
 
 def data_key(source: Source) -> str:

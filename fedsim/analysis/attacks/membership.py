@@ -222,8 +222,7 @@ def lira_scores(
     insist_on_several(len(shadows))
     _finite(target=target, shadows=shadows)
     for where, word in (inside, "never"), (~inside, "always"):
-        missing = np.flatnonzero(~where.any(axis=0))
-        if len(missing):
+        if len(missing := np.flatnonzero(~where.any(axis=0))):
             raise ExperimentError(
                 f"inside: {len(missing)} of {len(target)} examples (the first is {missing[0]}) "
                 f"are {word} in a shadow model's training set; LiRA needs both for each"
@@ -311,8 +310,7 @@ def shadow_models(
         ExperimentError: a shadow model has nothing to train on.
         ValueError: it has a single example, and batch norm.
     """
-    empty = np.flatnonzero(~inside.any(axis=1))
-    if len(empty):
+    if len(empty := np.flatnonzero(~inside.any(axis=1))):
         raise ExperimentError(f"inside: shadow model {empty[0]} has no training example")
     x, y = x.to(device), y.to(device)
     for s, part in enumerate(inside):
@@ -342,8 +340,7 @@ def _finite(**named: NDArray[Any]) -> None:
     for name, values in named.items():
         if values.size == 0:
             raise ExperimentError(f"{name}: there are no values")
-        bad = values.size - int(np.isfinite(values).sum())
-        if bad:
+        if bad := values.size - int(np.isfinite(values).sum()):
             raise ExperimentError(
                 f"{name}: {bad} of {values.size} values are not finite; has the model diverged?"
             )

@@ -160,8 +160,7 @@ def doubts(
             f"LiRA (AUC {auc['lira']:.3f}) is weaker than the loss ({auc['loss']:.3f}): its "
             "shadow models do not behave as the model does; the strongest attack counts"
         )
-    low = [name for name, found in auc.items() if found < chance["auc"][0]]
-    if low:
+    if low := [name for name, found in auc.items() if found < chance["auc"][0]]:
         yield (
             f"below guessing: {', '.join(low)}; members score lower than others, so that an "
             "attacker who turns the scores round gains 1 − AUC"

@@ -202,8 +202,7 @@ class Mimicked(Explanation):
         ]
         if mimic.tree.leaves == 1:
             lines[0] += "; it predicts one class for all of them, so the tree says nothing"
-        agree = mimic.held_out_fidelity
-        if agree is not None:
+        if (agree := mimic.held_out_fidelity) is not None:
             unseen = len(mimic.images) - mimic.known
             lines.append(
                 f"of {unseen} that it has not seen {agree:.1%} "

@@ -71,14 +71,9 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
         box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
-        figure.text(
-            *(box.x0 / W, (box.y1 + 0.12) / H),
-            textwrap.fill(title[:1].upper() + title[1:], letters),
-            fontsize=10,
-            weight="bold",
-            va="bottom",
-            parse_math=False,
-        )
+        text = textwrap.fill(title[:1].upper() + title[1:], letters)
+        style: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "bottom"}
+        figure.text(box.x0 / W, (box.y1 + 0.12) / H, text, parse_math=False, **style)
     save_cropped(figure, path)
 
 

@@ -110,13 +110,11 @@ def _draw(
         for row in rows:
             for k, x in row:
                 word, wide = document.words[k], CHARACTER * len(document.words[k])
-                shade = ground[k]
-                if shade is not None:
+                if (shade := ground[k]) is not None:
                     axes.fill_between(
                         [x - 0.02, x + wide + 0.02], y - 0.09, y + 0.09, color=shade, linewidth=0
                     )
-                line = bool(underlined) and underlined[k]
-                if line:
+                if line := bool(underlined) and underlined[k]:
                     axes.plot([x, x + wide], [y + 0.08] * 2, color=MARKED, linewidth=1.2)
                 ink = MARKED if line else "black"
                 axes.text(x, y, plain(word), color=ink, **style)  # type: ignore[arg-type]

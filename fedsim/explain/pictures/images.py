@@ -82,13 +82,9 @@ def draw_shared(
                 _show(axes, e.held if kind == "held" else e.shared)
             if row == 0:
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
+    about: dict[str, Any] = {"fontsize": _FONT, "va": "center", "transform": figure.transFigure}
     for number, client in enumerate(clients):
         top = number * (_SIDE * len(_ROWS) + _GAP) + _GAP
-        about: dict[str, Any] = {
-            "fontsize": _FONT,
-            "va": "center",
-            "transform": figure.transFigure,
-        }
         name = plain(client_name(client, called))
         figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
@@ -134,15 +130,8 @@ def draw_relevances(
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
                 scale = show_relevance(axes, heatmap)
-                axes.text(
-                    *(0.5, -0.03),
-                    scale,
-                    transform=axes.transAxes,
-                    ha="center",
-                    va="top",
-                    fontsize=_FONT - 1,
-                    color="0.35",
-                )
+                style = {"ha": "center", "va": "top", "color": "0.35", "fontsize": _FONT - 1}
+                axes.text(0.5, -0.03, scale, style, transform=axes.transAxes)
     _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
     save(figure, path, title)
 

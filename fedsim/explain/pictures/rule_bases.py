@@ -127,18 +127,10 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     if terms:
         from matplotlib.lines import Line2D
 
-        handles = [
-            Line2D([], [], color=colours(centre), linewidth=1.6) for centre in terms.values()
-        ]
-        figure.legend(
-            handles,
-            [plain(term) for term in terms],
-            bbox_to_anchor=(0, 1 + (above + 0.05) / (rows * down - above)),
-            ncols=len(terms),
-            fontsize=_FONT,
-            borderpad=0,
-            **LEGEND,
-        )
+        handles = [Line2D([], [], color=colours(at), linewidth=1.6) for at in terms.values()]
+        place_of = (0, 1 + (above + 0.05) / (rows * down - above))
+        style = {**LEGEND, "ncols": len(terms), "fontsize": _FONT, "borderpad": 0}
+        figure.legend(handles, [*map(plain, terms)], bbox_to_anchor=place_of, **style)
     notes = []
     if any(shapes[f] for f in features if f not in fuzzy):
         notes.append(
@@ -146,11 +138,9 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
         )
     scale = ", highest bar = 1" if fuzzy else ""
     notes.append(f"Grey: histogram of the feature's values in {_many(len(x), 'example')}{scale}.")
-    outside = int(((x[:, features] < 0) | (x[:, features] > 1)).sum())
-    if outside:
+    if outside := int(((x[:, features] < 0) | (x[:, features] > 1)).sum()):
         notes.append(f"Not drawn: {_many(outside, 'value')} outside [0, 1].")
-    left_out = len(names) - len(features)
-    if left_out:
+    if left_out := len(names) - len(features):
         notes.append(f"Left out: {_many(left_out, 'feature')} that the fewest rules use.")
     _note(figure, notes, max(columns * across, 4.2), 0.35)
     return figure
@@ -181,9 +171,8 @@ def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap)
         stretches = [(start, end - start) for start, end in shape.stretches]
         colour = colours(shape.centre)
         # The edge makes very narrow ones visible.
-        panel.broken_barh(
-            stretches, (middle - thick / 2, thick), color=colour, linewidth=0.5, label=words
-        )
+        bar = middle - thick / 2, thick
+        panel.broken_barh(stretches, bar, color=colour, linewidth=0.5, label=words)
 
 
 def draw_rules(
@@ -234,10 +223,9 @@ def draw_rules(
     weight.tick_params(labelsize=_SMALL, length=0, labelleft=False, labelright=True)
     weight.set_ylim(heat.get_ylim())
     weight.spines[:].set_visible(False)
-    for at, header in ((0, "weight"), (1, "clients")):
-        weight.annotate(
-            header, (at, 1), (4 * at, 4), "axes fraction", "offset points", fontsize=_FONT
-        )
+    units = "axes fraction", "offset points"
+    weight.annotate("weight", (0, 1), (0, 4), *units, fontsize=_FONT)
+    weight.annotate("clients", (1, 1), (4, 4), *units, fontsize=_FONT)
 
     bar = place(figure, 0, high + 0.2, 1.8, 0.12)
     figure.colorbar(mesh, cax=bar, orientation="horizontal")
@@ -249,11 +237,9 @@ def draw_rules(
     ]
     if nowhere.any():
         notes.append("Cross: the condition holds nowhere in [0, 1].")
-    lighter = len(rules) - len(shown)
-    if lighter:
+    if lighter := len(rules) - len(shown):
         notes.append(f"Left out: {_many(lighter, 'lighter rule')} of {len(rules)}.")
-    left_out = len(names) - len(features)
-    if left_out:
+    if left_out := len(names) - len(features):
         notes.append(f"Left out: {_many(left_out, 'feature')} that the fewest rules use.")
     _note(figure, notes, max(wide + gap + bars + 0.4, 3.6), 0.62)
     return figure
@@ -306,9 +292,8 @@ def draw_activations(found: Prediction) -> Figure:
     step = next((s for s in (1, 2, 5, 10, 20, 50) if s * wide / R > 0.19 + 0.15 * (s > 1)), 100)
     above.set_xticks(sorted({1, *range(step, R + 1, step)}))
     above.set_xlabel("rule", fontsize=_FONT)
-    above.legend(
-        bbox_to_anchor=(0, 1), ncols=3, fontsize=_FONT, **{**LEGEND, "borderaxespad": 0.2}
-    )
+    style = {**LEGEND, "borderaxespad": 0.2, "ncols": 3, "fontsize": _FONT}
+    above.legend(bbox_to_anchor=(0, 1), **style)
 
     slots = max(len(shares), min(R + 1, 8))
     below = place(figure, 0, 3.1, min(max(0.4 * slots, 1.6), 8.4), 1.9)
@@ -318,13 +303,10 @@ def draw_activations(found: Prediction) -> Figure:
     below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     below.set_xlabel("rules that fire for an example", fontsize=_FONT)
     none = int((active == 0).sum())
-    below.set_title(
-        f"No rule fires for {100 * none / n:.3g}% of the examples ({none:,} of {n:,})."
-        if none
-        else f"For each of the {_many(n, 'example')} a rule fires.",
-        fontsize=_FONT,
-        loc="left",
-    )
+    words = f"For each of the {_many(n, 'example')} a rule fires."
+    if none:
+        words = f"No rule fires for {100 * none / n:.3g}% of the examples ({none:,} of {n:,})."
+    below.set_title(words, fontsize=_FONT, loc="left")
     for panel in (above, below):
         panel.set_ylabel("examples", fontsize=_FONT)
         panel.set_ylim(bottom=0)
@@ -418,12 +400,7 @@ def draw_bars(
         axes.set_title(plain(caption), fontsize=_FONT, loc="left", pad=3)
     axes.set_xlabel(xlabel, fontsize=_FONT)
     if low < 0:
-        figure.legend(
-            handles=[Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")],
-            bbox_to_anchor=(5.8 / 6, 1),
-            ncols=2,
-            fontsize=_SMALL,
-            borderpad=0.1,
-            **{**LEGEND, "loc": "lower right"},
-        )
+        signs = [Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")]
+        style = {**LEGEND, "loc": "lower right", "ncols": 2, "fontsize": _SMALL, "borderpad": 0.1}
+        figure.legend(handles=signs, bbox_to_anchor=(5.8 / 6, 1), **style)
     save(figure, path, title)

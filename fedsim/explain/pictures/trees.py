@@ -72,18 +72,14 @@ def draw_tree(
             axes.text(*at, more, ha="center", va="top", fontsize=_SMALL, color="0.35")
     for text in axes.texts:
         text.set_parse_math(False)
+    style = {**LEGEND, "fontsize": _FONT, "borderpad": 0, "handletextpad": 0.4}
+    style |= {"handlelength": 0.9, "handleheight": 0.9, "columnspacing": 1.2}
     legend = figure.legend(
         [Patch(color=colour) for colour in colours],
         class_names,
         bbox_to_anchor=(0, 1 + 0.1 / figure.get_figheight()),
         ncols=min(len(class_names), 10),
-        fontsize=_FONT,
-        borderpad=0,
-        handlelength=0.9,
-        handleheight=0.9,
-        handletextpad=0.4,
-        columnspacing=1.2,
-        **LEGEND,
+        **style,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -214,8 +210,6 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     axes.set_xlabel("the tree predicts", fontsize=_FONT)
     axes.set_ylabel("the model predicts", fontsize=_FONT)
     same, total = int(np.trace(matrix)), int(matrix.sum())
-    agreed = f"they agree on {same:,} of {total:,}"
-    axes.set_title(
-        agreed + (f" ({same / total:.1%})" if total else ""), fontsize=_FONT, loc="left"
-    )
+    share = f" ({same / total:.1%})" if total else ""
+    axes.set_title(f"they agree on {same:,} of {total:,}{share}", fontsize=_FONT, loc="left")
     return figure

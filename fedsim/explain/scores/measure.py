@@ -141,7 +141,14 @@ def measure(
             rows = x.flatten(1).double()
             spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
         if name == "infidelity":
-            parts, over_parts = _by_part(raw, x, part_of)
+            parts = x.new_zeros(faithfulness.arranged(x, part_of))
+
+            def over_parts(z: Tensor) -> Tensor:
+                """All channels of a pixel, and all entries of a feature, change together."""
+                if part_of is not None:
+                    z = z[:, torch.from_numpy(part_of).to(z.device)]
+                return raw(x + (z[:, None] if x.dim() == 4 else z))
+
             sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
             errors = faithfulness.infidelity(
                 over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
@@ -229,17 +236,3 @@ def similarity(
     """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
     told = informative(a, b, present=present)
     return np.where(told, by_row(score, present, a, b), np.nan)
-
-
-def _by_part(
-    value: Callable[[Tensor], Tensor], x: Tensor, part_of: faithfulness.PartOf
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A perturbation of parts, initially zero, and the value as a function of it."""
-    added = x.new_zeros(faithfulness.arranged(x, part_of))
-
-    def changed(z: Tensor) -> Tensor:
-        if part_of is not None:
-            z = z[:, torch.from_numpy(part_of).to(z.device)]
-        return value(x + (z[:, None] if x.dim() == 4 else z))
-
-    return added, changed

@@ -322,8 +322,7 @@ def _shade(
     """Fill squares (rows, columns), the darker the higher their level; 0 is left blank."""
     corners = np.array(((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))) - 0.5
     for level in range(1, most + 1):
-        held = np.argwhere(levels == level)[:, ::-1]
-        if len(held):
+        if len(held := np.argwhere(levels == level)[:, ::-1]):
             vertices = (held[:, None, :] + corners).reshape(-1, 2)
             codes = [Path.MOVETO, *(Path.LINETO,) * 3, Path.CLOSEPOLY] * len(held)
             axes.add_patch(PathPatch(Path(vertices, codes), color=colour,

@@ -31,16 +31,11 @@ def key_label(key: str, entries: Sequence[Entry]) -> str:
     section, _, key = key.partition(".")
     if not key or key in ("name", "kind"):
         return section
-    symbols = {_symbol(section, key, entry.settings.get(section)) for entry in entries}
-    symbols.discard("")
+    schemas = [_schema(section, entry.settings.get(section)) for entry in entries]
+    words = (key_docs(schema or Config).get(key, "") for schema in schemas)
+    found = (re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", text) for text in words)
+    symbols = {symbol[1] for symbol in found if symbol}
     return symbols.pop() if len(symbols) == 1 else key.rpartition(".")[2]
-
-
-def _symbol(section: str, key: str, component: Value | None) -> str:
-    """The symbol of a key of a section; nothing if its documentation has none."""
-    words = key_docs(_schema(section, component) or Config).get(key, "")
-    found = re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", words)
-    return found[1] if found else ""
 
 
 def _schema(section: str, component: Value | None) -> type[Config] | None:
@@ -140,8 +135,7 @@ def layout(
     ]
     others = [axis for axis in free if axis not in competing]
     if columns is None:
-        leading = [a for a in others if all(_follows(b, a, cells) for b in others if b != a)]
-        if leading:
+        if leading := [a for a in others if all(_follows(b, a, cells) for b in others if b != a)]:
             across, others = leading[0], []
         elif rows is not None and others:
             raise BadInput(f"rows: name the columns, too: {', '.join(others)}")

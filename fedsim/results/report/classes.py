@@ -111,8 +111,7 @@ def last_class_accuracy(run: Run) -> pd.Series[float]:
     without test examples have none.
     """
     columns = [c for c in run.rounds if str(c).startswith(f"{CLASS_ACCURACY}/")]
-    scored = run.rounds[columns].dropna(how="all")
-    if len(scored):
+    if len(scored := run.rounds[columns].dropna(how="all")):
         last = scored.iloc[-1].dropna().astype(float)
         return last.rename(lambda column: column.partition("/")[2])
     matrix = last_confusion(run)

@@ -14,22 +14,11 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results import summary
 from fedsim.results.figures.look import STYLES
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import Entry, Value, differing, entries_of, names_of, word
 from fedsim.results.run import Run
-from fedsim.results.summary import (
-    ELSEWHERE,
-    cell_label,
-    chosen,
-    compared_by,
-    further,
-    in_words,
-    of_score,
-    sign,
-    summarise_cells,
-    tidy,
-)
 from fedsim.results.sweeps import Grid, Search, open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
@@ -115,14 +104,16 @@ class ReportData:
         self.cells = cells_of(self.entries, self.labels)
         runs = [run for cell in self.cells for run in cell.runs]
         begun = [run for _, _, run in runs if len(run.rounds)]
-        picked = chosen(begun, metrics)
+        picked = summary.chosen(begun, metrics)
         judges = {metric.column: metric for metric in (run.primary_metric for run in begun)}
-        others = {metric.column: metric for run in begun for metric in further(run)}
+        others = {metric.column: metric for run in begun for metric in summary.further(run)}
         self.primary = picked[:1] or list(judges.values())
         self.further = picked[1:] if picked else [others[c] for c in others if c not in judges]
         self.explained = {metric.column for run in begun for metric in run.explained}
         shown = {metric.column for run in begun for metric in run.metrics}
-        self.elsewhere = {prefix + column for prefix in ELSEWHERE for column in shown} - shown
+        self.elsewhere = {
+            prefix + column for prefix in summary.ELSEWHERE for column in shown
+        } - shown
         baseline = self._of_grids("baseline")
         self.baseline: dict[str, Value] | None = None
         if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
@@ -130,9 +121,16 @@ class ReportData:
         self.target: float | None = self._of_grids("target")
         if [metric.column for metric in self.primary] != list(judges):
             self.target = None
-        self.rounds = self._rounds(runs)
-        self.by = compared_by(begun, *picked[:1])
-        self.summary = summarise_cells(runs, self.axes, self.baseline, self.target, picked)
+        self.rounds, clients = summary.tidy(runs), summary.tidy(runs, "clients")
+        keys = [*self.axes, "seed", "round"]
+        for metric in self.primary:
+            if (tested := f"test_{metric.column}") in clients:
+                scores = clients.groupby(keys, sort=False)[tested]
+                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
+                worst = worst.rename(f"{WORST_DECILE}{metric.column}")
+                self.rounds = self.rounds.join(worst, on=keys)
+        self.by = summary.compared_by(begun, *picked[:1])
+        self.summary = summary.summarise_cells(runs, self.axes, self.baseline, self.target, picked)
         _arrange(self)
 
     @cached_property
@@ -143,8 +141,8 @@ class ReportData:
             view = copy.copy(self)
             view.primary, view.further, view.target = [metric], [], None
             runs = [run for cell in self.cells for _, _, run in cell.runs]
-            view.by = compared_by(runs, metric)
-            table = of_score(self.summary, self.axes, metric.column)
+            view.by = summary.compared_by(runs, metric)
+            table = summary.of_score(self.summary, self.axes, metric.column)
             view.summary = table[table["last_mean"].notna()].reset_index(drop=True)
             views.append(view)
         return views
@@ -159,16 +157,6 @@ class ReportData:
     def named(self, metric: Metric) -> str:
         return f"test {metric.label}" if self.central(metric) else metric.label
 
-    def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
-        rounds, clients = tidy(runs), tidy(runs, "clients")
-        keys = [*self.axes, "seed", "round"]
-        for metric in self.primary:
-            if (tested := f"test_{metric.column}") in clients:
-                scores = clients.groupby(keys, sort=False)[tested]
-                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
-                rounds = rounds.join(worst.rename(f"{WORST_DECILE}{metric.column}"), on=keys)
-        return rounds
-
     @property
     def validated(self) -> bool:
         return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
@@ -179,7 +167,7 @@ class ReportData:
 
     @property
     def score(self) -> str:
-        return in_words(self.primary)
+        return summary.in_words(self.primary)
 
     @property
     def titled(self) -> str:
@@ -237,7 +225,7 @@ def _arrange(compared: ReportData) -> None:
         cell = compared.cell(row)
         judge = cell.metric if len(compared.primary) > 1 else compared.primary[0]
         is_first = compared.is_baseline(cell)
-        merit = np.inf if is_first else sign(judge) * row[f"{compared.by}_mean"]
+        merit = np.inf if is_first else summary.sign(judge) * row[f"{compared.by}_mean"]
         merits[cell.line] = np.nanmax([merits[cell.line], merit])
     told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
     styles = {line: k for k, line in enumerate(line for line in merits if line in told)}
@@ -247,7 +235,7 @@ def _arrange(compared: ReportData) -> None:
 
 def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
     """A cell in a few words, without the settings that it does not have."""
-    return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
+    return summary.cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
 def distinguish(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:

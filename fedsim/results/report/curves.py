@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
 from fedsim.objectives import VALIDATION, Metric
@@ -123,8 +122,13 @@ def draw(
             continue
         for key, rows in compared.rounds.groupby(compared.axes, sort=False):
             cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
-            line = _line(rows, column, cell, scale)
-            if line is not None and (scale != "round" or len(line.x) > 1):
+            scored = rows.assign(
+                bytes=rows["total_bytes_up"] + rows["total_bytes_down"],
+                seconds=rows.get(CLOCK, np.nan),
+                value=rows[column].replace([np.inf, -np.inf], np.nan),
+            ).dropna(subset="value")
+            line = Line.of(cell.line, cell.style, scored, "value", scale)
+            if len(line.x) > (scale == "round"):
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
@@ -155,17 +159,6 @@ def draw(
         words = f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}."
         found.append((panel, Drawing(words, LINES, draw)))
     return Plot(heading + (" (logarithmic)" if log else cut), found)
-
-
-def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, scale: Scale) -> Line | None:
-    """The line of a cell; None if no round is on record for all of its seeds."""
-    rows = rows.assign(
-        bytes=rows["total_bytes_up"] + rows["total_bytes_down"],
-        seconds=rows.get(CLOCK, np.nan),
-        value=rows[measure].replace([np.inf, -np.inf], np.nan),
-    ).dropna(subset="value")
-    line = Line.of(cell.line, cell.style, rows, "value", scale)
-    return line if len(line.x) else None
 
 
 def in_sight(metric: Metric, low: float, high: float) -> tuple[float, str]:

@@ -113,8 +113,14 @@ def _maps(run: Run) -> Iterator[Picture]:
         shape: list[int] = run.manifest.get("map_shape") or []
         own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
         if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
-            png = _drift(run, explainer, np.unique(own["round"]), shape)
-            n, shown = own["input"].nunique(), len(own["round"].unique())
+            rounds = np.unique(own["round"])
+            few = np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
+            at = rounds[few].tolist()
+            maps = {t: relevance_maps(run, explainer, t)["global"] for t in at}
+            inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
+            drawn = {t: [of[i].reshape(shape) for i in inputs] for t, of in maps.items()}
+            png = map_figures.draw_drift(drawn, [f"row {i}" for i in inputs])
+            n, shown = own["input"].nunique(), len(rounds)
             some = f"; the first {_INPUTS} of {n} inputs" if n > _INPUTS else ""
             some += f"; {_ROUNDS} of {shown} rounds" if shown > _ROUNDS else ""
             yield _picture(f"Global model, {explainer}, by round{some}", png)
@@ -122,16 +128,6 @@ def _maps(run: Run) -> Iterator[Picture]:
 
 def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return rows[~np.isnan(rows).any(axis=1)]
-
-
-def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
-    few = np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
-    maps = {t: relevance_maps(run, explainer, t)["global"] for t in rounds[few].tolist()}
-    inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
-    return map_figures.draw_drift(
-        {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
-        [f"row {i}" for i in inputs],
-    )
 
 
 def _picture(words: str, png: bytes) -> Picture:

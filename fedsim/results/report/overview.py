@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -184,31 +183,26 @@ def provenance(compared: ReportData) -> PageTable:
 def environments(compared: ReportData) -> list[tuple[int, list[tuple[str, str]]]]:
     """Versions and hardware, with how many runs had these."""
     manifests = [entry.manifest for entry in compared.entries if entry.run is not None]
-    counts = Counter(
-        tuple(_environment(manifest))
-        for manifest in manifests or [folder.manifest for folder in compared.searches]
-    )
-    return [(count, list(facts)) for facts, count in counts.items()]
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for manifest in manifests or [folder.manifest for folder in compared.searches]:
+        hardware = manifest.get("hardware", {})
+        facts = {
+            **manifest.get("packages", {}),
+            "python": manifest.get("python"),
+            "git revision": manifest.get("git_revision"),
+            "processor": hardware.get("machine"),
+            "CPUs": hardware.get("cpus"),
+            "GPUs": ", ".join(hardware.get("gpus", [])) or "none",
+            "client actors": manifest.get("actors"),
+            "clients per step": manifest.get("clients_per_step"),
+            "device of the server": manifest.get("server_device"),
+        }
+        counts[tuple((name, str(v)) for name, v in facts.items() if v is not None)] += 1
+    return [(count, list(of)) for of, count in counts.items()]
 
 
 def experiment(path: Path) -> str:
     return (path / "experiment.yaml").read_text(encoding="utf-8")
-
-
-def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    hardware = manifest.get("hardware", {})
-    facts = {
-        **manifest.get("packages", {}),
-        "python": manifest.get("python"),
-        "git revision": manifest.get("git_revision"),
-        "processor": hardware.get("machine"),
-        "CPUs": hardware.get("cpus"),
-        "GPUs": ", ".join(hardware.get("gpus", [])) or "none",
-        "client actors": manifest.get("actors"),
-        "clients per step": manifest.get("clients_per_step"),
-        "device of the server": manifest.get("server_device"),
-    }
-    return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
 def _settings(compared: ReportData, key: str) -> list[Any]:

@@ -65,8 +65,7 @@ def results(compared: ReportData) -> PageTable:
     if whole:
         data = [sent(row["total_bytes_mean"]) for row in rows]
         columns.append((Column("bytes sent", True), data))
-    timed = "simulated_seconds_mean" in compared.summary
-    if timed:
+    if timed := "simulated_seconds_mean" in compared.summary:
         data = [lasted(row["simulated_seconds_mean"]) for row in rows]
         columns.append((Column("simulated time", True), data))
     if compared.target is not None:
