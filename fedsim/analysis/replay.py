@@ -533,12 +533,7 @@ class ModelSnapshot:
 
 
 def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> Explanation:
-    """Explain a finished run as a whole.
-
-    Raises:
-        BadInput: the explainer does not apply, the run is not finished, or there is no such
-            client.
-    """
+    """Explain a finished run as a whole."""
     experiment, loaded = run.experiment, load_dataset(run.experiment.data)
     dataset = dealt(experiment, loaded)[0]
     method, K = experiment.method, run.manifest["clients"]

@@ -27,14 +27,10 @@ TIMEOUT = 5.0  # seconds to wait for the head of a cluster
 def planned_actors(
     settings: EngineSettings, worker_bytes: float, most: int, tell: Callable[[str], None]
 ) -> Iterator[int]:
-    """Connect to a Ray cluster, like `connected`, and plan the client actors of a run.
+    """Connect to a Ray cluster, like `connected`, and plan the number of client actors of a run.
 
-    Args:
-        worker_bytes: bytes of a worker's arrays.
-        most: clients per round, the limit of `engine.actors=auto`.
-
-    Yields:
-        The number of client actors.
+    `worker_bytes` are those of a worker's arrays; `most` clients per round limit
+    `engine.actors=auto`.
     """
     if settings.kind == "local":
         free = psutil.virtual_memory().available
@@ -114,10 +110,7 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
 
 
 def _cluster_address() -> str | None:
-    """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`.
-
-    None if a private one is to be started.
-    """
+    """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`."""
     given = os.environ.get("RAY_ADDRESS")
     if given == "local":
         return None

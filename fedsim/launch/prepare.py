@@ -56,14 +56,7 @@ CLIENT_COLUMNS = {
 def prepare(
     experiment: Experiment, dataset: Dataset | None = None
 ) -> tuple[Dataset, ClientSplits, RunSpec]:
-    """Load the data, deal it out to clients, and check that the experiment can be carried out.
-
-    Args:
-        dataset: the data of the experiment, if it is loaded already.
-
-    Raises:
-        BadInput: it cannot.
-    """
+    """Load the data, deal it out, and check that the experiment can be carried out."""
     check_loggers(experiment)
     if experiment.engine.kind != "local" and (found := defined_here(experiment)):
         raise ExperimentError(
@@ -144,11 +137,7 @@ def prepare(
 def dealt(
     experiment: Experiment, dataset: Dataset | None = None
 ) -> tuple[Dataset, ClientSplits, tuple[int, int]]:
-    """The data as clients hold them, and the bytes sent up and down to agree on their scales.
-
-    Raises:
-        BadInput: they cannot be loaded, or not be dealt out like this.
-    """
+    """The data as clients hold them, and the bytes sent up and down to agree on their scales."""
     dataset = dataset or load_dataset(experiment.data)
     everything, share = np.arange(dataset.num_loaded), experiment.evaluate.validation
     rng = keyed_rng(experiment.seed, "validation set")

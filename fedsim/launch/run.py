@@ -104,12 +104,7 @@ def resume(
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
-    """Continue an interrupted run; see `fedsim.resume`.
-
-    Raises:
-        BadInput: the folder is not that of a run, was edited, or its data changed.
-        RunError: the run failed again.
-    """
+    """Continue an interrupted run; see `fedsim.resume`."""
     with RunFolder.open(path).alone(), RunProgress(progress) as shown:
         folder = RunFolder.open(path)  # after any other process has released it
         if folder.manifest["status"] == "finished" and not folder.damage():

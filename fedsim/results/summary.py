@@ -90,10 +90,7 @@ def aligned(values: Iterable[Any]) -> list[str]:
 
 
 def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
-    """The row of the best round, the first of equals; None if no round was evaluated.
-
-    It is judged on the validation set, if there is one, or else on the test set.
-    """
+    """The row of the best round, by validation if there is any, the first of equals; or None."""
     column = VALIDATION + metric.column
     column = column if column in rounds else metric.column
     if column not in rounds:
@@ -140,10 +137,7 @@ def on_record(run: Run) -> dict[str, Metric]:
 
 
 def further(run: Run) -> list[Metric]:
-    """The scores on record that tables show beside the primary metric.
-
-    All but those on a validation set, and the accuracy of each class.
-    """
+    """The scores on record that tables show beside the primary one, none by validation."""
     left_out = (VALIDATION, f"{CLASS_ACCURACY}/")
     return [
         metric
@@ -183,15 +177,7 @@ def tidy(
     runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     table: Literal["rounds", "clients"] = "rounds",
 ) -> pd.DataFrame:
-    """The tables of many runs as one.
-
-    Args:
-        runs: of each run its cell (a value for each axis), its seed, and the run.
-        table: `rounds` or `clients`.
-
-    Returns:
-        A column for each axis, `seed`, and then the columns of the runs' own tables.
-    """
+    """The tables of many runs as one: the values of their cells, seeds, and their own columns."""
     import pandas as pd
 
     parts = []

@@ -111,11 +111,7 @@ class Table:
             shutil.rmtree(merged)
 
     def read(self, checksum: str | None = None) -> pd.DataFrame:
-        """All rows on disk.
-
-        Raises:
-            Damaged: it has another one, or it or a part cannot be read.
-        """
+        """All rows on disk; raises Damaged if they cannot be read or have another checksum."""
         import pandas as pd  # here, because client actors import this module and need no pandas
 
         try:

@@ -34,12 +34,7 @@ def insist_on_whole(path: Path) -> int:
 
 
 def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Check all that a resume, a replay, an explanation or a report would read.
-
-    Yields:
-        Each folder, those of a grid's or a search's runs after its own, and what is damaged or
-        missing there.
-    """
+    """Check all that a resume, a replay, an explanation or a report would read, by folder."""
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
         yield folder.path, damage_of_run(folder)

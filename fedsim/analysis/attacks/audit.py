@@ -334,10 +334,8 @@ class PrivacyAudit:
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
-        seed = self.experiment.seed
-        rngs = [keyed_rng(seed, f"attack/draw {k}") for k in range(DRAWS)]
-        mechanism = partial(sharing.obscured, self.fed, self.state, own.x, own.y)
-        found = self._reconstructed(items, torch.cat([mechanism(rng) for rng in rngs]), own)
+        known = torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)])
+        found = self._reconstructed(items, known, own)
         return self._inversion(originals, items, found, y, own)
 
     def invert_explanations(
@@ -444,6 +442,10 @@ class PrivacyAudit:
 
     def _pixels(self, x: Tensor) -> Tensor:
         return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
+
+    def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
+        rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
+        return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
 
 
 def _sent(

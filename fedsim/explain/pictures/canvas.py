@@ -78,10 +78,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
 
 
 def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> None:
-    """Save in the format of the path's ending (PNG if it is no path), cropped to what was drawn.
-
-    matplotlib would draw once more, to know where to crop.
-    """
+    """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn."""
     figure.set_dpi(DPI)
     _lay_out(figure)
     box = figure.get_tightbbox().padded(0.1)

@@ -34,8 +34,6 @@ class Example:
     """One image that a client shares.
 
     Args:
-        client: the client's id.
-        label: index of its class.
         held: (C, H, W) pixels in [0, 1].
         heatmap: (H, W) signed relevances.
         mask: (H, W) factors of the pixels, 0 to 1.

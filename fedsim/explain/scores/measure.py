@@ -194,9 +194,6 @@ def relevances_of(
         x: (m, ...) as the network takes them.
         decided: (m,) the class explained; 0 for a regression.
         rng, like: as of `FeatureExplainer.each`.
-
-    Raises:
-        ValueError: it returns a wrong shape.
     """
     decided = decided.clone().to(x.device)
     with torch.enable_grad():  # of copies, because other explainers get the same inputs

@@ -205,9 +205,8 @@ class ReportData:
 def _arrange(compared: ReportData) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
-    If there are too many cells to be seen in one figure, those that compete with each other share
-    a panel. If there are more lines than can be told apart even so, the best are, and the
-    baseline.
+    Of too many cells for one figure, those that compete with each other share a panel. Of more
+    lines than can be told apart even so, the best are, and the baseline.
     """
     cells, rows = compared.cells, compared.layout.rows
     varied = [a for a in compared.axes if len({cell.values[a] for cell in cells}) > 1]
