@@ -316,10 +316,7 @@ def _on_ray(
                     return
                 progress = ray.get(event)
                 if isinstance(progress, tuple):
-                    id, started = progress
-                    with suppress(psutil.Error):  # it may have ended, or run in another container
-                        found = psutil.Process(id)
-                        process = found if found.create_time() == started else None
+                    process = _process(*progress)
                     continue
                 if isinstance(progress, dict) and progress["round"] > furthest:
                     deaths, furthest = 0, progress["round"]
@@ -351,6 +348,15 @@ def _on_ray(
                     with suppress(psutil.Error):  # without Ray's own processes, Ray kills nothing
                         process.kill()
                     wait_for_end([process], KILLED)
+
+
+def _process(id: int, started: float) -> psutil.Process | None:
+    """The process, if it still runs and its number is not one of another container."""
+    with suppress(psutil.Error):
+        process = psutil.Process(id)
+        if process.create_time() == started:
+            return process
+    return None
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import ItemsView, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -112,12 +112,12 @@ class GridSettings(Config):
     def values(self, axis: str) -> list[Any]:
         return [self.show(axis, v) for v in self.axes[axis]]
 
-    def shown(self, part: Mapping[str, Any]) -> ItemsView[str, Any]:
+    def shown(self, part: Mapping[str, Any]) -> dict[str, Any]:
         """The values of some axes as tables show them."""
-        return {axis: self.show(axis, value) for axis, value in part.items()}.items()
+        return {axis: self.show(axis, value) for axis, value in part.items()}
 
     def shown_baseline(self) -> dict[str, Any] | None:
-        return None if self.baseline is None else dict(self.shown(self.baseline))
+        return None if self.baseline is None else self.shown(self.baseline)
 
     def cells(self) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
         """Every cell, excluded or not: its value on each axis, and what each axis sets."""
@@ -196,7 +196,7 @@ class GridSweep(SweepRunner[Grid]):
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
         self.runs: list[CellRun] = []
-        excluded = [self.grid.shown(part) for part in self.grid.exclude]
+        excluded = [self.grid.shown(part).items() for part in self.grid.exclude]
         kept = [cell for cell in cells if not any(part <= cell[0].items() for part in excluded)]
         if not kept:
             where = config.where(("grid", "exclude"))

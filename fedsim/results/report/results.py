@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -82,7 +81,8 @@ def _noted(data: Iterable[Datum], notes: Iterable[str]) -> list[Datum]:
 
 
 def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]]:
-    found: dict[str, list[Datum]] = defaultdict(list)
+    titles = ["rounds to", "bytes to", *(["time to"] if timed else [])]
+    found: dict[str, list[Datum]] = {title: [] for title in titles}
     for row in rows:
         reached, seeds = int(row["reached"]), int(row["seeds"])
         note = f"({reached}/{seeds})" if reached < seeds else ""
