@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,6 @@ class Comparison:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The three tables by name."""
         return {
             "experiments": self.experiments,
             "environments": self.environments,
@@ -84,7 +83,6 @@ class Comparison:
 
 
 def _texts(key: str, values: pd.Series[Any]) -> list[str]:
-    """The values of all runs as a person reads them; a dash where one is missing."""
     known = values.dropna()
     if key.startswith("bytes_"):
         texts = [size(value) for value in known]
@@ -127,8 +125,13 @@ def compare(*runs: Run | str | Path) -> Comparison:
     """
     found: dict[Path, Run] = {}
     for given in runs:
-        for run in [given] if isinstance(given, Run) else _runs_in(given):
-            found.setdefault(run.path, run)
+        if isinstance(given, Run):
+            found.setdefault(given.path, given)
+            continue
+        opened = open_folder(given)
+        alone = [opened.path] if isinstance(opened, RunFolder) else []
+        for path in alone or runs_below(opened.path):
+            found.setdefault(path, Run.open(path))
     if len(found) < 2:
         raise BadInput("give at least two different runs to compare")
     for path in found:
@@ -136,46 +139,24 @@ def compare(*runs: Run | str | Path) -> Comparison:
         check_end(folder)
         if (path / FINAL_WEIGHTS).exists():  # those who need no weights may remove them
             atomic.check(path / FINAL_WEIGHTS, folder.files.get(FINAL_WEIGHTS))
-    named = dict(zip(names_of(list(found)), found.values(), strict=True))
-    return Comparison(
-        named,
-        _differences({name: _experiment(run) for name, run in named.items()}),
-        _differences({name: _environment(run) for name, run in named.items()}),
-        _results(named),
-    )
-
-
-def _runs_in(path: str | Path) -> list[Run]:
-    folder = open_folder(path)
-    if isinstance(folder, RunFolder):
-        return [Run(folder)]
-    return [Run.open(below) for below in runs_below(folder.path)]
-
-
-def _experiment(run: Run) -> dict[str, Any]:
-    """The resolved experiment by `section.key`. Reading it runs no code."""
-    return flat(RawConfig.read(run.path / "experiment.yaml").content)
-
-
-def _environment(run: Run) -> dict[str, Any]:
-    return flat({key: run.manifest.get(key) for key in ENVIRONMENT})
-
-
-def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for each run, and a column for each fact that differs between them."""
-    columns = {
-        key: [each.get(key) for each in facts.values()] for key in differing([*facts.values()])
-    }
+    first, *others = found.values()
+    names = pd.Index(names_of(list(found)), name="run")
+    # Reading the experiments runs no code.
+    experiments = [flat(RawConfig.read(path / "experiment.yaml").content) for path in found]
+    environments = [
+        flat({key: run.manifest.get(key) for key in ENVIRONMENT}) for run in found.values()
+    ]
+    results = pd.DataFrame([figures(run) for run in found.values()], index=names)
+    differs = [None, *(_first_difference(first, run) for run in others)]
+    results["differs_from_round"] = pd.array(differs, dtype="Int64")
     # Of type object, so that integers stay integers besides missing values.
-    return pd.DataFrame(columns, index=pd.Index(facts, name="run"), dtype=object)
-
-
-def _results(runs: Mapping[str, Run]) -> pd.DataFrame:
-    first, *_ = runs.values()
-    table = pd.DataFrame([figures(run) for run in runs.values()], index=pd.Index(runs, name="run"))
-    differs = [None if run is first else _first_difference(first, run) for run in runs.values()]
-    table["differs_from_round"] = pd.array(differs, dtype="Int64")
-    return table
+    one, two = (
+        pd.DataFrame(
+            {k: [of.get(k) for of in facts] for k in differing(facts)}, names, dtype=object
+        )
+        for facts in (experiments, environments)
+    )
+    return Comparison(dict(zip(names, found.values(), strict=True)), one, two, results)
 
 
 def figures(run: Run) -> dict[str, Any]:
@@ -198,22 +179,19 @@ def figures(run: Run) -> dict[str, Any]:
 
 def _first_difference(one: Run, other: Run) -> int | None:
     """The first round in which the records of two runs differ; None if there is none."""
-    pairs = ((one.rounds, other.rounds), (one.clients, other.clients))
-    found = (_first_row(a, b) for a, b in pairs)
-    return min((t for t in found if t is not None), default=None)
-
-
-def _first_row(one: pd.DataFrame, other: pd.DataFrame) -> int | None:
-    if one.empty or other.empty:
-        return None if one.empty and other.empty else 1
-    a, b = _by_round(one).align(_by_round(other))
-    differs = ~((a == b) | (a.isna() & b.isna())).all(axis=1)
-    return int(differs.index[differs].get_level_values("round").min()) if differs.any() else None
+    found = []
+    for ours, theirs in ((one.rounds, other.rounds), (one.clients, other.clients)):
+        if ours.empty or theirs.empty:
+            found += [] if ours.empty and theirs.empty else [1]
+            continue
+        a, b = _by_round(ours).align(_by_round(theirs))
+        differs = ~((a == b) | (a.isna() & b.isna())).all(axis=1)
+        found += differs.index[differs].get_level_values("round").tolist()
+    return min(map(int, found), default=None)
 
 
 def _by_round(table: pd.DataFrame) -> pd.DataFrame:
-    """A table's records without times, by round and client."""
-    keys: Sequence[str] = [key for key in ("round", "client") if key in table]
+    keys = [key for key in ("round", "client") if key in table]
     table = table.drop(columns=[column for column in VARYING if column in table])
-    again = table.groupby(list(keys)).cumcount()
+    again = table.groupby(keys).cumcount()
     return table.set_index([*(table[key] for key in keys), again], drop=False)

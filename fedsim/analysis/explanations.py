@@ -23,8 +23,7 @@ from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.notebook import as_html
-from fedsim.explain.pictures.canvas import drawing_as
+from fedsim.explain.pictures.canvas import as_html, drawing_as
 from fedsim.launch.prepare import dealt
 from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
@@ -124,11 +123,6 @@ class Explanations:
 
 
 def file_format(where: Path) -> str:
-    """The format of the file to draw to; empty for a folder.
-
-    Raises:
-        BadInput: there is no such format.
-    """
     return picture_format(where) if where.suffix and not where.is_dir() else ""
 
 
@@ -196,9 +190,11 @@ def explanations(
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:
         raise BadInput("give only one of row, input and text")
-    chosen = None
+    chosen, experiment = None, run.experiment
     if explainer is None and not times and not ways and of is None:
-        chosen = _overview(run)
+        chosen = experiment.method.overview()
+        if chosen is None and experiment.partition.overview is not None:
+            chosen = explainers.parse({"name": experiment.partition.overview})
         if chosen is not None and clients and not chosen.takes_clients:
             chosen = None
     chosen = _with(chosen or _find(run, explainer), settings or {})
@@ -225,7 +221,10 @@ def explanations(
             def on_round(k: int, last: int = last) -> None:
                 tell(f"[{k}/{last}] recomputing round {k}")
 
-            whose = clients or ([] if explainer else _usual_clients(run, t))
+            trained = run.clients
+            if t is not None and not trained.empty:
+                trained = trained[trained["round"] <= t]
+            whose = clients or ([] if explainer else experiment.method.explained_clients(trained))
             if whose:
                 models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset, of)
             else:
@@ -244,7 +243,6 @@ def explanations(
 
 
 def _clients(run: Run, given: Clients | None) -> list[int]:
-    """Clients by number or name."""
     names: list[str] = run.manifest.get("client_names", [])
     found = []
     for one in [given] if isinstance(given, str) else _several(given):
@@ -264,17 +262,6 @@ def _several(numbers: Any) -> list[Any]:
     return [*numbers] if isinstance(numbers, Iterable) else [numbers]
 
 
-def _overview(run: Run) -> Explainer | None:
-    """The explainer of the run as a whole, if its method or partition has one."""
-    experiment = run.experiment
-    of_method: Explainer | None = experiment.method.overview()
-    of_partition = experiment.partition.overview
-    if of_method is not None or of_partition is None:
-        return of_method
-    found: Explainer = explainers.parse({"name": of_partition})
-    return found
-
-
 def _find(run: Run, wanted: Wanted | None) -> Explainer:
     """The explainer that is wanted, by default the run's usual one, with the run's settings."""
     experiment, section = run.experiment, run.experiment.explain
@@ -287,12 +274,6 @@ def _find(run: Run, wanted: Wanted | None) -> Explainer:
 
 def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
     """The explainer that a user asks for.
-
-    Args:
-        wanted: a name, a name with settings (`"occlusion: {size: 1}"`), a section with a `name`,
-            or an Explainer.
-        own: explainers of a run, whose settings count unless others are given; of two with the
-            same name the last.
 
     Raises:
         BadInput: there is no such explainer, or it has no such settings.
@@ -314,7 +295,6 @@ def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
 
 
 def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and settings."""
     given: Any = wanted
     if isinstance(wanted, str):
         try:
@@ -335,14 +315,12 @@ def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _problem(error: ValidationError) -> str:
-    """The first problem, in one line."""
     first = error.errors()[0]
     what = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), what)))
 
 
 def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
-    """The explainer with some fields changed."""
     known = type(explainer).model_fields
     for key in settings:
         if key not in known:
@@ -362,7 +340,6 @@ def _inputs(
     given: str | Path | Inputs | None,
     text: str | None,
 ) -> Inputs:
-    """The inputs that the user names; by default the explainer's."""
     if isinstance(given, Inputs):
         return given
     if given is not None:
@@ -370,11 +347,3 @@ def _inputs(
     if text is not None:
         return Inputs.of_texts(dataset, [text], ["text"])
     return Inputs.of_rows(dataset, rows) if rows else usual_inputs(explainer, dataset)
-
-
-def _usual_clients(run: Run, t: int | None) -> list[int]:
-    """The clients whose models are explained by default after a round."""
-    rows = run.clients
-    if t is not None and not rows.empty:
-        rows = rows[rows["round"] <= t]
-    return run.experiment.method.explained_clients(rows)

@@ -89,7 +89,6 @@ def predictions(
 
 @torch.no_grad()
 def _outputs(model: ModelSnapshot) -> NDArray[Any]:
-    """(M, ...) a model's outputs for all test examples, in the batches of evaluation."""
     again = model.again
     if isinstance(again.spec.model, RuleModel):
         assert isinstance(model.own, dict)

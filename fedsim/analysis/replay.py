@@ -184,23 +184,18 @@ def _same(value: Any, known: Any) -> bool:
 
 
 def _check_round(run: Run, t: int) -> None:
-    last = run.last_round
-    if not 1 <= t <= last:
-        raise RunFolderError(f"{run.path}: there is no round {t}; it has {last}")
+    if not 1 <= t <= run.last_round:
+        raise RunFolderError(f"{run.path}: there is no round {t}; it has {run.last_round}")
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    """Raise RunFolderError if a run has no client of this number."""
     K = run.manifest["clients"]
     if not 0 <= client < K:
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
 
 
 def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
-    """The models that client functions leave as `trained`, and what notes them down.
-
-    They are copies, which later clients do not change.
-    """
+    """The models that client functions leave as `trained`, and what notes them down."""
     found: dict[int, ClientModel] = {}
 
     def look(at: Client) -> None:
@@ -327,7 +322,11 @@ def whose_models(run: Run) -> Whose:
 
 def _common_round(run: Run, clients: Collection[int], after: int | None) -> int:
     """The round after which models are wanted, or the last in which all clients were trained."""
-    learnt = {k: _rounds_of(run, k) for k in clients}
+    learnt: dict[int, list[int]] = {k: [] for k in clients}
+    if not run.clients.empty:
+        columns = [name for name in ("steps", "rules") if name in run.clients]
+        trained = run.clients[run.clients[columns].notna().any(axis=1)]
+        learnt = {k: sorted(trained["round"][trained["client"] == k].astype(int)) for k in clients}
     if after is None:
         common = set.intersection(*map(set, learnt.values()))
         if not common and all(learnt.values()):
@@ -414,7 +413,6 @@ class ModelSnapshot:
 
     @property
     def _task(self) -> tuple[int, tuple[int, ...]] | None:
-        """The current task of a client in continual learning, and its classes."""
         splits = self.again.splits.at(self.again.after, self.again.experiment.train.rounds)
         if splits.labels is None or self.client is None:
             return None
@@ -465,20 +463,17 @@ class ModelSnapshot:
         return _explained(explainer, self.explained(), self.data(), inputs)
 
     def explained(self) -> ExplainedModel:
-        """The model in the form that explainers take, without the run."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
         last = again.after == again.run.last_round
-        sources = None  # a client's rules come from itself
-        if self.client is None and isinstance(state, Sourced):
-            sources = state.sources
+        sources = record = None  # a client's rules come from itself
         beside = {}
-        if self.client is not None and isinstance(own, Tensor):
-            arrays = experiment.method.global_model(again.fed, state)
-            if arrays:
-                beside["global model"] = self._flat(
-                    again.fed.server.tensor(state.weights)
-                ).module.eval()
+        if self.client is None:
+            record = again.run.path / "explanations.parquet" if last else None
+            sources = state.sources if isinstance(state, Sourced) else None
+        elif isinstance(own, Tensor) and experiment.method.global_model(again.fed, state):
+            weights = again.fed.server.tensor(state.weights)
+            beside["global model"] = self._flat(weights).module.eval()
         return ExplainedModel(
             section=again.spec.model,
             title=self.title,
@@ -491,21 +486,17 @@ class ModelSnapshot:
             sources=sources,
             beside=beside,
             scores=self.scores,
-            record=again.run.path / "explanations.parquet"
-            if self.client is None and last
-            else None,
+            record=record,
         )
 
     def data(self) -> ExplainedData:
-        """The data behind the model, in the form that explainers take."""
-        own = None
+        own, splits = None, self.again.splits
         if self.client is not None:
-            splits = self.again.splits.held(self.again.after)
-            rows = [splits.train[self.client], splits.unlabelled[self.client]]
+            held = splits.held(self.again.after)
+            rows = [held.train[self.client], held.unlabelled[self.client]]
             own = self.dataset.x[np.concatenate(rows)]
-        prepare, names = partial(_prepared, self.again.fed), self.again.splits.names
-        splits = self.again.splits
-        return ExplainedData(self.dataset, prepare, own, clients=names, splits=splits)
+        prepare = partial(_prepared, self.again.fed)
+        return ExplainedData(self.dataset, prepare, own, clients=splits.names, splits=splits)
 
     def scores(self) -> dict[str, float]:
         """Its scores on the central test set, see `Federation.evaluate`; none of some models.
@@ -535,7 +526,6 @@ class ModelSnapshot:
         return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
-        """Weights in a network of their own, which predicts only `labels`, if given."""
         model = FlatModel(self.again.spec.build_model(), self.again.runner.context.device)
         model.restrict_classes(labels)
         model.load(weights)
@@ -543,16 +533,7 @@ class ModelSnapshot:
 
 
 def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> Explanation:
-    """Explain a finished run as a whole.
-
-    Args:
-        explainer: an explainer of whole runs.
-        clients: the clients to show, if the explainer shows clients; by default the first four.
-
-    Raises:
-        BadInput: the explainer does not apply, the run is not finished, or there is no such
-            client.
-    """
+    """Explain a finished run as a whole."""
     experiment, loaded = run.experiment, load_dataset(run.experiment.data)
     dataset = dealt(experiment, loaded)[0]
     method, K = experiment.method, run.manifest["clients"]
@@ -598,7 +579,6 @@ def _explained(
 
 
 def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
-    """The inputs of the central test set that an explainer explains by default."""
     n = explainer.usual_inputs if explainer.takes_inputs else 0
     rows = np.unique(np.linspace(0, len(dataset.test_y) - 1, n).astype(int)).tolist()
     told = (
@@ -609,14 +589,4 @@ def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
 
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:
-    """Raw inputs, prepared for the network."""
     return fed.server.prepare(x, np.zeros(len(x), np.int64)).x
-
-
-def _rounds_of(run: Run, client: int) -> list[int]:
-    """The rounds in which a client was trained."""
-    if run.clients.empty:
-        return []
-    own = run.clients[run.clients["client"] == client]
-    columns = [name for name in ("steps", "rules") if name in own]
-    return sorted(own.loc[own[columns].notna().any(axis=1), "round"].astype(int).tolist())

@@ -42,7 +42,19 @@ def main() -> None:
     search_last(str(Path.cwd()))
     with orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _warn
-        _carry_out()
+        try:
+            app(prog_name="fedsim")  # also for `python -m fedsim`
+        except FedsimError as error:
+            err.print(f"error: {_shortened(str(error))}")
+            if error.advice:
+                err.print(error.advice)
+            sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            name = _shortened(str(error.filename))
+            err.print(f"error: {name}: the name is too long")
+            sys.exit(2)
 
 
 def _warn(
@@ -61,24 +73,7 @@ def _warn(
         sys.stderr.write(visible(told))
 
 
-def _carry_out() -> None:
-    try:
-        app(prog_name="fedsim")  # also for `python -m fedsim`
-    except FedsimError as error:
-        err.print(f"error: {_shortened(str(error))}")
-        if error.advice:
-            err.print(error.advice)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        name = _shortened(str(error.filename))
-        err.print(f"error: {name}: the name is too long")
-        sys.exit(2)
-
-
 def _shortened(message: str) -> str:
-    """A message shortened to fit a screen."""
     half = MOST_CHARACTERS // 2  # the end may be important
     lines = [
         line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"

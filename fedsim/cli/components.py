@@ -40,19 +40,12 @@ DESCRIBED["metrics"] = "additional scores: evaluate.metrics"
 
 
 def registered(kind: str) -> list[str]:
-    """Names of built-in components of a kind, for completion.
-
-    They are read from the source, because imports take seconds.
-    """
+    """Names of built-in components of a kind, for completion."""
     pattern = rf'^@{kind}\.register\n(?:@.+\n)*class .+:\n(?:    .*\n|\n)*?    \w+: str = "(\w+)"'
     sources = Path(fedsim.__file__).parent.rglob("*.py")
     return sorted(
         name for source in sources for name in re.findall(pattern, source.read_text(), re.M)
     )
-
-
-def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    return [(kind, what) for kind, what in DESCRIBED.items() if kind.startswith(incomplete)]
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -72,7 +65,12 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
 def list_command(
     kind: Annotated[
         str | None,
-        typer.Argument(help=f"One of: {', '.join(DESCRIBED)}.", autocompletion=_complete_kind),
+        typer.Argument(
+            help=f"One of: {', '.join(DESCRIBED)}.",
+            autocompletion=lambda incomplete: [
+                (kind, what) for kind, what in DESCRIBED.items() if kind.startswith(incomplete)
+            ],
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="A component's name.", autocompletion=_complete_name)
@@ -81,7 +79,14 @@ def list_command(
 ) -> None:
     """List the available components; with a name, show its documentation and its keys."""
     if kind is None:
-        _list_kinds(as_json)
+        if as_json:
+            from fedsim.objectives.metrics import KNOWN_METRICS
+
+            names = {kind: registered(kind) for kind in KINDS}
+            print_json({**names, "metrics": sorted(KNOWN_METRICS)})
+            return
+        commands = [(f"fedsim list {kind}", what) for kind, what in DESCRIBED.items()]
+        print_table(("command", "what"), commands, header=False)
         return
     if kind == "metrics" and name is None:
         _list_metrics(as_json)
@@ -97,22 +102,7 @@ def list_command(
         except PydanticCustomError as error:
             raise BadInput(error.message()) from None
         _show_component(name, component, registry.key, as_json)
-    else:
-        _list_components(registry, as_json)
-
-
-def _list_kinds(as_json: bool) -> None:
-    if as_json:
-        from fedsim.objectives.metrics import KNOWN_METRICS
-
-        names = {kind: registered(kind) for kind in KINDS}
-        print_json({**names, "metrics": sorted(KNOWN_METRICS)})
         return
-    rows = [(f"fedsim list {kind}", what) for kind, what in DESCRIBED.items()]
-    print_table(("command", "what"), rows, header=False)
-
-
-def _list_components(registry: Registry[Any], as_json: bool) -> None:
     if as_json:
         print_json([{"name": n, "description": first_line(c)} for n, c in registry.items()])
         return
@@ -140,7 +130,6 @@ def _list_metrics(as_json: bool) -> None:
 
 
 def _show_component(name: str, component: type[Config], key: str, as_json: bool) -> None:
-    """The documentation of a component: its docstring, and a row for each of its keys."""
     from fedsim.cli.schema import component_schema, type_in_words
 
     schema = component_schema(component)

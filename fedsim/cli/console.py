@@ -147,12 +147,7 @@ def options(
 
 
 def latest(folder: Path, kind: str | None = None, trust: bool = False) -> Path:
-    """The given folder of results, or the latest below it, which is named on stderr.
-
-    Args:
-        kind: kind of results, for example `run`; by default any.
-        trust: allow it to run the code that its experiment names.
-    """
+    """The given folder of results, or the latest below it, which is named on stderr."""
     from fedsim.results.manifest import latest_first, meant
     from fedsim.results.sweeps import open_folder
 
@@ -174,12 +169,7 @@ def print_table(
     whole: Container[str] = (),
     header: bool = True,
 ) -> None:
-    """Print a table without trailing spaces.
-
-    Args:
-        right: columns whose cells are flush right.
-        whole: columns whose cells are not wrapped.
-    """
+    """Print a table without trailing spaces."""
     table = Table(box=None, pad_edge=False, show_header=header)
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in right else "left"
@@ -216,6 +206,5 @@ def writing() -> Iterator[None]:
 
 
 def say_written(paths: Iterable[Path]) -> None:
-    """Say where files have been written."""
     for path in paths:
         out.print(f"written: {short(path.absolute())}")

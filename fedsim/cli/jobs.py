@@ -63,10 +63,10 @@ def jobs_command(address: Address = None) -> None:
         date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
         took = f"{(job.ended or time.time()) - began:.0f} s"
         rows.append((job.id, f"{job.kind} {job.name}", job.status.lower(), date, took))
-    if rows:
-        print_table(("job", "what", "status", "started", "took"), rows, whole=("job",))
-    else:
+    if not rows:
         out.print("no jobs")
+        return
+    print_table(("job", "what", "status", "started", "took"), rows, whole=("job",))
 
 
 @app.command("stop")

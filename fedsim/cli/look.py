@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from numpy.typing import NDArray
 
     from fedsim.cluster.placement import Node
-    from fedsim.config.file import RawConfig
     from fedsim.data import ClientSplits, Dataset, Ragged
     from fedsim.data.skew import Skew
     from fedsim.experiment import Experiment
@@ -54,13 +53,25 @@ def data_command(
 
     Of a grid or a search, for each variant of its data and partition.
     """
-    from fedsim.config.file import RawConfig
+    from fedsim import Experiment
+    from fedsim.config.file import RawConfig, flat
     from fedsim.data.labels import picture_format
+    from fedsim.results.report.entries import differing
+    from fedsim.sweep.start import sweep_of
 
     if picture is not None:
         picture_format(picture)
-    experiments = _experiments(RawConfig.read(file, overrides or []))
-    variants = _variants(experiments)
+    config = RawConfig.read(file, overrides or [])
+    sweep = sweep_of(config)  # of whose runs it has all or representative ones
+    experiments = [config.build(Experiment)] if sweep is None else sweep.experiments
+    settings = [
+        flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
+    ]
+    keys = differing(settings)
+    variants: dict[str, Experiment] = {}  # by what they differ in
+    for experiment, each in zip(experiments, settings, strict=True):
+        words = ", ".join(f"{key}={each[key]}" for key in keys if key in each)
+        variants.setdefault(words, experiment)
     whole = picture or Path(f"{experiments[0].name}-labels.png")
     for number, (heading, experiment) in enumerate(list(variants.items())[:MOST_VARIANTS], 1):
         if heading:
@@ -76,31 +87,6 @@ def data_command(
     seeds = {experiment.seed for experiment in experiments}
     if len(seeds) > 1:
         out.print(f"partitioned with seed {experiments[0].seed}, the first of {len(seeds)}")
-
-
-def _experiments(config: RawConfig) -> list[Experiment]:
-    """The experiment of a file, those of its grid, or representative ones of its search."""
-    from fedsim import Experiment
-    from fedsim.sweep.start import sweep_of
-
-    sweep = sweep_of(config)
-    return [config.build(Experiment)] if sweep is None else sweep.experiments
-
-
-def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
-    """Experiments that differ in data or partition, by the keys that differ."""
-    from fedsim.config.file import flat
-    from fedsim.results.report.entries import differing
-
-    settings = [
-        flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
-    ]
-    keys = differing(settings)
-    found: dict[str, Experiment] = {}
-    for experiment, each in zip(experiments, settings, strict=True):
-        words = ", ".join(f"{key}={each[key]}" for key in keys if key in each)
-        found.setdefault(words, experiment)
-    return found
 
 
 def _show_labels(experiment: Experiment, path: Path) -> None:
@@ -128,9 +114,9 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     print_table(columns, rows, right=columns)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} more clients")
-    axis, groups = (
-        ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
-    )
+    axis, groups = "class", "classes"
+    if not dataset.classes:
+        axis, groups = "target", "parts of the target's range"
     each = f", and {(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     out.print(
         f"\n{len(counts)} clients, {sizes.sum():,} of {dataset.num_loaded:,} training examples; "
@@ -154,13 +140,7 @@ def _parts(splits: ClientSplits) -> dict[str, Ragged]:
 def _held(
     splits: ClientSplits, names: Sequence[str], counts: NDArray[np.int64], each: bool
 ) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a table of who holds what.
-
-    Args:
-        names: of the labels.
-        counts: (K, labels) how many of each label the first K clients hold.
-        each: with a column for each label, or the most frequent of them.
-    """
+    """Columns and rows of a table of who holds what."""
     import numpy as np
 
     parts = {name: part for name, part in _parts(splits).items() if len(part.values)}
@@ -183,13 +163,11 @@ def _held(
 
 
 def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """The characters that a table takes beside each other."""
     cells = zip(columns, *rows, strict=True)
     return sum(max(len(line) for cell in of for line in cell.split("\n")) + 2 for of in cells) - 2
 
 
 def _show_skew(dataset: Dataset, loaded: Dataset, splits: ClientSplits) -> None:
-    """Print how different clients' data are, a line for each measure."""
     import numpy as np
 
     from fedsim.data.skew import BLANK, feature_skew, label_skew
@@ -214,7 +192,6 @@ def _show_skew(dataset: Dataset, loaded: Dataset, splits: ClientSplits) -> None:
 
 
 def _show_blanks(shares: Skew, splits: ClientSplits) -> None:
-    """Print the share of blank cells of each feature and client, if they fit on a screen."""
     from fedsim.data.skew import missing_features
     from fedsim.errors import FedsimWarning
     from fedsim.support.words import client_name, in_short
@@ -326,9 +303,7 @@ def pack_command(
 
     packed = pack_results(latest(folder), path)
     if packed.unfinished:
-        ends = ", ".join(
-            f"{count} {status}" for status, count in sorted(packed.unfinished.items())
-        )
+        ends = ", ".join(f"{n} {status}" for status, n in sorted(packed.unfinished.items()))
         out.print(f"not all runs are finished; packed anyway: {ends}")
     out.print(f"written: {short(packed.path.absolute())}")
     out.print(f"{packed.files} files, {size(packed.path.stat().st_size)}")
@@ -362,7 +337,6 @@ def doctor_command(
 
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
-    """Print the experiment's resources. Raises errors that would stop it."""
     import numpy as np
     import psutil
     import ray

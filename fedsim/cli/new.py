@@ -16,34 +16,32 @@ from fedsim.errors import BadInput
 
 TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("method", "model", "data", "explainer", "experiment")
-# The file made from each template.
-FILES = {
-    "{kind}.py": "{name}.py",
-    "{kind}.yaml": "{name}.yaml",
-    "test_{kind}.py": "test_{name}.py",
-}
-
-
-def _complete_kind(incomplete: str) -> list[str]:
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+FILES = ("{}.py", "{}.yaml", "test_{}.py")  # made from the templates of these names
 
 
 @app.command("new")
 def new_command(
     kind: Annotated[
         str,
-        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=_complete_kind),
+        typer.Argument(
+            help=f"One of: {', '.join(KINDS)}.",
+            autocompletion=lambda incomplete: [k for k in KINDS if k.startswith(incomplete)],
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the component and its files.")],
 ) -> None:
     """Create a template of a method, model, data set, explainer or experiment, with a test."""
     if kind not in KINDS:
         raise BadInput(f"there is no template '{kind}'{nearest(kind, KINDS)}")
-    _check_name(name)
-    files = {
-        TEMPLATES / template.format(kind=kind): Path(file.format(name=name))
-        for template, file in FILES.items()
-    }
+    if not _fits(name):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        better = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")
+        hint = better if _fits(better) else f"my_{better}".rstrip("_")
+        raise BadInput(
+            f"'{name}' cannot be the name of a Python module: lower-case letters, digits and _; "
+            f"for example {hint}"
+        )
+    files = {TEMPLATES / file.format(kind): Path(file.format(name)) for file in FILES}
     files = {template: path for template, path in files.items() if template.exists()}
     for path in files.values():
         if path.exists():
@@ -62,15 +60,5 @@ def new_command(
         out.print(f"to test it:\n  python -m pytest test_{name}.py")
 
 
-def _check_name(name: str) -> None:
-    """Reject names that Python could not import."""
-    if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
-        return
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    better = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")
-    fits = re.fullmatch(r"[a-z][a-z0-9_]*", better) and not keyword.iskeyword(better)
-    hint = better if fits else f"my_{better}".rstrip("_")
-    raise BadInput(
-        f"'{name}' cannot be the name of a Python module: lower-case letters, digits and _; "
-        f"for example {hint}"
-    )
+def _fits(name: str) -> bool:
+    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", name)) and not keyword.iskeyword(name)

@@ -103,7 +103,10 @@ def compare_command(
 
     compared = compare(*map(latest, folders))
     if as_json:
-        tables = {about: _json_rows(table) for about, table in compared.tables.items()}
+        tables = {  # as nested dicts: of each run, what each column has
+            about: table.astype(object).where(table.notna(), None).to_dict("index")
+            for about, table in compared.tables.items()
+        }
         print_json({"runs": {n: str(run.path) for n, run in compared.runs.items()}, **tables})
         return
     labels = [f"[{number}]" for number in range(1, len(compared.runs) + 1)]
@@ -123,13 +126,6 @@ def compare_command(
 def _in_cell(text: str) -> str:
     """A text in one line; the console shows other control characters."""
     return text.replace("\n", r"\n")
-
-
-def _json_rows(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """A table as nested dicts: of each run, what each column has."""
-    plain = frame.astype(object).where(frame.notna(), None)
-    rows = plain.to_dict("index").items()
-    return {str(run): {str(key): value for key, value in row.items()} for run, row in rows}
 
 
 def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) -> None:

@@ -135,7 +135,6 @@ def tune_command(
 
 
 def _conclude(done: Run | Grid | Search) -> None:
-    """Print the final results as a table; exit code 1 if runs of a grid or a search failed."""
     from fedsim import Grid, Run
 
     if isinstance(done, Run):
@@ -147,8 +146,7 @@ def _conclude(done: Run | Grid | Search) -> None:
     else:
         _search_summary(done)
         runs = done.trials
-    failed = runs[runs["status"] == "failed"].to_dict("records")
-    if failed:
+    if failed := runs[runs["status"] == "failed"].to_dict("records"):
         lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
@@ -178,12 +176,10 @@ class _Lines:
         if isinstance(error, RunError) and not error.resumable:
             return
         when = f" after round {self._latest}" if self._latest else ""
-        path = short(self._folder.path)
-        how = f"to continue:\n  fedsim resume {path}"
+        path, how = short(self._folder.path), "to continue"
         if isinstance(error, ClientError | MethodError):
-            how = (
-                f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
-            )
+            how = f"traceback in {path}/log.txt; once fixed, continue with"
+        how += f":\n  fedsim resume {path}"
         advice = f"failed{when}; {how}"
         if isinstance(error, KeyboardInterrupt):
             err.print(f"interrupted{when}; {how}")
@@ -199,7 +195,6 @@ class _Lines:
 
 
 def _grid_summary(folder: Grid) -> None:
-    """The results of a grid as a table."""
     from fedsim.objectives import VALIDATION
     from fedsim.results.summary import FIGURES, compared_by, in_words, mean_std, pairing
 
@@ -242,7 +237,6 @@ def _grid_summary(folder: Grid) -> None:
 
 
 def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Run]) -> None:
-    """The first of the further scores of a grid as a table."""
     from fedsim.results.summary import STARS, further_scores, score_rows
 
     known = further_scores(summary, runs)
@@ -260,7 +254,6 @@ def _print_further(summary: pd.DataFrame, axes: Sequence[str], runs: Sequence[Ru
 
 
 def _search_summary(folder: Search) -> None:
-    """The results of a search as a table: its Pareto front, or its five best trials."""
     from fedsim.results.summary import aligned
     from fedsim.results.sweeps import best_trials
 
@@ -281,13 +274,9 @@ def _search_summary(folder: Search) -> None:
     print_table(columns, values, right=columns)
     shares = folder.importance
     for objective in objectives:
-        ranked = shares.sort_values(objective, ascending=False)
-        words = ", ".join(
-            f"{key} {share:.2f}"
-            for key, share in zip(ranked["hyper-parameter"], ranked[objective], strict=True)
-            if not math.isnan(share)
-        )
-        if words:
+        ranked = shares.set_index("hyper-parameter")[objective].dropna()
+        ranked = ranked.sort_values(ascending=False)
+        if words := ", ".join(f"{key} {share:.2f}" for key, share in ranked.items()):
             out.print(f"importance for {objective}: {words}")
     out.print(f"best, ready to run: fedsim run {short(folder.path / 'best.yaml')}")
     out.print(f"search folder: {short(folder.path)}")
@@ -326,7 +315,6 @@ class _Screen(_Lines):
 
 
 def _summary(done: Run) -> None:
-    """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
     from fedsim.results.summary import score_facts
 
@@ -339,8 +327,7 @@ def _summary(done: Run) -> None:
     if "total_simulated_seconds" in done.rounds:
         energy = f"{last.total_energy_joules / 3600:.3g} Wh"
         table["simulated"] = f"{duration(last.total_simulated_seconds)}, {energy}"
-    privacy = done.experiment.privacy
-    if privacy is not None:
+    if (privacy := done.experiment.privacy) is not None:
         table["privacy"] = f"ε {last.epsilon:.3g}, δ {privacy.delta:g}"
     table["time"] = f"{done.manifest['wall_seconds']:.1f} s"
     table["result hash"] = done.result_hash

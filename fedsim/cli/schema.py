@@ -74,13 +74,11 @@ def experiment_schema() -> dict[str, Any]:
 
 
 def component_schema(component: type[Config]) -> dict[str, Any]:
-    """The schema of the section of one component, fedsim's own or another's."""
     root, definitions = _schemas(component)
     return {**root, "$defs": definitions}
 
 
 def _schemas(model: type[Config]) -> tuple[JsonSchemaValue, dict[str, JsonSchemaValue]]:
-    """The schema of a section, and those that sections and components refer to, by name."""
     components = [c for registry in REGISTRIES for _, c in registry.items()]
     every = dict.fromkeys([model, *components, *BASES])
     references, generated = models_json_schema(
@@ -98,7 +96,6 @@ def _schemas(model: type[Config]) -> tuple[JsonSchemaValue, dict[str, JsonSchema
 
 
 def _own(registry: Registry[Any]) -> JsonSchemaValue:
-    """A component that is not fedsim's."""
     where = {
         "type": "string",
         "pattern": OWN,
@@ -143,12 +140,7 @@ def _is_section(value: Any) -> bool:
 
 
 def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a key takes, in words: "int ≥ 1", "sgd | adam | adamw", "mapping to list of str".
-
-    Args:
-        node: of a schema.
-        definitions: the `$defs` of the schema.
-    """
+    """What a key takes, in words: "int ≥ 1", "sgd | adam | adamw", "mapping to list of str"."""
     if "$ref" in node:
         target = definitions[node["$ref"].rpartition("/")[2]]
         return "component" if "oneOf" in target else "section"

@@ -27,18 +27,10 @@ TIMEOUT = 5.0  # seconds to wait for the head of a cluster
 def planned_actors(
     settings: EngineSettings, worker_bytes: float, most: int, tell: Callable[[str], None]
 ) -> Iterator[int]:
-    """Connect to a Ray cluster, like `connected`, and plan the client actors of a run.
+    """Connect to a Ray cluster, like `connected`, and plan the number of client actors of a run.
 
-    Args:
-        worker_bytes: bytes of a worker's arrays.
-        most: clients per round, the limit of `engine.actors=auto`.
-        tell: is called with lines for the user.
-
-    Yields:
-        The number of client actors.
-
-    Raises:
-        ClusterError: the cluster cannot be reached, or no actor fits.
+    `worker_bytes` are those of a worker's arrays; `most` clients per round limit
+    `engine.actors=auto`.
     """
     if settings.kind == "local":
         free = psutil.virtual_memory().available
@@ -67,10 +59,6 @@ def connected(
     `ray start` on this machine) is used as it is, except with RAY_ADDRESS=local. A private one
     gets at least as many CPUs as the experiment asks for, even if there are fewer cores.
 
-    Args:
-        settings: the resources that a private cluster must have.
-        tell: is called with lines for the user.
-
     Raises:
         ClusterError: the cluster cannot be reached.
     """
@@ -89,7 +77,10 @@ def connected(
     address = _cluster_address()
     if address is None:
         tell("starting Ray …")
-        with private_ray(_cpus(settings), variables):
+        cpus = os.cpu_count() or 1
+        if settings is not None and settings.actors != "auto":
+            cpus = max(cpus, settings.actors * settings.cpus_per_actor)
+        with private_ray(cpus, variables):
             yield
         return
     try:
@@ -118,19 +109,8 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
         raise ClusterError(complaint) from error
 
 
-def _cpus(settings: EngineSettings | None) -> int:
-    """The number of CPUs of a private Ray."""
-    cpus = os.cpu_count() or 1
-    if settings is None or settings.actors == "auto":
-        return cpus
-    return max(cpus, settings.actors * settings.cpus_per_actor)
-
-
 def _cluster_address() -> str | None:
-    """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`.
-
-    None if a private one is to be started.
-    """
+    """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`."""
     given = os.environ.get("RAY_ADDRESS")
     if given == "local":
         return None
@@ -142,8 +122,7 @@ def _cluster_address() -> str | None:
                 f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
                 "elsewhere, use `fedsim submit FILE --address http://head:8265`"
             )
-        reason = why_silent(given)
-        if reason:
+        if reason := why_silent(given):
             raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
     word = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
@@ -157,12 +136,9 @@ def _cluster_address() -> str | None:
 
 
 def why_silent(address: str, patience: float | None = None) -> str | None:
-    """Why Ray does not answer at host:port; None if it does.
+    """Why Ray does not answer at host:port within some seconds; None if it does.
 
     Ray itself would try for almost a minute.
-
-    Args:
-        patience: seconds to wait; by default `TIMEOUT`.
     """
     patience = TIMEOUT if patience is None else patience
     host, _, port = address.rpartition(":")

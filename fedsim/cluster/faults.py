@@ -14,5 +14,4 @@ def failed_to_start(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of Ray's page-long message about a lost actor."""
     return str(error).partition("\n")[0]

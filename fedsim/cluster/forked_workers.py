@@ -48,10 +48,7 @@ LATE = {"PL_DISABLE_FORK"}
 
 @contextmanager
 def fork_server(folder: str) -> Iterator[str]:
-    """Run a fork server as long as the context lasts.
-
-    Args:
-        folder: folder of its socket, writable by this user only.
+    """Run a fork server as long as the context lasts, with its socket in a private folder.
 
     Yields:
         The path of the socket, for the variable `SOCKET` of Ray's processes; empty on systems
@@ -152,23 +149,17 @@ def pass_on(arguments: Sequence[str]) -> None:
     words = [word for word in arguments if not word.startswith((flag, "--language="))]
     badness = BADNESS.read_text() if BADNESS.exists() else ""
     command = [words, {**os.environ, **variables}, os.getcwd(), badness]
-    if own or other or not _is_forked(json.dumps(command).encode()):
-        from ray._private.workers import setup_worker
-
-        os.execv(sys.executable, [sys.executable, setup_worker.__file__, *arguments])
-
-
-def _is_forked(command: bytes) -> bool:
-    """Send a command and the standard streams to the fork server; whether it forked."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
+    if not own and not other:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(os.environ[SOCKET])
             socket.send_fds(connection, [b"\0"], [0, 1, 2])
-            connection.sendall(command)
+            connection.sendall(json.dumps(command).encode())
             connection.shutdown(socket.SHUT_WR)
-            return connection.recv(1) == DONE
-    except OSError:  # it has ended
-        return False
+            if connection.recv(1) == DONE:
+                return
+    from ray._private.workers import setup_worker
+
+    os.execv(sys.executable, [sys.executable, setup_worker.__file__, *arguments])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ ACTOR_BYTES = 300e6  # measured: an actor that has imported torch takes about 27
 
 @dataclass(frozen=True)
 class Node:
-    """The total resources of a node."""
-
     name: str
     cpus: float
     gpus: float
@@ -40,7 +38,6 @@ class Node:
 
 
 def describe_actors(settings: EngineSettings, count: int = 1) -> str:
-    """The CPUs and GPUs of so many client actors, in words."""
     words = f"{settings.cpus_per_actor * count} CPU(s)"
     if settings.gpus_per_actor:
         words += f" and {settings.gpus_per_actor * count:g} GPU(s)"
@@ -48,11 +45,7 @@ def describe_actors(settings: EngineSettings, count: int = 1) -> str:
 
 
 def actors_on(node: Node, settings: EngineSettings, actor_bytes: float = ACTOR_BYTES) -> int:
-    """How many of the experiment's actors, of so much memory each, fit a node.
-
-    Ray divides each GPU separately: a fraction never spans two GPUs, and more than one is a whole
-    number.
-    """
+    """How many of the experiment's actors, of so much memory each, fit a node."""
     fit = min(math.floor(node.cpus / settings.cpus_per_actor), node.memory // actor_bytes)
     if 0 < settings.gpus_per_actor < 1:
         per_card = math.floor(1 / settings.gpus_per_actor + 1e-9)
@@ -69,10 +62,6 @@ def plan_actors(
     most: float = math.inf,
 ) -> int:
     """The number of client actors to make.
-
-    Args:
-        actor_bytes: memory that each takes.
-        most: the number of clients per round, the limit of `auto`.
 
     Raises:
         ClusterError: no actor fits, or fewer than requested.
@@ -107,8 +96,6 @@ def plan_actors(
 
 @dataclass(frozen=True)
 class Free:
-    """The free resources of a node."""
-
     node: Node
     cpus: float
     gpus: float
@@ -136,7 +123,6 @@ def live_nodes() -> dict[str, Node]:
 
 
 def node_is_lost() -> bool:
-    """Whether the cluster considers this process's node dead."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -144,7 +130,6 @@ def node_is_lost() -> bool:
 
 
 def free_now() -> list[Free]:
-    """The free resources of each node of the cluster."""
     free = free_resources()
     return [
         Free(node, free.get(id, {}).get("CPU", 0.0), free.get(id, {}).get("GPU", 0.0))
@@ -153,12 +138,10 @@ def free_now() -> list[Free]:
 
 
 def describe_free(free: Sequence[Free]) -> str:
-    """The free resources of each node, in words."""
     return "; ".join(each.describe() for each in free)
 
 
 def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
-    """Why an actor with these resources is not placed yet."""
     there = f"({describe_free(free)})"
 
     def fits(cpus_there: float, gpus_there: float) -> bool:
@@ -173,7 +156,6 @@ def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
 
 
 def whereabouts(actor: Mapping[str, Any], nodes: Mapping[str, Node]) -> str:
-    """Where an actor of Ray's table is, in words."""
     node = nodes.get(actor["Address"]["NodeID"])
     return f"process {actor['Pid']} on {node.name if node else 'a lost node'}"
 

@@ -52,10 +52,6 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
     Its logs and sockets are in a folder that only this user can read and that is removed at the
     end.
 
-    Args:
-        cpus: number of CPUs to offer, whatever the machine has.
-        variables: further environment variables of its processes.
-
     Raises:
         ClusterError: it does not start.
         RunError: one of Ray's own processes was lost.
@@ -94,12 +90,16 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
         finally:
             family = started | _family(folder)
             ray.shutdown()
-            _end(family, patience)
+            # Agents look for their node for a minute.
+            for ask, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
+                for process in filter(is_alive, family):
+                    with suppress(psutil.NoSuchProcess):
+                        ask(process)
+                wait_for_end(family, wait)
 
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Context in which whatever keeps Ray from starting is one message."""
     try:
         yield
     except FedsimError:
@@ -120,13 +120,7 @@ def _base() -> Path:
 def scratch(prefix: str) -> Iterator[str]:
     """A private folder with a short path (for sockets), removed at the end.
 
-    Folders left by killed processes are removed, too: their locks ended with them.
-
-    Args:
-        prefix: prefix of its name, the same for all folders of one kind.
-
-    Raises:
-        ClusterError: it cannot be made.
+    Folders of the same prefix left by killed processes are removed, too: their locks ended.
     """
     base = _base()
     for old in glob.iglob(f"{glob.escape(str(base))}/{prefix}*"):  # of no folder, there are none
@@ -193,11 +187,8 @@ def _family(folder: str) -> set[psutil.Process]:
 def _watched(family: set[psutil.Process]) -> Iterator[None]:
     """Context in which the loss of one of Ray's own processes ends the work, as Ctrl-C would.
 
-    Ray itself retries for up to a minute, and then ends this process without a message.
-
-    Args:
-        family: Ray's processes. Those that they start are added within half a second; with a
-            raylet that is lost they lose their parent, by which they could be found.
+    Ray itself retries for up to a minute, and then ends this process without a message. Processes
+    that they start are added within half a second: without a raylet they lose their parent.
     """
     core = {}
     for each in family:
@@ -249,17 +240,7 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def _end(family: set[psutil.Process], patience: float) -> None:
-    """End remaining processes, after some patience: agents look for their node for a minute."""
-    for ask, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
-        for process in filter(is_alive, family):
-            with suppress(psutil.NoSuchProcess):
-                ask(process)
-        wait_for_end(family, wait)
-
-
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """Wait until all of these processes have ended, for so many seconds at most."""
     left, until = list(processes), time.monotonic() + seconds
     while any(map(is_alive, left)) and time.monotonic() < until:
         time.sleep(0.01)
@@ -294,14 +275,11 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

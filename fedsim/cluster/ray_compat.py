@@ -32,13 +32,11 @@ def actor_table() -> dict[str, dict[str, Any]]:
 
 
 def actor_id(handle: Any) -> str:
-    """The id, in the table of actors, of the actor of a handle."""
     id: str = handle._actor_id.hex()
     return id
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Free resources of each node, by the node's id."""
     from ray._private.state import available_resources_per_node
 
     free: dict[str, dict[str, float]] = available_resources_per_node()
@@ -46,12 +44,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def places(objects: Iterable[Any]) -> list[dict[str, Any]]:
-    """Where each of these objects is, as known to this process, which owns them.
-
-    Returns:
-        For each, the ids of nodes that have it (`node_ids`; empty for a small object in this
-        process), its bytes (`object_size`) and whether it was spilled to disk (`did_spill`).
-    """
+    """Where each of these objects is, as known to this process, which owns them."""
     from ray.experimental import get_local_object_locations
 
     references = list(objects)
@@ -74,9 +67,6 @@ def lean_start(worker_script: str) -> Iterator[None]:
 
     Without the API server, for which `ray.init` would wait a second or more, the autoscaler, the
     log monitor and the dashboard agent, four Python processes.
-
-    Args:
-        worker_script: starts workers; called like Ray's own `setup_worker.py`.
     """
     from ray._private import node, ray_constants, services
 
@@ -115,9 +105,5 @@ def use_token_if_there() -> None:
 
 
 def request_options(client: Any) -> Mapping[str, Any]:
-    """The headers and certificates with which a JobSubmissionClient sends its own requests.
-
-    Returns:
-        Keyword arguments for `requests`.
-    """
+    """The headers and certificates with which a JobSubmissionClient sends its own requests."""
     return {"headers": client._headers, "verify": client._verify}

@@ -65,7 +65,6 @@ def baseline_of(choice: Baseline, data: ExplainedData) -> Tensor:
 
 
 def _mean(x: AnyArray, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean of rows of inputs, entry by entry."""
     if not isinstance(x, StoredArray):
         return np.mean(x[rows], axis=0, dtype=np.float64)
     total = sum(part.sum(axis=0, dtype=np.float64) for part in x.chunks(rows))
@@ -73,7 +72,6 @@ def _mean(x: AnyArray, rows: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def in_words(choice: Baseline, data: Dataset) -> str:
-    """What the baseline is in the data."""
     if isinstance(choice, Reference):
         return f"row {choice.reference} of the test set"
     if choice == "clients":

@@ -23,14 +23,7 @@ Row = dict[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A round's additions to a run's tables.
-
-    Args:
-        columns: columns of rounds.parquet.
-        rows: rows of explanations.parquet, one per explainer and model.
-        maps: rows of maps.parquet, one per explainer, model and input.
-        last: the maps that the next ones are compared with, if `drift` is among the scores.
-    """
+    """A round's additions to a run's tables, and the maps that the next ones are compared with."""
 
     columns: dict[str, float]
     rows: list[Row]
@@ -43,13 +36,6 @@ def recorded(
     found: Mapping[str, Mapping[Key, Explained]],
     before: Mapping[str, Mapping[str, Mapping[str, NDArray[Any]]]],
 ) -> Recorded:
-    """The rows of a round.
-
-    Args:
-        section: the resolved section.
-        found: explanations by explainer and model.
-        before: maps of the last time. Those of other inputs (of an earlier task) are left out.
-    """
     wanted = section.scores or ()
     columns: dict[str, float] = {}
     rows: list[Row] = []
@@ -65,8 +51,9 @@ def recorded(
         scored: dict[Key, dict[str, float | None]] = {}
         for key, one in of_models.items():
             scored[key] = {name: mean_defined(values) for name, values in one.scores.items()}
-            old = before.get(explainer, {}).get(_name(key))
-            if "drift" in wanted and old and _of_the_same(old, one):
+            old = before.get(explainer, {}).get(_name(key), {})
+            same = bool(old) and np.array_equal(old["inputs"], one.inputs)
+            if "drift" in wanted and same and old["relevance"].shape == one.relevance.shape:
                 alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
         for whose in section.whose:
@@ -81,8 +68,7 @@ def recorded(
                         scored[key] |= {f"global_agreement_{how}": a for how, a in alike.items()}
             own = [scored[key] for key in of_clients]
             for column in dict.fromkeys(name for one in own for name in one):
-                values = [one[column] for one in own if one.get(column) is not None]
-                if values:
+                if values := [one[column] for one in own if one.get(column) is not None]:
                     mean = math.fsum(values) / len(values)  # type: ignore[arg-type]
                     columns[f"{explainer}/{PREFIXES[whose]}{column}"] = mean
         for (whose, client), own_scores in scored.items():
@@ -91,14 +77,11 @@ def recorded(
             if count := int((~informative(one.relevance, present=one.present)).sum()):
                 row["uninformative"] = count
             rows.append(row)
-            if section.maps:
-                maps += _map_rows(row, one)
+            about = {"explainer": explainer, "model": whose, "client": client}
+            for k, input in enumerate(one.inputs.tolist() if section.maps else ()):
+                told = {"input": input, "relevance": one.relevance[k, one.present[k]]}
+                maps.append({**about, **told, **{n: curve[k] for n, curve in one.curves.items()}})
     return Recorded(columns, rows, maps, last)
-
-
-def _of_the_same(old: Mapping[str, NDArray[Any]], one: Explained) -> bool:
-    same = np.array_equal(old["inputs"], one.inputs)
-    return same and old["relevance"].shape == one.relevance.shape
 
 
 def _name(key: Key) -> str:
@@ -144,16 +127,3 @@ def _agreement(
     for key, found in pairs.items():
         for how, values in found.items():
             scored[key][f"agreement_{how}"] = math.fsum(values) / len(values)
-
-
-def _map_rows(row: Row, one: Explained) -> list[dict[str, Any]]:
-    about = {key: row[key] for key in ("explainer", "model", "client")}
-    return [
-        {
-            **about,
-            "input": int(input),
-            "relevance": one.relevance[k, one.present[k]],
-            **{name: curve[k] for name, curve in one.curves.items()},
-        }
-        for k, input in enumerate(one.inputs)
-    ]

@@ -22,7 +22,7 @@ from fedsim.config.registry import Config, Registry
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import frozen
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.notebook import as_html
+from fedsim.explain.pictures.canvas import as_html
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.support.rng import input_rngs, keyed_rng
 

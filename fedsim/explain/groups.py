@@ -83,15 +83,7 @@ def by_feature(relevance: Tensor, part_of: NDArray[np.int64] | None) -> Tensor:
 
 
 def check_size(what: str, shape: tuple[int, ...], size: int | None) -> None:
-    """Reject a square as large as the image.
-
-    Args:
-        what: whose size it is, for the message.
-        shape, size: as of `group_parts`.
-
-    Raises:
-        ExperimentError: there is only one square.
-    """
+    """Reject squares of `group_parts` as large as the image; raises ExperimentError."""
     if len(shape) == 3 and len(group_parts(shape, size)) == 1 < max(shape[1:]):
         _, H, W = shape
         raise ExperimentError(

@@ -65,11 +65,7 @@ class Inputs:
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
-        """Take rows of the central test set.
-
-        Raises:
-            DataError: there is no such row.
-        """
+        """Take rows of the central test set."""
         for row in rows:
             if not 0 <= row < len(data.test_y):
                 raise DataError(
@@ -89,22 +85,24 @@ class Inputs:
             labels = tuple(data.classes[y] for y in truth)
         else:
             labels = tuple(f"{y:.6g}" for y in data.target_scaling.undo(truth))
-        names = tuple(f"row {row}" for row in rows)
+        names, numbers = tuple(f"row {row}" for row in rows), "-".join(map(str, rows))
+        if len(rows) > MOST_ROWS:
+            told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
+            numbers = f"{rows[0]}-and-{len(rows) - 1}-more-{told}"
+        suffix = f"-row{'s' * (len(rows) > 1)}-{numbers}" if rows else ""
         none = np.zeros(len(data.test_y), np.bool_)
         cells = [data.test_blanks.get(name, none)[list(rows)] for name in data.features]
         blank = np.array(cells).reshape(len(cells), len(rows)).T
-        return cls(x, names, labels, words, marks, _suffix_of_rows(rows), blank=blank)
+        return cls(x, names, labels, words, marks, suffix, blank=blank)
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
-        """Use your own documents; words that do not occur in the data are unknown to the model.
-
-        Raises:
-            DataError: the data are not documents.
-        """
+        """Use your own documents; words that do not occur in the data are unknown to the model."""
         if not data.words:
             raise DataError("the data are not documents, so the model cannot read texts")
-        tokens = [_tokens(data, text) for text in texts]
+        # As the data set's own documents are parted: into characters, at spaces, into words.
+        part = list if " " in data.words else str.split if data.spaced else tokenise
+        tokens: list[list[str]] = [part(text) for text in texts]
         ids = encode(tokens, data.words, data.shape[0])
         # Padded to the data's length, because networks may read padding.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
@@ -157,8 +155,7 @@ class Inputs:
         paths, notes = [path], []
         if path.is_dir():
             within = sorted(path.iterdir())
-            hidden = [each.name for each in within if not files.is_visible(each.name)]
-            if hidden:
+            if hidden := [each.name for each in within if not files.is_visible(each.name)]:
                 notes.append(f"{path.name}: {files.ignored(hidden)}")
             visible = [each for each in within if files.is_visible(each.name)]
             paths = [each for each in visible if pictures.is_picture(each)]
@@ -188,13 +185,6 @@ class Inputs:
         return cls(x, names, (None,) * len(x))
 
 
-def _tokens(data: Dataset, text: str) -> list[str]:
-    """A text as the data set's own documents are parted."""
-    if " " in data.words:  # of characters
-        return list(text)
-    return text.split() if data.spaced else tokenise(text)
-
-
 def _has_pictures(data: Dataset) -> bool:
     return len(data.shape) == 3 and data.shape[0] in (1, 3)
 
@@ -209,15 +199,6 @@ def _change(size: tuple[int, int], mode: str, data: Dataset) -> str:
     return "" if own == wanted else f"{W}×{H} {own}, converted to {wanted}"
 
 
-def _suffix_of_rows(rows: Sequence[int]) -> str:
-    """Such as "-row-3", "-rows-0-7"; for many rows their number and a short hash."""
-    numbers = "-".join(map(str, rows))
-    if len(rows) > MOST_ROWS:
-        told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
-        numbers = f"{rows[0]}-and-{len(rows) - 1}-more-{told}"
-    return f"-row{'s' * (len(rows) > 1)}-{numbers}" if rows else ""
-
-
 def _as_suffix(words: str) -> str:
     """Words as part of a file name: letters and digits, separated by hyphens."""
     found = "-".join(re.findall(r"\w+", words))[:MOST_LETTERS].rstrip("-")
@@ -225,23 +206,15 @@ def _as_suffix(words: str) -> str:
 
 
 def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tuple[str, ...]:
-    """A line with the words that do not occur in the run's data, if any."""
-    unknown = dict.fromkeys(
-        word
-        for words, own in zip(documents, ids, strict=True)
-        for word, i in zip(words, own, strict=False)
-        if i == UNKNOWN
-    )
+    pairs = [pair for own in zip(documents, ids, strict=True) for pair in zip(*own, strict=False)]
+    unknown = [*dict.fromkeys(word for word, i in pairs if i == UNKNOWN)]
     if not unknown:
         return ()
     rest = f" … and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
-    return (
-        f"words that do not occur in the run's data: {' '.join([*unknown][:MOST_WORDS])}{rest}",
-    )
+    return (f"words that do not occur in the run's data: {' '.join(unknown[:MOST_WORDS])}{rest}",)
 
 
 def _ways(data: Dataset) -> str:
-    """The accepted file types of inputs that are not documents."""
     if len(data.shape) == 1:
         return "rows of a table must be .csv, .tsv, .parquet or .npy files"
     if _has_pictures(data):
@@ -260,8 +233,7 @@ def _rows(path: Path, data: Dataset) -> tuple[NDArray[Any], NDArray[np.bool_], t
     words = frozenset(word for feature in data.encoding for word in feature.blanks)
     table = read_table(path, blanks=words)
     names = data.feature_names
-    missing = [name for name in names if name not in table]
-    if missing:
+    if missing := [name for name in names if name not in table]:
         raise DataError(
             f"{path}: has no column '{missing[0]}'; its first line must name the features: "
             + ", ".join(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -93,7 +94,6 @@ SCORES: Mapping[str, Score] = {
 
 
 def _fitting() -> list[str]:
-    """Names of the explainers that assign a number to each part of an input."""
     return [name for name, each in explainers.items() if issubclass(each, FeatureExplainer)]
 
 
@@ -203,11 +203,8 @@ class Explain(Config):
                 if SCORES[name].about in ("truth", "clients", "global"):
                     problem = f"{name} needs inputs of the central test set; set inputs_from: test"
                     raise _unfit("scores", problem)
-        if (
-            self.of is not None
-            and "global" not in self.of
-            and "global_agreement" in (self.scores or ())
-        ):
+        without_global = self.of is not None and "global" not in self.of
+        if without_global and "global_agreement" in (self.scores or ()):
             raise _unfit("scores", "global_agreement needs the global model among `of`")
         if self.of == ("global",) and (lacking := _of_clients(self.scores or ())):
             problem = f"{lacking} needs models of clients among `of`: cohort or personal"
@@ -241,7 +238,6 @@ class Explain(Config):
         return (*(self.of or ()), *(("shared",) if self.share else ()))
 
     def due(self, t: int, last: int) -> bool:
-        """Whether models are explained in round t."""
         return t % self.every == 0 or t == last
 
     def resolved(
@@ -306,7 +302,6 @@ class Explain(Config):
         return self.model_copy(update={"of": of, "scores": names})
 
     def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:
-        """Whether a score is possible for these models and data."""
         if score.about == "truth":
             return bool(dataset.truth) and self.inputs_from == "test"
         if score.about == "clients":
@@ -317,10 +312,6 @@ class Explain(Config):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         """Reject models and inputs that cannot be explained, before anything starts.
-
-        Args:
-            model: the model before the first round.
-            data: of the run.
 
         Raises:
             BadInput: an explainer does not support the model, or there are too few inputs.
@@ -355,22 +346,16 @@ class Explain(Config):
         if self.inputs > len(rows):
             raise ExperimentError(f"explain.inputs={self.inputs}: {where} has {len(rows)}")
         rng = keyed_rng(seed, "explain/inputs")
-        found: NDArray[np.int64] = np.sort(rng.choice(rows, self.inputs, replace=False))
-        return found
+        return np.sort(rng.choice(rows, self.inputs, replace=False))
 
     def own_rows(self, splits: ClientSplits, client: int, seed: int) -> NDArray[np.int64]:
         """The explained examples of a client: of its test data, or else its training data."""
         held = splits.test[client] if len(splits.test[client]) else splits.train[client]
         rng = keyed_rng(seed, "explain/inputs", client=client)
-        chosen: NDArray[np.int64] = rng.permutation(held)[: self.inputs]
-        return chosen
+        return rng.permutation(held)[: self.inputs]
 
     def choose(self, clients: Iterable[int], count: int, seed: int) -> list[int]:
-        """The explained clients among some, the same ones as often as possible.
-
-        Args:
-            count: K, the number of all clients.
-        """
+        """The explained clients among some of `count`, the same ones as often as possible."""
         place = np.argsort(keyed_rng(seed, "explain/clients").permutation(count))
         return sorted(sorted(clients, key=lambda k: place[k])[: self.clients])
 
@@ -379,9 +364,7 @@ class Explain(Config):
         found = []
         for explainer in self.explainers:
             for whose in self.whose:
-                for name in self.scores or ():
-                    if not _applies(SCORES[name], whose):
-                        continue
+                for name in filter(partial(_applies, whose), self.scores or ()):
                     for column, label, best in _columns_of(name, dataset):
                         path = f"{explainer.name}/{PREFIXES[whose]}{column}"
                         found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
@@ -410,7 +393,6 @@ def map_shape(dataset: Dataset) -> list[int]:
 
 
 def _unfit(key: str, problem: str) -> ValidationError:
-    """An error for a key that does not fit other keys."""
     return located("Explain", key, PydanticCustomError("unfit", problem), None)
 
 
@@ -419,14 +401,14 @@ def _of_clients(names: Iterable[str]) -> str | None:
     return next((n for n in names if SCORES[n].about in ("clients", "global")), None)
 
 
-def _applies(score: Score, whose: Whose) -> bool:
+def _applies(whose: Whose, name: str) -> bool:
+    score = SCORES[name]
     if whose == "global":
         return score.about not in ("clients", "global")
     return whose != "shared" or not (score.about == "clients" or score.again)
 
 
 def _why_impossible(name: str, dataset: Dataset) -> str:
-    """Why a score is impossible for the data or the method."""
     about = SCORES[name].about
     if about == "truth":
         return (

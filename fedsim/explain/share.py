@@ -47,7 +47,6 @@ class Share(Config):
     poisoned: float = Field(0.0, ge=0, le=1)
 
     def poisoners(self, count: int, seed: int) -> frozenset[int]:
-        """Which of `count` clients poison their explanations."""
         order = keyed_rng(seed, "explain/poisoned").permutation(count)
         return frozenset(order[: round(self.poisoned * count)].tolist())
 
@@ -78,12 +77,7 @@ class Share(Config):
     def aggregate(
         self, sent: Mapping[int, Relevances], quality: Mapping[int, float]
     ) -> Relevances | None:
-        """(m, P) the server's aggregate of clients' maps; None if no client counts.
-
-        Args:
-            sent: maps by client, (m, P) each.
-            quality: quality by client, at most 1.
-        """
+        """(m, P) the server's aggregate of clients' maps (m, P); None if no client counts."""
         clients = sorted(sent)
         if not clients:
             return None
@@ -106,11 +100,6 @@ def obscured(
 
     A noise of 1 is about as long as the map. A map of zeros stays one before noise, and parts that
     an input lacks stay 0.
-
-    Args:
-        relevance: (m, P).
-        present: (m, P) which parts exist.
-        noise: 0 or more.
     """
     parts = np.maximum(present.sum(axis=1, keepdims=True), 1)
     drawn = rng.standard_normal(relevance.shape) / np.sqrt(parts)

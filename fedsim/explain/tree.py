@@ -62,7 +62,12 @@ class Tree:
 
     def predict(self, x: NDArray[Any]) -> Ints:
         """(n,) classes of (n, F) rows: the most frequent of their leaf, the lowest if tied."""
-        return self.counts.argmax(axis=1)[self._leaf_of(x)]
+        node, rows = np.zeros(len(x), np.int64), np.arange(len(x))
+        while len(rows := rows[self.feature[node[rows]] != LEAF]):
+            at = node[rows]
+            holds = x[rows, self.feature[at]] <= self.threshold[at]
+            node[rows] = np.where(holds, self.left[at], self.right[at])
+        return self.counts.argmax(axis=1)[node]
 
     def contributions(self, x: NDArray[Any], y: Ints) -> Array:
         """Contributions of features to the share of a class, along each row's path to its leaf.
@@ -90,23 +95,11 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Conditions on the longest path; 0 if the root is a leaf."""
         return int(self.depths().max())
 
     @property
     def leaves(self) -> int:
-        """Number of leaves."""
         return int((self.feature == LEAF).sum())
-
-    def _leaf_of(self, x: NDArray[Any]) -> Ints:
-        """(n,) the leaf of each row."""
-        node = np.zeros(len(x), np.int64)
-        rows = np.arange(len(x))
-        while len(rows := rows[self.feature[node[rows]] != LEAF]):
-            at = node[rows]
-            holds = x[rows, self.feature[at]] <= self.threshold[at]
-            node[rows] = np.where(holds, self.left[at], self.right[at])
-        return node
 
     def depths(self) -> Ints:
         """(N,) number of conditions on the path to each node."""
@@ -139,7 +132,16 @@ def build_tree(x: NDArray[Any], y: NDArray[Any], classes: int, min_samples_leaf:
     Raises:
         ExperimentError: no rows or features, or values that are not finite.
     """
-    _require_numbers(x)
+    if x.ndim != 2 or not x.size:
+        raise ExperimentError(
+            f"x has the shape {x.shape}: it must be (rows, features), with at least one of each"
+        )
+    if len(bad := np.argwhere(~np.isfinite(x))):
+        row, column = bad[0]
+        raise ExperimentError(
+            f"x has {len(bad)} value(s) that are not finite numbers, the first in row {row}, "
+            f"feature {column}: {x[row, column]}"
+        )
     n, F = x.shape
     columns = np.ascontiguousarray(x.T, dtype=np.float64)
     labels = y.astype(np.min_scalar_type(classes - 1))  # small numbers are sorted faster
@@ -182,13 +184,8 @@ def build_tree(x: NDArray[Any], y: NDArray[Any], classes: int, min_samples_leaf:
                 part = order[chosen].reshape(len(features), -1)
                 waiting.append((part, features, len(feature) - 1, child))
     left, right = np.array(children, np.int64).T.copy()
-    return Tree(
-        np.array(feature, np.int64),
-        np.array(threshold),
-        left,
-        right,
-        np.stack(frequencies).astype(np.int64),
-    )
+    classes_at = np.stack(frequencies).astype(np.int64)
+    return Tree(np.array(feature, np.int64), np.array(threshold), left, right, classes_at)
 
 
 def _split(
@@ -206,9 +203,7 @@ def _split(
         columns: (F, n) all values.
         labels: (n,) all classes.
         order: (f, m) the node's m rows, sorted by each of f features.
-        features: (f,) these.
         counts: (C,) the node's rows of each class.
-        least: minimum number of rows on either side.
         xlogx: (n + 1,) k·log2 k.
     """
     m = int(counts.sum())
@@ -244,7 +239,9 @@ def _split(
         return None
     compared = positive & (gain >= gain[positive].mean() - _ALIKE)
     chosen = int(_first_greatest(np.where(compared, gain / information[best], -np.inf)))
-    return int(features[chosen]), _between(float(low[chosen]), float(high[chosen]))
+    below, above = float(low[chosen]), float(high[chosen])
+    middle = below / 2 + above / 2  # their sum might overflow
+    return int(features[chosen]), middle if below <= middle < above else below
 
 
 def _first_greatest(values: Array) -> Ints:
@@ -252,18 +249,12 @@ def _first_greatest(values: Array) -> Ints:
     return np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
 
 
-def _between(low: float, high: float) -> float:
-    """A threshold between low and high: the middle, or low if no float is in between."""
-    middle = low / 2 + high / 2  # their sum might overflow
-    return middle if low <= middle < high else low
-
-
 def fidelity(tree: Tree, x: NDArray[Any], y_model: NDArray[Any]) -> float:
     """The share of (n, F) rows for which the tree predicts what the model does, (n,)."""
     return float((tree.predict(x) == y_model).mean())
 
 
-def pixel_names(shape: tuple[int, int, int]) -> list[str]:
+def pixel_names(shape: tuple[int, ...]) -> list[str]:
     """Of each entry of a flattened (C, H, W) image, "pixel (row, column)", counted from 0.
 
     With several channels, "pixel (row, column) of channel c".
@@ -275,20 +266,6 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
         for row in range(H)
         for column in range(W)
     ]
-
-
-def _require_numbers(x: NDArray[Any]) -> None:
-    if x.ndim != 2 or not x.size:
-        raise ExperimentError(
-            f"x has the shape {x.shape}: it must be (rows, features), with at least one of each"
-        )
-    bad = np.argwhere(~np.isfinite(x))
-    if len(bad):
-        row, column = bad[0]
-        raise ExperimentError(
-            f"x has {len(bad)} value(s) that are not finite numbers, the first in row {row}, "
-            f"feature {column}: {x[row, column]}"
-        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,18 @@ def extend(
     if old.manifest["status"] != "finished" or damage:
         why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"
         raise RunFolderError(f"{why}; only finished runs can be continued")
-    before = old.experiment
     experiment = RawConfig.read(old.path / "experiment.yaml", overrides).build(Experiment)
+    known, wanted = (_fixed(each.model_dump(mode="json")) for each in (old.experiment, experiment))
+    for key in known:
+        if known[key] != wanted[key]:
+            raise ExperimentError(
+                f"{key} cannot change when a run is continued; only {', '.join(CHANGEABLE)} can"
+            )
     done = Run(old).last_round
-    _check(before, experiment, done)
+    if experiment.train.rounds <= done:
+        raise ExperimentError(
+            f"train.rounds={experiment.train.rounds}: the run has {done} rounds already; set more"
+        )
     dataset, splits, spec = prepare(experiment)
     if splits.sequence is not None:
         raise ExperimentError(
@@ -75,28 +84,11 @@ def extend(
         )
     same_data(old, dataset, splits)
 
-    def copy(folder: RunFolder) -> None:
-        _copy(old, folder, done)
-
+    copy = partial(_copy, old, t=done)
     return begin(experiment, dataset, splits, spec, out, progress, on_start, copy)
 
 
-def _check(before: Experiment, experiment: Experiment, done: int) -> None:
-    """Reject changes with which earlier rounds would have been different, or that add no round."""
-    known, wanted = (_fixed(each.model_dump(mode="json")) for each in (before, experiment))
-    for key in known:
-        if known[key] != wanted[key]:
-            raise ExperimentError(
-                f"{key} cannot change when a run is continued; only {', '.join(CHANGEABLE)} can"
-            )
-    if experiment.train.rounds <= done:
-        raise ExperimentError(
-            f"train.rounds={experiment.train.rounds}: the run has {done} rounds already; set more"
-        )
-
-
 def _fixed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that may not change, by key."""
     found: dict[str, Any] = {}
     for section, value in content.items():
         if section in CHANGEABLE:
@@ -109,7 +101,6 @@ def _fixed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
-    """Copy tables and the last checkpoint, after round t, to a new run's folder."""
     chains = {}
     for name in TABLES:
         source = old.path / f"{name}.parquet"

@@ -6,7 +6,6 @@ left out from then on, with a line for the user.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 from fedsim.config.file import flat
 from fedsim.experiment import Experiment
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, alone
 from fedsim.support.extras import require
 
 # How MLflow behaves unless the user has said otherwise: a server that is away costs a run seconds
@@ -146,15 +145,12 @@ class MLflow:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
         from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
 
         out = _among(folder.path)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out / 'mlflow.db'}"
-        held = os.open(out, os.O_RDONLY)
-        try:  # alone, because several processes that make one database spoil it for each other
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with alone(out):  # several processes that make one database spoil it for each other
             self._client = client = MlflowClient(uri)
-        finally:
-            os.close(held)
         self._last = 0
         if "mlflow_run" in folder.manifest:
             self._run = folder.manifest["mlflow_run"]
@@ -162,8 +158,15 @@ class MLflow:
             logged = client.get_metric_history(self._run, "total_bytes_up")
             self._last = max((metric.step for metric in logged), default=0)
             return
+        name = folder.experiment.name
+        try:  # to make it first, because another run may be making it just now
+            id = client.create_experiment(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            id = client.get_experiment_by_name(name).experiment_id
         run = client.create_run(
-            self._experiment_id(folder.experiment.name),
+            id,
             run_name=str(folder.path.relative_to(out)),
             tags={"fedsim_version": folder.manifest["packages"]["fedsim"]},
         )
@@ -171,16 +174,6 @@ class MLflow:
         given = parameters(folder.experiment)
         client.log_batch(self._run, params=[Param(k, str(v)) for k, v in given.items()])
         folder.update(mlflow_run=self._run)
-
-    def _experiment_id(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        try:  # to make it first, because another run may be making it just now
-            return str(self._client.create_experiment(name))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def record(self, row: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric
@@ -258,7 +251,6 @@ def metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def parameters(experiment: Experiment) -> dict[str, str | float | bool]:
-    """The keys of an experiment, as overrides name them; lists are written out."""
     return {
         key: value if isinstance(value, str | float | int) else json.dumps(value)
         for key, value in flat(experiment.model_dump(mode="json")).items()

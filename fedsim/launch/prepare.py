@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.conditions.compression import Downlink, Uplink
@@ -22,22 +21,11 @@ from fedsim.config.registry import MAIN, Config
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.dataset import fitted
 from fedsim.data.splits import take_stratified
-from fedsim.errors import (
-    ExperimentError,
-    FedsimError,
-    FedsimWarning,
-    in_one_line,
-    in_own_code,
-)
+from fedsim.errors import ExperimentError, FedsimError, FedsimWarning, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
-from fedsim.federation import (
-    Condition,
-    RunSpec,
-    Withdrawn,
-    cohort_size,
-)
+from fedsim.federation import Condition, RunSpec, Withdrawn, cohort_size
 from fedsim.federation.client import RESERVED as CLIENT_RESERVED
 from fedsim.federation.client import Client
 from fedsim.federation.context import WorkerContext, scaled
@@ -68,16 +56,14 @@ CLIENT_COLUMNS = {
 def prepare(
     experiment: Experiment, dataset: Dataset | None = None
 ) -> tuple[Dataset, ClientSplits, RunSpec]:
-    """Load the data, deal it out to clients, and check that the experiment can be carried out.
-
-    Args:
-        dataset: the data of the experiment, if it is loaded already.
-
-    Raises:
-        BadInput: it cannot.
-    """
+    """Load the data, deal it out, and check that the experiment can be carried out."""
     check_loggers(experiment)
-    _check_importable(experiment)
+    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
+        raise ExperimentError(
+            f"{found} is defined in a notebook or in the script that is running, where the "
+            "processes of Ray do not find it; put it into a file of its own, or use "
+            "engine.kind=local"
+        )
     if experiment.privacy is not None:
         experiment.privacy.check()
     dataset, splits, setup_bytes = dealt(experiment, dataset)
@@ -111,14 +97,8 @@ def prepare(
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
-    experiment.method.check_fit(
-        Problem(
-            experiment.model,
-            objective,
-            splits.sequence is not None,
-            experiment.hidden,
-        )
-    )
+    in_tasks = splits.sequence is not None
+    experiment.method.check_fit(Problem(experiment.model, objective, in_tasks, experiment.hidden))
     _check_rounds(experiment, splits)
     spec = RunSpec(
         model=experiment.model,
@@ -157,16 +137,16 @@ def prepare(
 def dealt(
     experiment: Experiment, dataset: Dataset | None = None
 ) -> tuple[Dataset, ClientSplits, tuple[int, int]]:
-    """The data as clients hold them, and the bytes sent up and down to agree on their scales.
-
-    Args:
-        dataset: the data of the experiment, if it is loaded already.
-
-    Raises:
-        BadInput: they cannot be loaded, or not be dealt out like this.
-    """
+    """The data as clients hold them, and the bytes sent up and down to agree on their scales."""
     dataset = dataset or load_dataset(experiment.data)
-    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    everything, share = np.arange(dataset.num_loaded), experiment.evaluate.validation
+    rng = keyed_rng(experiment.seed, "validation set")
+    held_out, _ = take_stratified(everything, dataset.strata, share, rng)
+    if share and not len(held_out):
+        raise ExperimentError(
+            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
+            f"none; {1 / len(everything):.2g} holds out one"
+        )
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, setup_bytes = fitted(dataset, splits)
     return *experiment.data.for_clients(dataset, splits, experiment.seed), setup_bytes
@@ -188,18 +168,7 @@ def defined_here(experiment: Experiment) -> str | None:
     return None
 
 
-def _check_importable(experiment: Experiment) -> None:
-    """Refuse what is defined in the running program itself, where Ray's processes find nothing."""
-    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
-        raise ExperimentError(
-            f"{found} is defined in a notebook or in the script that is running, where the "
-            "processes of Ray do not find it; put it into a file of its own, or use "
-            "engine.kind=local"
-        )
-
-
 def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """A section and all within it, each with its key."""
     if isinstance(value, Config):
         yield key, value
         for name, part in vars(value).items():
@@ -214,7 +183,6 @@ def _in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
 
 
 def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]:
-    """What happens between server and clients."""
     found: list[Condition] = list(experiment.conditions)
     if experiment.privacy is not None:
         kind = ClientPrivacy if experiment.privacy.level == "client" else ExamplePrivacy
@@ -246,31 +214,9 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
     return found
 
 
-def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    """The training examples of the validation set, sorted.
-
-    Raises:
-        ExperimentError: there would be none.
-    """
-    everything = np.arange(dataset.num_loaded)
-    rng = keyed_rng(seed, "validation set")
-    drawn, _ = take_stratified(everything, dataset.strata, share, rng)
-    if share and not len(drawn):
-        raise ExperimentError(
-            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
-            f"none; {1 / len(everything):.2g} holds out one"
-        )
-    return drawn
-
-
 def _with_further(
     names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
 ) -> Objective:
-    """The objective with the metrics of `evaluate.metrics`.
-
-    Raises:
-        ExperimentError: one is not for this data, or has the name of another column.
-    """
     further = further_metrics(names, dataset, objective.num_outputs(dataset))
     taken = [metric.column for metric in objective.metrics(dataset)]
     reserved = {*RESERVED, "train_loss", *COLUMNS}
@@ -297,11 +243,7 @@ def _with_further(
 def _check_explain(
     experiment: Experiment, dataset: Dataset, splits: ClientSplits, network: nn.Module
 ) -> Explain:
-    """The `explain` section with what it leaves open filled in.
-
-    Raises:
-        BadInput: something of it cannot be done with this model, method or data.
-    """
+    """The `explain` section with what it leaves open filled in."""
     assert experiment.explain is not None
     method = experiment.method
     section = experiment.explain.resolved(
@@ -370,12 +312,6 @@ def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
 
 
 def _try_model(spec: RunSpec) -> nn.Module:
-    """The network, after one input was sent through it, if it has any parameters.
-
-    Raises:
-        ExperimentError: it does not take the data's inputs, or returns another number of outputs
-            than the objective needs.
-    """
     name = f"model.name={spec.model.name}"
     try:
         network = spec.build_model()
@@ -449,8 +385,7 @@ def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.
         )
     if train.on_client_error == "skip":
         return
-    few = np.flatnonzero(splits.train.lengths < 2)
-    if len(few):
+    if len(few := np.flatnonzero(splits.train.lengths < 2)):
         raise ExperimentError(
             f"partition: client {few[0]} has one labelled training example, and batch norm needs "
             f"two ({len(few)} of {len(splits)} clients have one); raise partition.min_samples or "
@@ -459,11 +394,7 @@ def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.
 
 
 def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None:
-    """Make a local step on a few examples, as the `train` and `privacy` sections say.
-
-    Raises:
-        ExperimentError: the network cannot be trained so.
-    """
+    """Make a local step on a few examples, as the `train` and `privacy` sections say."""
     rows = splits.train.values[: min(4, spec.train.batch_size)]
     name, private = f"model.name={spec.model.name}", False
     with keyed_torch_rng(spec.seed, "try training"):
@@ -477,32 +408,23 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
             )
-            job = _as_trained(job, context)
+            # Of the first client with examples, as the experiment's conditions make it.
+            holder = int(np.flatnonzero(context.splits.train.lengths)[0])
+            client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
+            for condition in context.spec.conditions:
+                with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw
+                    job = condition.training(client, job)
             private = job.dp_sgd is not None
             context.train(job)
         except (FedsimError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the user's own code
-            what = (
-                "there is not enough memory to train it"
-                if lacks_memory(error)
-                else (
-                    "it has no gradient of a single example, which privacy.level=example needs"
-                    if private
-                    else f"it cannot be trained by objective.name={spec.objective.name}"
-                )
-            )
+            what = f"it cannot be trained by objective.name={spec.objective.name}"
+            if private:
+                what = "it has no gradient of a single example, which privacy.level=example needs"
+            if lacks_memory(error):
+                what = "there is not enough memory to train it"
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
-
-
-def _as_trained(job: TrainingJob, context: WorkerContext) -> TrainingJob:
-    """A job of the first client with examples, as the experiment's conditions make it."""
-    holder = int(np.flatnonzero(context.splits.train.lengths)[0])
-    client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
-    for condition in context.spec.conditions:
-        with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw
-            job = condition.training(client, job)
-    return job
 
 
 @contextmanager
@@ -519,12 +441,7 @@ def _own_code(condition: Condition, hook: str) -> Iterator[None]:
 
 
 def _check_saved(network: nn.Module, spec: RunSpec) -> None:
-    """Refuse networks whose saved weights would not make the same model again.
-
-    Raises:
-        ExperimentError: what is trained or averaged is not float32, or a tensor that is drawn at
-            random is not part of the state dict.
-    """
+    """Refuse networks whose saved weights would not make the same model again."""
     name, saved = f"model.name={spec.model.name}", network.state_dict()
     for layer, value in saved.items():
         if not isinstance(value, torch.Tensor):

@@ -30,11 +30,7 @@ E = TypeVar("E")  # event
 
 
 class RoundLine:
-    """A round in one line: score, traffic, speed.
-
-    Args:
-        run: the run of the rounds.
-    """
+    """A round in one line: score, traffic, speed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -62,11 +58,7 @@ class RoundLine:
 
 
 class _Shown(Generic[E]):
-    """Base class of progress displays.
-
-    Args:
-        progress: True for a bar, False for nothing, or a function that is called with every event.
-    """
+    """Base class of progress displays."""
 
     def __init__(self, progress: bool | Callable[[E], None]) -> None:
         self._tell = progress if callable(progress) else None
@@ -93,7 +85,6 @@ class RunProgress(_Shown[dict[str, Any] | str]):
     """Progress of a run; see `fedsim.run`."""
 
     def start(self, run: Run) -> None:
-        """Set the run, before its first round."""
         self._rounds, self._line = run.experiment.train.rounds, RoundLine(run)
         if self._bar:
             self._bar.update(0, self._rounds, "starting")
@@ -109,8 +100,7 @@ class LineProgress(_Shown[str]):
     """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
 
     def _show(self, bar: TerminalBar | _NotebookBar, event: str) -> None:
-        ended = re.match(r"\[(\d+)/(\d+)\] ", event)
-        if ended:
+        if ended := re.match(r"\[(\d+)/(\d+)\] ", event):
             bar.update(int(ended[1]), int(ended[2]), event[ended.end() :])
         else:
             bar.note(event)
@@ -126,12 +116,7 @@ def _bar() -> TerminalBar | _NotebookBar | None:
 
 
 class TerminalBar:
-    """A bar in a terminal.
-
-    Args:
-        unit: what is counted, shown before the count.
-        transient: whether it is erased at the end.
-    """
+    """A bar in a terminal."""
 
     def __init__(self, console: Console, unit: str = "", transient: bool = False) -> None:
         self._progress = Progress(

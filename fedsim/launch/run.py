@@ -104,12 +104,7 @@ def resume(
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
-    """Continue an interrupted run; see `fedsim.resume`.
-
-    Raises:
-        BadInput: the folder is not that of a run, was edited, or its data changed.
-        RunError: the run failed again.
-    """
+    """Continue an interrupted run; see `fedsim.resume`."""
     with RunFolder.open(path).alone(), RunProgress(progress) as shown:
         folder = RunFolder.open(path)  # after any other process has released it
         if folder.manifest["status"] == "finished" and not folder.damage():
@@ -120,8 +115,7 @@ def resume(
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec, shown) as actors:
             _announce(folder, shown, on_start)
-            changed = folder.rounds_otherwise()
-            if changed:
+            if changed := folder.rounds_otherwise():
                 shown(
                     f"the run began on another system ({changed}): further rounds may round "
                     "differently and change the hash"
@@ -142,15 +136,7 @@ def drive(
     data: Any,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Carry out or continue the run at `path`, with this process as its driver.
-
-    Args:
-        actors: number of client actors.
-        data: a Ray reference of the data set as loaded.
-
-    Raises:
-        BadInput, RunError: as `run` and `resume` do.
-    """
+    """Carry out or continue the run at `path`, with this process as its driver."""
     import ray
 
     loaded = ray.get(data)
@@ -166,8 +152,7 @@ def drive(
             folder.trust()  # its experiment came with the call
             same_data(folder, dataset, splits)
         else:
-            about = facts(dataset, splits, experiment)
-            folder = RunFolder.create(experiment, path, about)
+            folder = RunFolder.create(experiment, path, facts(dataset, splits, experiment))
         if folder.manifest["status"] == "finished" and not folder.damage():
             return Run.open(path)
         if experiment.engine.kind == "local":
@@ -197,7 +182,6 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
 def _planned(
     experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
-    """The number of client actors of the run; see `planned_actors`."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
     each = spec.worker_bytes(engine.clients_per_step)
@@ -232,7 +216,6 @@ def _carry_through(
     actors: int,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Follow a run to its end, and record its end in its folder."""
     started = time.monotonic()
     before = folder.manifest.get("wall_seconds", 0.0)
 
@@ -295,7 +278,6 @@ class Driver:
 def _with_actors(
     folder: RunFolder, spec: RunSpec, actors: int, data: list[Any]
 ) -> Generator[Progress]:
-    """`simulate` in this process, the driver's, on client actors."""
     import ray
 
     from fedsim.federation.ray_engine import RayEngine
@@ -310,7 +292,6 @@ def _with_actors(
 def _on_ray(
     folder: RunFolder, dataset: Dataset, splits: ClientSplits, spec: RunSpec, actors: int
 ) -> Generator[Progress]:
-    """Run the driver actor, beside this process because the run's folder is here."""
     import ray
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -362,8 +343,11 @@ def _on_ray(
             try:
                 ray.kill(driver)
             finally:
-                if process is not None:
-                    _end(process)
+                if process is not None:  # until it has ended, it writes to the run's folder
+                    wait_for_end([process], KILLED)
+                    with suppress(psutil.Error):  # without Ray's own processes, Ray kills nothing
+                        process.kill()
+                    wait_for_end([process], KILLED)
 
 
 def _process(id: int, started: float) -> psutil.Process | None:
@@ -375,19 +359,7 @@ def _process(id: int, started: float) -> psutil.Process | None:
     return None
 
 
-def _end(driver: psutil.Process) -> None:
-    """Wait until a driver that Ray was asked to kill has ended: it writes to the run's folder.
-
-    Without Ray's own processes it is not killed by Ray.
-    """
-    wait_for_end([driver], KILLED)
-    with suppress(psutil.Error):
-        driver.kill()
-    wait_for_end([driver], KILLED)
-
-
 def _silence(folder: RunFolder, driver: Any) -> str:
-    """A line about pending work after a while without news of the driver."""
     table = actor_table()
     me = table.get(actor_id(driver))
     if me is None or me["State"] != "ALIVE":
@@ -408,11 +380,8 @@ def _silence(folder: RunFolder, driver: Any) -> str:
 
 @contextmanager
 def _log_file(folder: RunFolder) -> Iterator[None]:
-    """Write fedsim's log to the run's log.txt."""
-    try:
+    with folder.writing():
         handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{folder.path}: cannot be written: {error}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("fedsim")
     root.addHandler(handler)

@@ -68,7 +68,6 @@ class Classification(Objective):
                 f"objective.name={self.name} needs two or more classes, and there is only "
                 f"'{data.classes[0]}'"
             )
-
         given = self.class_weights
         if isinstance(given, tuple) and len(given) != len(data.classes):
             raise ExperimentError(

@@ -54,8 +54,7 @@ def continual(tasks: pd.DataFrame) -> Continual:
             final = float(learnt[last]) if last in learnt.index else math.nan
             found["tta"].append(final)
             found["first_round"].append(float(learnt.iloc[0]))
-            before = by_round[~by_round["seen"]]
-            if len(before):
+            if len(before := by_round[~by_round["seen"]]):
                 now = before.iloc[-1]
                 found["forward"].append(float(now["accuracy"]) - 1 / float(now["classes"]))
             if t < T - 1:

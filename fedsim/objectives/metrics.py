@@ -67,7 +67,6 @@ def balanced_accuracy(outputs: Outputs, targets: Labels) -> float:
 def accuracy_by_class(
     classes: Sequence[str], outputs: Outputs, targets: Labels
 ) -> dict[str, float]:
-    """The accuracy of each class that occurs, by its name."""
     found = zip(classes, class_accuracy(outputs, targets).tolist(), strict=True)
     return {name: share for name, share in found if share == share}
 
@@ -143,11 +142,7 @@ KNOWN_METRICS: dict[str, str] = {
 
 
 def check_name(name: str) -> None:
-    """Reject a name that is neither a metric nor `package.module:function`.
-
-    Raises:
-        PydanticCustomError: it is not.
-    """
+    """Reject a name that is neither a metric nor `package.module:function`."""
     if ":" in name:
         _own_function(name)
     elif name not in KNOWN_METRICS and not _TOP_K.fullmatch(name):
@@ -157,11 +152,6 @@ def check_name(name: str) -> None:
 def further_metrics(
     names: Sequence[str], data: Dataset, outputs: int
 ) -> tuple[FurtherMetric, ...]:
-    """The metrics of these names, for a data set and the number of a network's outputs.
-
-    Raises:
-        ExperimentError: one does not support them.
-    """
     return tuple(_further_metric(name, data, outputs) for name in names)
 
 
@@ -206,7 +196,6 @@ def _further_metric(name: str, data: Dataset, outputs: int) -> FurtherMetric:
 def _confusion_rows(
     classes: Sequence[str], outputs: Outputs, targets: Labels
 ) -> list[Mapping[str, Any]]:
-    """Rows of the table `confusion`: pairs of classes that occur, with counts."""
     counts = confusion(outputs, targets)
     return [
         {"target": classes[i], "prediction": classes[j], "count": int(counts[i, j])}
@@ -217,11 +206,7 @@ def _confusion_rows(
 def _own_scores(
     name: str, function: ScoreFunction, outputs: Outputs, targets: NDArray[Any]
 ) -> float | dict[str, float]:
-    """The result of a user's metric function, which gets read-only copies.
-
-    Raises:
-        MethodError: it raises, or does not return a number or a dict of numbers.
-    """
+    """The result of a user's metric function, which gets read-only copies."""
     try:
         found = function(frozen(outputs.copy()), frozen(targets.copy()))
     except Exception as error:

@@ -232,12 +232,7 @@ def merged(parts: Iterable[Totals]) -> Totals:
 
 
 def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
-    """The scores of an objective and additional metrics from totals.
-
-    Raises:
-        TypeError: one is not a number.
-        ValueError: two have the same name.
-    """
+    """The scores of an objective and additional metrics from totals."""
     found = objective.scores({name: frozen(value) for name, value in totals.items()})
     for further in objective.further:
         added = further.columns(totals[_OUTPUTS], totals[_TARGETS])
@@ -251,12 +246,10 @@ def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
 
 
 def of_validation(scores: Mapping[str, float]) -> dict[str, float]:
-    """Scores with the column names for the validation set."""
     return {f"{VALIDATION}{name}": score for name, score in scores.items()}
 
 
 def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, Any]]]:
-    """The rows of tables of additional metrics from totals, by table."""
     return {
         further.name: list(further.score(totals[_OUTPUTS], totals[_TARGETS]))
         for further in objective.further
@@ -287,13 +280,7 @@ def totals_of(objective: Objective, outputs: Any, batch: Batch) -> Totals:
 
 @dataclass(frozen=True)
 class Slice:
-    """Some of a batch's examples, scored separately.
-
-    Args:
-        name: name of the slice.
-        rows: the examples.
-        labels: the classes that the model can predict; None for all.
-    """
+    """Some of a batch's examples, scored separately, and the classes the model can predict."""
 
     name: str
     rows: Tensor
@@ -312,8 +299,7 @@ def evaluate_slices(
 ) -> dict[str, Totals]:
     """The totals of each non-empty slice, by name; the network runs once.
 
-    Args:
-        slices: None for the whole batch, under the empty name.
+    Without slices those of the whole batch, under the empty name.
     """
     network.eval()
     found: dict[str, list[Totals]] = {}
@@ -329,11 +315,7 @@ def evaluate_slices(
             if not len(rows):
                 continue
             own = replace(part.at(rows), labels=one.labels)
-            found.setdefault(one.name, []).append(totals_of(objective, _take(outputs, rows), own))
+            several = isinstance(outputs, tuple)
+            of_these = tuple(each[rows] for each in outputs) if several else outputs[rows]
+            found.setdefault(one.name, []).append(totals_of(objective, of_these, own))
     return {name: merged(parts) for name, parts in found.items()}
-
-
-def _take(outputs: Any, rows: Tensor) -> Any:
-    if isinstance(outputs, tuple):
-        return tuple(part[rows] for part in outputs)
-    return outputs[rows]

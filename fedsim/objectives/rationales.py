@@ -103,8 +103,7 @@ class Rationales(Classification):
             totals[f"of/{c}"] = int((y == c).sum())
         totals["words"] = int((batch.x != 0).sum())
         totals["chosen"] = float(z.double().sum())
-        marks = batch.facts.get("signal")
-        if marks is not None:
+        if (marks := batch.facts.get("signal")) is not None:
             totals["gold"] = int(marks.sum())
             totals["hit"] = int((z.bool() & marks).sum())
         return totals

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,7 @@ Rows = dict[str, list[dict[str, Any]]]  # rows of further tables, by table
 
 
 class Slices(ABC):
-    """The slices of the central test set, for scoring.
-
-    Args:
-        objective: scores a slice.
-    """
+    """The slices of the central test set, for scoring."""
 
     # Whether the model predicts only some classes, depending on the slice.
     restricts = False
@@ -49,26 +44,16 @@ class Slices(ABC):
     def totals(
         self, network: nn.Module, batch: Batch, start: int, client: int | None = None
     ) -> dict[str, Totals]:
-        """The totals of a network, by slice.
+        """The totals of a network, by slice, on a batch that starts at this row of the test set.
 
-        Args:
-            network: the network, which stays in evaluation mode.
-            batch: a part of the central test set.
-            start: index of its first example.
-            client: the client whose slices are used; None for all.
+        With a client, of its slices only.
         """
 
     @abstractmethod
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        """The columns computed from totals, and rows of further tables.
-
-        Args:
-            totals: totals of the whole test set, by slice.
-            task: the current task of a sequence.
-            client: the client whose slices are used; None for all.
-        """
+        """The columns computed from totals of the whole test set, and rows of further tables."""
 
 
 class Whole(Slices):
@@ -86,12 +71,7 @@ class Whole(Slices):
 
 
 class ByColumn(Slices):
-    """A slice for each value of a column of the test examples.
-
-    Args:
-        values: (M,) values of the column.
-        sliced: columns of scores recorded for each slice, as `<column>/<value>`.
-    """
+    """A slice for each value of a column of the test examples, with columns `<column>/<value>`."""
 
     def __init__(self, objective: Objective, values: NDArray[Any], sliced: Sequence[str]) -> None:
         super().__init__(objective)
@@ -105,8 +85,7 @@ class ByColumn(Slices):
     ) -> dict[str, Totals]:
         found = {}
         for k, name in enumerate(self._names):
-            rows = np.flatnonzero(self._numbers[start : start + len(batch)] == k)
-            if len(rows):
+            if len(rows := np.flatnonzero(self._numbers[start : start + len(batch)] == k)):
                 own = batch.at(torch.from_numpy(rows).to(batch.x.device))
                 found[name] = evaluate(self.objective, network, own)
         return found
@@ -135,9 +114,6 @@ class ByTask(Slices):
 
     Scores are the mean over learnt tasks of all clients; those of each task are rows of the table
     `tasks`.
-
-    Args:
-        y: (M,) labels of the central test set.
     """
 
     restricts = True
@@ -146,10 +122,7 @@ class ByTask(Slices):
         super().__init__(objective)
         self._sequence = sequence
         self._rows = [np.flatnonzero(np.isin(y, labels)) for labels in sequence.label_sets]
-
-    @cached_property
-    def _numbers(self) -> dict[tuple[int, ...], str]:
-        return {labels: str(i) for i, labels in enumerate(self._sequence.label_sets)}
+        self._numbers = {labels: str(i) for i, labels in enumerate(sequence.label_sets)}
 
     def totals(
         self, network: nn.Module, batch: Batch, start: int, client: int | None = None
@@ -178,14 +151,7 @@ class ByTask(Slices):
 
 
 def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each score over learnt tasks of all clients.
-
-    Args:
-        rows: rows of the table `tasks`.
-
-    Raises:
-        RunError: no task has been learnt.
-    """
+    """The mean of each score over learnt tasks of all clients, of rows of the table `tasks`."""
     seen = [row for row in rows if row["seen"]]
     if not seen:
         raise RunError("no client has a model: all were skipped")
@@ -194,7 +160,6 @@ def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def slices_of(objective: Objective, data: Dataset, splits: ClientSplits) -> Slices:
-    """The slices of a run's central test set: by task, by a column, or none."""
     if splits.sequence is not None:
         return ByTask(objective, data.test_y, splits.sequence)
     if data.sliced_by:

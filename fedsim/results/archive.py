@@ -15,7 +15,7 @@ from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
-from fedsim.results.folder import FINAL_WEIGHTS, ResultsFolder, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import insist_on_whole
 from fedsim.support import atomic
@@ -26,14 +26,7 @@ MODE = 0o100644 << 16  # a regular file that everybody may read, where ZIP has i
 
 @dataclass(frozen=True)
 class Archive:
-    """What was packed.
-
-    Attributes:
-        path: of the archive.
-        files: how many are in it.
-        sha256: of the archive.
-        unfinished: how many runs of a grid or a search did not finish, by how they ended.
-    """
+    """What was packed, and how many runs of a grid or a search did not finish, by their ends."""
 
     path: Path
     files: int
@@ -68,7 +61,13 @@ def pack_results(folder: Path, path: Path | None = None) -> Archive:
     with opened.alone():
         insist_on_whole(folder)
         runs = [RunFolder.open(run) for run in manifests.runs_below(folder)]
-        _check_end(opened)
+        status = opened.manifest["status"]
+        # That runs of a grid failed is part of its result.
+        if status not in (("finished",) if opened.kind == "run" else ("finished", "failed")):
+            raise RunFolderError(
+                f"{opened.path}: the {opened.kind} is not finished ({status}), so there is no "
+                f"result to be read; go on with: fedsim resume {opened.path}"
+            )
         changed: dict[Path, bytes] = {}
         left_out: set[Path] = set()
         for run in [opened] if isinstance(opened, RunFolder) else runs:
@@ -91,24 +90,8 @@ def pack_results(folder: Path, path: Path | None = None) -> Archive:
     return Archive(path, len(files), sha256, ends)
 
 
-def _check_end(folder: ResultsFolder) -> None:
-    """Refuse what has no result yet; that runs of a grid failed is part of its result."""
-    status = folder.manifest["status"]
-    if status == "finished" or (status == "failed" and folder.kind != "run"):
-        return
-    raise RunFolderError(
-        f"{folder.path}: the {folder.kind} is not finished ({status}), so there is no result to "
-        f"be read; go on with: fedsim resume {folder.path}"
-    )
-
-
 def _leave_checkpoints(run: RunFolder, left_out: set[Path], changed: dict[Path, bytes]) -> None:
-    """Leave out those that only going on with a run would need.
-
-    Args:
-        left_out: files of it are added.
-        changed: the content of manifests that say otherwise then is added.
-    """
+    """Leave out, and out of the manifests, those that only going on with a run would need."""
     section = RawConfig.read(run.path / "experiment.yaml").content.get("checkpoint")
     keeps_all = isinstance(section, Mapping) and section.get("keep") == "all"
     weights = run.path / "weights"

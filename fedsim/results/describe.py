@@ -17,11 +17,7 @@ from fedsim.results.tables import write_table
 def describe(
     folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
 ) -> Iterator[str]:
-    """Write what is known of a run before its first round into its folder.
-
-    Yields:
-        Lines for the user.
-    """
+    """Write what is known of a run before its first round into its folder."""
     experiment = folder.experiment
     method = experiment.method
     if dataset.y.ndim == 1:  # not for several targets per example

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Draw = Callable[[Any, "Axes", str | None], None]
 
 FIGURES: dict[str, dict[str, Draw]] = {}  # by kind of results, and by name
+WITHOUT_METRIC = {"labels", "confusion", "pareto", "importance"}
 PAGES: dict[str, Callable[[Any], str]] = {}  # HTML for notebooks, by kind of results
 loaders: list[Callable[[], None]] = []  # import the modules that fill both, at the first use
 
@@ -60,6 +61,8 @@ class Displayed:
         figure = figure or next(iter(figures))
         if figure not in figures:
             raise BadInput(f"plot: there is no figure '{figure}'{nearest(figure, figures)}")
+        if metric is not None and figure in WITHOUT_METRIC:
+            raise BadInput(f"plot: '{figure}' shows no metric; leave out metric={metric}")
         import matplotlib as mpl
         from matplotlib import pyplot as plt
         from matplotlib.axes import Axes

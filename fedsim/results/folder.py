@@ -49,12 +49,7 @@ class ResultsFolder:
 
     @classmethod
     def make(cls, path: Path, content: str, facts: Mapping[str, Any]) -> Self:
-        """Make the folder of something that starts now.
-
-        Args:
-            content: of the experiment file.
-            facts: what the manifest holds besides version, packages and hardware.
-        """
+        """Make the folder of something that starts now, with further `facts` in its manifest."""
         path = path.absolute()
         experiment = content.encode()
         manifest = {
@@ -114,11 +109,9 @@ class ResultsFolder:
             RunFolder.open(path).trust()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes off it, see `alone`."""
         return alone(self.path, f"another process carries out this {self.kind}")
 
     def update(self, **facts: Any) -> None:
-        """Change the manifest, on disk as well."""
         self.manifest.update(facts)
         with self.writing():
             manifests.write(self.path, self.manifest)
@@ -134,7 +127,6 @@ class ResultsFolder:
 
     @property
     def files(self) -> dict[str, str]:
-        """Checksums of the tables and weights that it ended with, by path."""
         found: dict[str, str] = self.manifest.get("files", {})
         return found
 
@@ -200,7 +192,6 @@ class RunFolder(ResultsFolder):
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path, facts: Mapping[str, Any]) -> RunFolder:
-        """Make the folder of a new run; see `make`."""
         folder = cls.make(path, experiment.to_yaml(), {"seed": experiment.seed, **facts})
         # Built anew, as from the file, whose reading takes a quarter of a tiny run.
         folder.experiment = Experiment.from_dict(experiment.model_dump(mode="json"))
@@ -208,11 +199,7 @@ class RunFolder(ResultsFolder):
 
 
 def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -> list[str]:
-    """Write experiment.yaml once more, from the manifest, if it is missing or no longer YAML.
-
-    Returns:
-        What was wrong with it.
-    """
+    """Write a missing or damaged experiment.yaml again; returns what was wrong with it."""
     path = folder / "experiment.yaml"
     try:
         atomic.insist_on_file(path)
@@ -248,28 +235,26 @@ def _refuse_links(folder: Path) -> None:
 
     Nor does it make pipes and devices, which a reader would wait for.
     """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = Path(entry.path)
-            if entry.is_symlink():
-                what = "a symbolic link, which no folder of fedsim's has"
-                raise RunFolderError(f"{path}: is {what}; remove it")
-            if not (entry.is_file() or entry.is_dir()):
-                what = "neither a file nor a folder, and fedsim makes nothing else"
-                raise RunFolderError(f"{path}: is {what}; remove it")
-            # Runs of a grid are looked into when they are opened; client states are replaced and
-            # removed by name, which no link misleads.
-            is_run = manifests.is_at(path)
-            if entry.is_dir() and not is_run and path.parts[-2:] != ("weights", "clients"):
-                _refuse_links(path)
+    for path in folder.iterdir():
+        what = ""
+        if path.is_symlink():
+            what = "a symbolic link, which no folder of fedsim's has"
+        elif not (path.is_file() or path.is_dir()):
+            what = "neither a file nor a folder, and fedsim makes nothing else"
+        if what:
+            raise RunFolderError(f"{path}: is {what}; remove it")
+        # Runs of a grid are looked into when they are opened; client states are replaced and
+        # removed by name, which no link misleads.
+        client_states = path.parts[-2:] == ("weights", "clients")
+        if path.is_dir() and not client_states and not manifests.is_at(path):
+            _refuse_links(path)
 
 
 @contextmanager
 def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
     """Keep other processes of this machine off a folder: two would overwrite each other's files.
 
-    Args:
-        refusal: what to say if another process is at it; if not given, wait until it is not.
+    Where another one is at it, raise the refusal; without any, wait.
     """
     folder = os.open(path, os.O_RDONLY)  # the lock ends with the process, if not before
     try:
@@ -309,18 +294,12 @@ version = cache(metadata.version)  # of a package; reading it takes milliseconds
 
 @cache
 def _git_revision() -> str | None:
-    """The revision of the source that runs, if it is a git checkout."""
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():  # installed, perhaps below a repository of the user's
         return None
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-        )
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,17 +24,10 @@ class Listed:
 
     Attributes:
         folder: its path, below the folder that was searched.
-        kind: `run`, `grid` or `search`.
-        name: of the experiment.
-        method: of the experiment; of a grid or a search, the one that all its runs share.
         status: `finished`, or what became of it; `damaged` if it cannot be read.
         done: rounds of a run, or finished runs of a grid or a search.
         of: how many it is to have; None if that is not known.
-        metric: the primary one of a run.
-        score: in the last evaluated round; None if there is none.
-        best: whether `max` or `min` is the better score.
-        created: when it started, as in its manifest.
-        result_hash: of a finished run.
+        score: of the primary metric in the last evaluated round; None if there is none.
     """
 
     folder: Path
@@ -92,7 +86,7 @@ def _of_run(folder: ResultsFolder, content: dict[str, Any]) -> dict[str, Any]:
     scores: list[float] = rounds[primary.column].dropna().tolist() if known else []
     return {
         "name": content.get("name", ""),
-        "method": _method(content),
+        "method": str(content.get("method", {}).get("name", "")),
         "done": len(rounds),
         "of": content.get("train", {}).get("rounds"),
         "metric": primary.column,
@@ -103,32 +97,21 @@ def _of_run(folder: ResultsFolder, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_many(folder: ResultsFolder, content: dict[str, Any]) -> dict[str, Any]:
-    statuses = [_status(path) for path in manifests.runs_below(folder.path)]
+    done = 0
+    for path in manifests.runs_below(folder.path):
+        with suppress(RunFolderError):  # damaged
+            read, _ = manifests.read(path, "run", manifests.RunManifest)
+            done += read["status"] == "finished"
+    axes = content.get("grid", {}).get("axes", {})
+    varied = {*axes, *content.get("search", {}).get("space", {})}
+    for variants in axes.values():
+        if isinstance(variants, dict):
+            varied |= {key for sets in variants.values() for key in sets}
+    method = content.get("method", {}).get("name", "")
     cells = folder.manifest.get("cells")
     return {
         "name": folder.manifest["name"],
-        "method": "" if _varies_method(content) else _method(content),
-        "done": statuses.count("finished"),
+        "method": "" if varied & {"method", "method.name"} else str(method),
+        "done": done,
         "of": len(cells) if cells else content.get("search", {}).get("trials"),
     }
-
-
-def _status(path: Path) -> str:
-    try:
-        return str(manifests.read(path, "run", manifests.RunManifest)[0]["status"])
-    except RunFolderError:
-        return "damaged"
-
-
-def _method(content: dict[str, Any]) -> str:
-    return str(content.get("method", {}).get("name", ""))
-
-
-def _varies_method(content: dict[str, Any]) -> bool:
-    """Whether an axis of a grid, or a hyper-parameter of a search, is the method itself."""
-    axes = content.get("grid", {}).get("axes", {})
-    keys = {*axes, *content.get("search", {}).get("space", {})}
-    for variants in axes.values():
-        if isinstance(variants, dict):
-            keys |= {key for sets in variants.values() for key in sets}
-    return not keys.isdisjoint({"method", "method.name"})

@@ -60,8 +60,6 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Hardware(BaseModel):
-    """What a machine computes with."""
-
     machine: str | None = None
     processor: str | None = None
     capability: str | None = None
@@ -73,15 +71,9 @@ class Hardware(BaseModel):
 class Manifest(BaseModel):
     """What is known of any folder; what came with later versions may be missing.
 
-    Args:
-        format: of the folder.
-        kind: what lies in it: a run, a grid or a search.
-        status: how it stands, or ended. After its process was killed it is still `running`.
-        error: why it failed.
-        experiment: the content of its experiment.yaml.
-        experiment_hash: of that content.
-        signature: over it, of the user who made or trusts the folder.
-        files: checksums of the tables and weights it ended with, by path.
+    After its process was killed its status is still `running`. The signature is over the content
+    of its experiment.yaml, of the user who made or trusts the folder; `files` are checksums of the
+    tables and weights it ended with, by path.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -105,11 +97,8 @@ class RunManifest(Manifest):
     """What is known of a run besides.
 
     Args:
-        clients: of the whole federation.
-        client_names: what each is called in the data; empty if nothing.
         clients_per_step: trained side by side; known from the first round on.
         halved: after which round there was no memory for more, and how many it had been.
-        checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
         last: what a trial that was stopped early had come to.
         stopped_after: the round after which early stopping ended it.
@@ -158,8 +147,7 @@ class Cell(BaseModel):
 class SweepManifest(Manifest):
     """What is known of a grid or a search besides.
 
-    Args:
-        started_in: the folder of the command, which relative paths in its experiment start from.
+    Relative paths in its experiment start from `started_in`, the folder of the command.
     """
 
     name: str
@@ -196,20 +184,17 @@ def halved(manifest: Mapping[str, Any], done: int) -> dict[str, Any]:
 
 
 def is_at(folder: Path) -> bool:
-    """Whether there is a folder of results."""
     return any((folder / name).exists() for name in NAMES)
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Folders of results below another one, by their names."""
     return sorted({path.parent for path in folder.glob("*/**/manifest*.json")})
 
 
 def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
-    """Folders of results below another one or its sub-folders, the latest first.
+    """Folders of results (of a kind) below another one or its sub-folders, the latest first.
 
-    Args:
-        kind: of results; any if not given. Those of which none can be read any more count, too.
+    Those of which none can be read any more count, too.
     """
     for pattern in ("*/manifest*.json", "*/*/manifest*.json", "*/*/*/manifest*.json"):
         found = {path.parent for path in folder.glob(pattern)}
@@ -221,9 +206,6 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
 
 def meant(path: str | Path, kind: str | None = None) -> Path:
     """The folder of results that a path names: its own, or else the latest below it.
-
-    Args:
-        kind: of results; any if not given.
 
     Raises:
         RunFolderError: there is no such folder.
@@ -284,13 +266,11 @@ def damage_of_copy(
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest of a folder, and its copy."""
-    written = content(manifest)
     for name in NAMES:
-        atomic.write(folder / name, written)
+        atomic.write(folder / name, content(manifest))
 
 
 def content(manifest: Mapping[str, Any]) -> bytes:
-    """Of the file of a manifest."""
     return _as_json({**manifest, "checksum": hash_of(_as_json(manifest))})
 
 

@@ -11,20 +11,11 @@ from markupsafe import Markup, escape
 
 from fedsim.config.file import RawConfig
 from fedsim.objectives import Metric
+from fedsim.results import summary
 from fedsim.results.figures.charts import Line, draw_lines
 from fedsim.results.figures.look import STYLES, Drawing, swatch
 from fedsim.results.figures.plots import cell_lines
 from fedsim.results.run import Run
-from fedsim.results.summary import (
-    FIGURES,
-    STARS,
-    aligned,
-    compared_by,
-    further_scores,
-    pairing,
-    score_facts,
-    score_rows,
-)
 from fedsim.results.sweeps import Grid, Search, best_trials
 from fedsim.support.words import size
 
@@ -41,7 +32,6 @@ _STYLE = "; ".join(
 
 
 def _of_run(run: Run) -> str:
-    """A run: what it is, what it came to, its curve."""
     rounds, content = run.rounds, RawConfig.read(run.path / "experiment.yaml").content
     sections = [content.get(section) for section in ("method", "data")]
     names = [str(s.get("name", "")) if isinstance(s, Mapping) else "" for s in sections]
@@ -51,7 +41,7 @@ def _of_run(run: Run) -> str:
     if len(rounds):
         metric = run.primary_metric
         if metric.column in rounds and rounds[metric.column].notna().any():
-            facts += score_facts(run).items()
+            facts += summary.score_facts(run).items()
             scores = rounds.dropna(subset=[metric.column])
             curve = _curve(metric, [Line.of(metric.label, 0, scores, metric.column)])
         sent = rounds.iloc[-1]
@@ -63,21 +53,20 @@ def _of_run(run: Run) -> str:
 
 
 def _of_grid(grid: Grid) -> str:
-    """A grid: what it is, a row for each cell, their curves."""
     done = [run for run in grid.runs if run.status == "finished"]
     title = Markup("{}: grid over {}").format(grid.name, ", ".join(grid.axes))
     how = f"{grid.status}; {len(done)} of {len(grid.manifest['cells'])} runs finished"
     facts = _table((), [("status", how), ("folder", str(grid.path))])
     if not done:
         return _page(title, facts)
-    metric, summary, rounds = done[0].primary_metric, grid.summary, grid.rounds
-    by = compared_by(done)
-    figures = {by: f"{metric.label}, {FIGURES[by]}", "best": "best"}
-    figures |= further_scores(summary, done)
-    several = len(summary) > STYLES
+    metric, cells, rounds = done[0].primary_metric, grid.summary, grid.rounds
+    by = summary.compared_by(done)
+    figures = {by: f"{metric.label}, {summary.FIGURES[by]}", "best": "best"}
+    figures |= summary.further_scores(cells, done)
+    several = len(cells) > STYLES
     rows = []
-    shown = score_rows(summary, grid.axes, figures)
-    for k, (seeds, of_row) in enumerate(zip(summary["seeds"], shown, strict=True)):
+    shown = summary.score_rows(cells, grid.axes, figures)
+    for k, (seeds, of_row) in enumerate(zip(cells["seeds"], shown, strict=True)):
         mark = "" if several else swatch(k)
         rows.append((mark, *of_row[: len(grid.axes)], seeds, *of_row[len(grid.axes) :]))
     lines: list[Line] = []
@@ -85,13 +74,14 @@ def _of_grid(grid: Grid) -> str:
         scores = rounds.dropna(subset=[metric.column])
         lines = [*cell_lines(grid, metric.column, scores).values()]
     curve = _curve(metric, [replace(x, style=None) for x in lines] if several else lines)
-    header, tested = ("", *grid.axes, "seeds", *figures.values()), "p_holm" in summary
-    words = f"{STARS} against the baseline, {pairing(summary)} (Holm)" if tested else ""
+    header, tested = ("", *grid.axes, "seeds", *figures.values()), "p_holm" in cells
+    words = (
+        f"{summary.STARS} against the baseline, {summary.pairing(cells)} (Holm)" if tested else ""
+    )
     return _page(title, facts, _table(header, rows), escape(words), curve)
 
 
 def _of_search(search: Search) -> str:
-    """A search: what it is, and its Pareto front or five best trials."""
     trials, objectives = search.trials, search.objectives
     words = ", ".join(f"{name} ({mode})" for name, mode in objectives.items())
     title = Markup("{}: search for {}").format(search.name, words)
@@ -102,7 +92,7 @@ def _of_search(search: Search) -> str:
         return _page(title, facts)
     best, caption = best_trials(search), "Pareto front" if len(objectives) > 1 else "best trials"
     columns = ("trial", *search.space, *objectives)
-    rows = list(zip(*(aligned(best[column]) for column in columns), strict=True))
+    rows = list(zip(*(summary.aligned(best[column]) for column in columns), strict=True))
     return _page(title, facts, Markup("<div>{}</div>").format(caption), _table(columns, rows))
 
 

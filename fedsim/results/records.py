@@ -49,11 +49,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The row of a round, from its own records and those of its clients.
 
-    Args:
-        primary: the metric by which clients are compared.
-        setup_bytes: what all clients sent and received before the first round, which counts it.
-
-    Sums are exactly rounded (`math.fsum`), so that they do not depend on the order of clients.
+    What all clients sent and received before the first round counts as of that. Sums are exactly
+    rounded (`math.fsum`), so that they do not depend on the order of clients.
     """
     trained = [r for r in client_rows if "loss" in r and "samples" in r]
     row: dict[str, Any] = {"round": t, **record}
@@ -61,8 +58,7 @@ def summarise(
         samples = sum(r["samples"] for r in trained)
         row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
     column = primary.column
-    tested = [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]
-    if tested:
+    if tested := [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]:
         mean, worst = (f"{who}_{column}" for who in TESTED)
         row[mean] = math.fsum(tested) / len(tested)
         row[worst] = min(tested) if primary.best == "max" else max(tested)
@@ -91,12 +87,7 @@ def summarise(
 def stopped_early(
     stopping: EarlyStopping | None, metrics: Sequence[Metric], ledger: dict[str, Any]
 ) -> str | None:
-    """Why a run ends before its last round; None if it continues.
-
-    Args:
-        metrics: those displayed.
-        ledger: with the notes of `watch_score`.
-    """
+    """Why a run ends before its last round; None if it continues."""
     if stopping is None or "best" not in ledger:
         return None
     noted = ledger["best"]
@@ -153,9 +144,6 @@ def known_columns(
     """The columns of numbers in rounds.parquet that are known before a run starts.
 
     A method or an objective may record further ones.
-
-    Args:
-        tests_clients: whether clients have their own test examples.
     """
     metrics = spec.objective.shown(dataset)
     columns = [metric.column for metric in spec.shown(dataset)]
@@ -174,23 +162,23 @@ def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
 
     A run with secure aggregation has the hash of one without.
     """
-    content = [_hashed(r) for r in records]
-    words = json.dumps(content, sort_keys=True, default=_digest)
+
+    def digest(array: NDArray[Any]) -> str:  # of relevance maps and curves, which are long
+        return hashlib.sha256(array.tobytes()).hexdigest()
+
+    content = [
+        {
+            k: v - row[PROTOCOL[k]] if PROTOCOL.get(k) in row else v
+            for k, v in row.items()
+            if k not in VARYING | PROTOCOL_COLUMNS
+        }
+        for row in records
+    ]
+    words = json.dumps(content, sort_keys=True, default=digest)
     return hashlib.sha256((chain + words).encode()).hexdigest()
 
 
-def _hashed(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in row.items() if k not in VARYING | PROTOCOL_COLUMNS}
-    return {k: v - row[PROTOCOL[k]] if PROTOCOL.get(k) in row else v for k, v in kept.items()}
-
-
-def _digest(array: NDArray[Any]) -> str:
-    """A digest of relevance maps and curves, which are too long to be included."""
-    return hashlib.sha256(array.tobytes()).hexdigest()
-
-
 def result_hash(chain: str, state: State) -> str:
-    """A hash of all results of a run: its records and the server's last state."""
     return hash_of(chain, {f.name: getattr(state, f.name) for f in dataclasses.fields(state)})
 
 
@@ -209,11 +197,8 @@ def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> di
     The data hash includes other files that affect the result.
     """
     devices = experiment.devices or Devices()
-    files = (
-        experiment.train.initial_weights,
-        devices.capacity_trace,
-        devices.availability_trace,
-    )
+    traces = devices.capacity_trace, devices.availability_trace
+    files = experiment.train.initial_weights, *traces
     held = [splits] if splits.change is None else [splits, splits.change.splits]
     parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
     contents: dict[str, list[AnyArray]] = {
@@ -224,8 +209,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> di
         ],
         "partition_hash": [
             *(array for part in parts for array in (part.values, part.offsets)),
-            splits.server,
-            splits.held_out,
+            *(splits.server, splits.held_out),
         ],
     }
     contents["data_hash"] += dataset.spec.embeddings or ()

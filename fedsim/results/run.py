@@ -295,11 +295,7 @@ class Run(display.Displayed):
 
 
 def _fault(name: str, frame: pd.DataFrame, metrics: Sequence[str]) -> str | None:
-    """Why a table cannot be that of a run; None if it can.
-
-    Args:
-        metrics: columns of scores, which are numbers where the table has them.
-    """
+    """Why a table cannot be that of a run; None if it can."""
     whole, words = _KEYS[name]
     of_models = name in ("confusion", "maps") or (name == "explanations" and "model" in frame)
     for key in (*whole, *words, *(["client"] if of_models else [])):
@@ -332,14 +328,14 @@ def _fault_of_maps(frame: pd.DataFrame) -> str | None:
     clients = frame.loc[~frame["model"].isin(OF_ALL), "client"]
     if len(clients) and (clients.dtype.kind not in "iuf" or clients.isna().any()):
         return "column 'client' has values that are no numbers"
+
+    def is_vector(value: Any) -> bool:
+        vector = isinstance(value, np.ndarray) and value.ndim == 1
+        return vector and (value.dtype.kind in "iuf" or not value.size)
+
     for column in ("relevance", *(name for name in _CURVES if name in frame)):
-        if column not in frame or not frame[column].map(_is_vector).all():
+        if column not in frame or not frame[column].map(is_vector).all():
             return f"column '{column}' has values that are no lists of numbers"
         if column in _CURVES and frame[column].map(len).nunique() > 1:
             return f"column '{column}' has lists of different lengths"
     return None
-
-
-def _is_vector(value: Any) -> bool:
-    vector = isinstance(value, np.ndarray) and value.ndim == 1
-    return vector and (value.dtype.kind in "iuf" or not value.size)

@@ -19,13 +19,10 @@ _ROUNDING = 1e-9  # values that vary by less of their size are equal
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference of two settings.
+    """The mean difference of two settings, ours less theirs, with the degrees of freedom of t.
 
-    Attributes:
-        mean: ours less theirs.
-        sem: its standard error; NaN if there is no variance to test against.
-        freedom: degrees of freedom of Student's t.
-        pairs: of runs that share a seed, and so partition and initial weights; 0 if none do.
+    `sem` is its standard error, NaN if there is no variance to test against; `pairs` are runs that
+    share a seed, and so partition and initial weights, 0 if none do.
     """
 
     mean: float
@@ -121,7 +118,6 @@ def holm(p: Iterable[float]) -> list[float]:
 
 
 def shown_p(p: float) -> str:
-    """A p-value as tables have it."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 

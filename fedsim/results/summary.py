@@ -27,7 +27,6 @@ STARS = "* p < 0.05, ** p < 0.01, *** p < 0.001"
 
 
 def in_words(metrics: Sequence[Metric]) -> str:
-    """What a person calls them."""
     return " or ".join(metric.label for metric in metrics) or "score"
 
 
@@ -90,21 +89,10 @@ def aligned(values: Iterable[Any]) -> list[str]:
     return [f"{v:.{decimals}f}" if isinstance(v, float) else str(v) for v in values]
 
 
-def chosen_by(rounds: pd.DataFrame, metric: Metric) -> str:
-    """The column by which the best round is chosen: of the validation set, if there is one."""
-    column = VALIDATION + metric.column
-    return column if column in rounds else metric.column
-
-
 def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
-    """The row of the best round, the first of equals; None if no round was evaluated.
-
-    Args:
-        rounds: a run's table.
-        metric: by which it is judged: on the validation set, if there is one, or else on the test
-            set.
-    """
-    column = chosen_by(rounds, metric)
+    """The row of the best round, by validation if there is any, the first of equals; or None."""
+    column = VALIDATION + metric.column
+    column = column if column in rounds else metric.column
     if column not in rounds:
         return None
     scores = sign(metric) * rounds[column].to_numpy(dtype=float)
@@ -149,10 +137,7 @@ def on_record(run: Run) -> dict[str, Metric]:
 
 
 def further(run: Run) -> list[Metric]:
-    """The scores on record that tables show beside the primary metric.
-
-    All but those on a validation set, and the accuracy of each class.
-    """
+    """The scores on record that tables show beside the primary one, none by validation."""
     left_out = (VALIDATION, f"{CLASS_ACCURACY}/")
     return [
         metric
@@ -166,13 +151,12 @@ def score_facts(run: Run) -> dict[str, str]:
     rounds, metric = run.rounds, run.primary_metric
     found = {}
     for each in (metric, *further(run)):
-        scores = rounds.get(each.column, rounds["round"][:0]).dropna()
-        if len(scores):
+        if len(scores := rounds.get(each.column, rounds["round"][:0]).dropna()):
             found[f"{each.label}, {FIGURES['last']}"] = digits(scores.iloc[-1])
         if each == metric and len(scores) >= LAST:
             found[f"{each.label}, {FIGURES['last5']}"] = digits(scores.iloc[-LAST:].mean())
         if each == metric and (best := best_round(rounds, each)) is not None and len(scores):
-            by = " by validation" if chosen_by(rounds, each) != each.column else ""
+            by = " by validation" if VALIDATION + each.column in rounds else ""
             row = rounds.iloc[best]
             words = f"{digits(row[each.column])} (round {int(row['round'])})"
             found[f"{each.label}, best{by}"] = words
@@ -180,11 +164,6 @@ def score_facts(run: Run) -> dict[str, str]:
 
 
 def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
-    """The scores of these names (columns of rounds), of runs.
-
-    Raises:
-        BadInput: no run has it on record, or it is named twice.
-    """
     known = {column: metric for run in runs for column, metric in on_record(run).items()}
     for name in names:
         if name not in known:
@@ -198,15 +177,7 @@ def tidy(
     runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     table: Literal["rounds", "clients"] = "rounds",
 ) -> pd.DataFrame:
-    """The tables of many runs as one.
-
-    Args:
-        runs: of each run its cell (a value for each axis), its seed, and the run.
-        table: `rounds` or `clients`.
-
-    Returns:
-        A column for each axis, `seed`, and then the columns of the runs' own tables.
-    """
+    """The tables of many runs as one: the values of their cells, seeds, and their own columns."""
     import pandas as pd
 
     parts = []
@@ -225,12 +196,6 @@ def of_run(
     others: Iterable[Metric] = (),
 ) -> dict[str, float]:
     """The figures of one run that papers report.
-
-    Args:
-        rounds: a row for each round; rounds without evaluation have no score.
-        metric: what is reported.
-        target: a score to be reached.
-        others: further scores that are reported.
 
     Returns:
         The figures of `Grid.cells`. With simulated devices also `simulated_seconds` of all rounds,
@@ -255,7 +220,6 @@ def of_run(
 
 
 def _scores(rounds: pd.DataFrame, metric: Metric) -> dict[str, float]:
-    """The figures of one score; NaN if no round has it."""
     scores = rounds[metric.column].dropna() if metric.column in rounds else None
     if scores is None or scores.empty:
         return dict.fromkeys(("last", "best", "last5"), np.nan)
@@ -365,12 +329,7 @@ def further_scores(summary: pd.DataFrame, runs: Sequence[Run]) -> dict[str, str]
 def score_rows(
     summary: pd.DataFrame, axes: Sequence[str], figures: Iterable[str]
 ) -> list[list[str]]:
-    """A row for each cell: its values of the axes, and mean ± standard deviation of figures.
-
-    Args:
-        figures: prefixes of columns, such as `last5` or `f1/last`: those that cells are compared
-            by, which have stars, or `best`.
-    """
+    """A row for each cell: its values of the axes, and mean ± standard deviation of figures."""
     columns = [[str(value) for value in summary[axis]] for axis in axes]
     for figure in figures:
         texts = mean_std(summary[f"{figure}_mean"], summary[f"{figure}_std"])
@@ -382,7 +341,6 @@ def score_rows(
 
 
 def pairing(summary: pd.DataFrame) -> str:
-    """How the cells of a summary are tested against the baseline."""
     none_shared = summary.filter(regex="(^|/)pairs$").to_numpy() == 0
     tested = summary.filter(regex="(^|/)p_value$").notna().to_numpy()
     welch = bool((none_shared & tested).any())
@@ -407,7 +365,6 @@ def _against(pair: Sequence[pd.Series[float]] | None) -> dict[str, float]:
 
 
 def cell_label(cell: Mapping[str, Any]) -> str:
-    """A cell in a few words: the method's bare name, and `key=value` for all else."""
     return ", ".join(
         str(value) if axis in ("method", "method.name") else f"{axis}={value}"
         for axis, value in cell.items()

@@ -134,21 +134,13 @@ class Grid(Sweep):
 
     @cached_property
     def _rows(self) -> list[tuple[Mapping[str, Any], Run | None]]:
-        """What the manifest has of each run, and the run, if it has started."""
-        found: list[tuple[Mapping[str, Any], Run | None]] = []
-        for about in self.manifest["cells"]:
-            path = self.path / about["folder"]
-            found.append((about, Run.open(path) if is_at(path) else None))
-        return found
+        paths = [(about, self.path / about["folder"]) for about in self.manifest["cells"]]
+        return [(about, Run.open(path) if is_at(path) else None) for about, path in paths]
 
     @property
     def _finished(self) -> list[tuple[Mapping[str, Any], int, Run]]:
-        """As `tidy` takes them."""
-        return [
-            (about["cell"], about["seed"], run)
-            for about, run in self._rows
-            if run is not None and run.status == "finished"
-        ]
+        rows = [(about["cell"], about["seed"], run) for about, run in self._rows if run]
+        return [row for row in rows if row[-1].status == "finished"]
 
 
 class Search(Sweep):

@@ -44,7 +44,6 @@ class Table:
         self.chain = ""
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows; they may differ in their columns."""
         self._rows.extend(rows)
 
     def flush(self, t: int) -> None:
@@ -58,7 +57,6 @@ class Table:
         self._rows = []
 
     def write_part(self, table: pa.Table, t: int) -> None:
-        """Write rows as the part that ends with round t."""
         self._parts.mkdir(exist_ok=True)
         part = self._parts / f"{t:06d}.parquet"
         _write(part, [table], table.schema.with_metadata({_BEFORE: self.chain}))
@@ -70,7 +68,11 @@ class Table:
         for part in self._part_files():
             if int(part.stem) > t:
                 break
-            if _chain_before(part) != found:
+            try:
+                before = (pq.read_schema(part).metadata or {}).get(_BEFORE, b"").decode()
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise Damaged(f"{part}: is damaged: {error}") from error
+            if before != found:
                 raise Damaged(
                     f"{latest or part}: is damaged, or a part before or after it is gone"
                 )
@@ -81,11 +83,7 @@ class Table:
             raise Damaged(f"{wrong}, or a part before it is")
 
     def rewind(self, t: int, chain: str) -> None:
-        """Forget all rows of rounds after t. Valid for rounds at which parts end.
-
-        Args:
-            chain: as it was then.
-        """
+        """Forget all rows of rounds after t. Valid for rounds at which parts end."""
         self._rows, self.chain = [], chain
         self.file.unlink(missing_ok=True)
         for part in self._part_files():
@@ -93,17 +91,18 @@ class Table:
                 part.unlink()
 
     def merge(self) -> None:
-        """Make one file of the parts, if there are any."""
         parts = self._part_files()
         if not parts:
             return
         with self._one_type_a_column():
             schemas = [pq.read_schema(part).remove_metadata() for part in parts]
             schema = pa.unify_schemas(schemas, promote_options="permissive")
-        _write(self.file, (_fit(pq.read_table(p), schema) for p in parts), schema)
+        # With all columns, empty where a part lacks one.
+        parted = ([schema.empty_table(), pq.read_table(part)] for part in parts)
+        whole = (pa.concat_tables(pair, promote_options="permissive") for pair in parted)
+        _write(self.file, (table.select(schema.names) for table in whole), schema)
 
     def drop_parts(self) -> None:
-        """Remove the parts, which have been merged."""
         # All at once, so that a crash never leaves some of the parts to be merged again.
         merged = self._parts.with_name(f".{self._parts.name}.merged")
         shutil.rmtree(merged, ignore_errors=True)
@@ -112,14 +111,7 @@ class Table:
             shutil.rmtree(merged)
 
     def read(self, checksum: str | None = None) -> pd.DataFrame:
-        """All rows on disk.
-
-        Args:
-            checksum: that the file must have.
-
-        Raises:
-            Damaged: it has another one, or it or a part cannot be read.
-        """
+        """All rows on disk; raises Damaged if they cannot be read or have another checksum."""
         import pandas as pd  # here, because client actors import this module and need no pandas
 
         try:
@@ -178,13 +170,6 @@ class _Ledger(BaseModel):
 
 
 class _Progress(BaseModel):
-    """What a checkpoint has of the loop of a run.
-
-    Args:
-        ledger: see `fedsim.results.records.new_ledger`.
-        tables: the chain of each.
-    """
-
     ledger: _Ledger
     tables: dict[Annotated[str, Field(pattern=r"^\w+$")], str]
 
@@ -209,7 +194,6 @@ def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table that is complete."""
     _write(path, [table], table.schema)
 
 
@@ -217,22 +201,7 @@ def _chained(chain: str, part: Path) -> str:
     return hashlib.sha256(f"{chain}{atomic.checksum(part)}".encode()).hexdigest()[:32]
 
 
-def _chain_before(part: Path) -> str:
-    try:
-        metadata: dict[bytes, bytes] = pq.read_schema(part).metadata or {}
-        return metadata.get(_BEFORE, b"").decode()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise Damaged(f"{part}: is damaged: {error}") from error
-
-
-def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the columns of `schema`, empty where it has none."""
-    whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
-    return whole.select(schema.names)
-
-
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-    """Write tables of one schema to a file."""
     with atomic.replacing(path) as aside, pq.ParquetWriter(aside, schema) as writer:
         for table in tables:
             writer.write_table(table)

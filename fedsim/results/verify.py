@@ -18,11 +18,7 @@ MOST_DAMAGED = 20  # files that are named
 
 
 def insist_on_whole(path: Path) -> int:
-    """Refuse a folder in which anything is damaged or missing.
-
-    Returns:
-        How many folders were checked.
-    """
+    """Refuse a folder in which anything is damaged; how many folders were checked."""
     checked, wrong = 0, []
     for _, damage in verify(path):
         checked += 1
@@ -38,12 +34,7 @@ def insist_on_whole(path: Path) -> int:
 
 
 def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Check all that a resume, a replay, an explanation or a report would read.
-
-    Yields:
-        Each folder, those of a grid's or a search's runs after its own, and what is damaged or
-        missing there.
-    """
+    """Check all that a resume, a replay, an explanation or a report would read, by folder."""
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
         yield folder.path, damage_of_run(folder)
@@ -59,7 +50,6 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def damage_of_run(folder: RunFolder) -> list[str]:
-    """What is wrong with the folder of a run."""
     if not (folder.path / "weights").is_dir():  # it broke off before its first round
         return folder.damage()
     checkpoints = folder.checkpoints()

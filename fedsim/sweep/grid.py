@@ -1,12 +1,4 @@
-"""Grids: all combinations of values, with several seeds each.
-
-runs/<name>/<id>/
-  experiment.yaml      the file, with its grid section
-  manifest.json        versions, hardware, status, and how each run ended
-  cells/<cell>/seed-<s>/   the folder of each run
-  rounds.parquet       a row per cell, seed and round
-  summary.parquet      a row per cell, over its seeds; also as summary.csv
-"""
+"""Grids: all combinations of values, with several seeds each."""
 
 from __future__ import annotations
 
@@ -118,18 +110,14 @@ class GridSettings(Config):
         return value if plain or isinstance(value, str) else json.dumps(value)
 
     def values(self, axis: str) -> list[Any]:
-        """The values of an axis as tables show them."""
         return [self.show(axis, v) for v in self.axes[axis]]
 
-    def within(self, part: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
-        """Whether a cell has these values of some axes."""
-        return all(cell[axis] == self.show(axis, value) for axis, value in part.items())
+    def shown(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of some axes as tables show them."""
+        return {axis: self.show(axis, value) for axis, value in part.items()}
 
     def shown_baseline(self) -> dict[str, Any] | None:
-        """The baseline as tables show its values."""
-        if self.baseline is None:
-            return None
-        return {axis: self.show(axis, value) for axis, value in self.baseline.items()}
+        return None if self.baseline is None else self.shown(self.baseline)
 
     def cells(self) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
         """Every cell, excluded or not: its value on each axis, and what each axis sets."""
@@ -146,16 +134,12 @@ class GridSettings(Config):
                 f"maximum is {MOST_CELLS:,}"
             )
         return [
-            (
-                {axis: shown for axis, shown, _ in combination},
-                {axis: sets for axis, _, sets in combination},
-            )
-            for combination in itertools.product(*options)
+            ({axis: shown for axis, shown, _ in of}, {axis: sets for axis, _, sets in of})
+            for of in itertools.product(*options)
         ]
 
 
 def _kind(value: Any) -> str:
-    """The kind of a value, for a column of a table."""
     if isinstance(value, bool):
         return "flag"
     if isinstance(value, int | float):
@@ -176,14 +160,14 @@ class CellRun:
     def label(self) -> str:
         return f"{cell_label(self.values)}, seed {self.seed}"
 
+    def about(self, status: str, error: str | None = None) -> dict[str, Any]:
+        """Its entry in the manifest; while it runs, its own manifest is more recent."""
+        about = {"cell": self.values, "seed": self.seed, "folder": self.folder}
+        return {**about, "status": status, "error": error}
+
 
 class GridSweep(SweepRunner[Grid]):
-    """The grid section of an experiment file, and all its runs.
-
-    Attributes:
-        grid: the section.
-        runs: every cell with every seed.
-    """
+    """The grid section of an experiment file, and all its runs: every cell with every seed."""
 
     folder_type, command = Grid, "grid"
 
@@ -212,11 +196,8 @@ class GridSweep(SweepRunner[Grid]):
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
         self.runs: list[CellRun] = []
-        kept = [
-            (values, settings)
-            for values, settings in cells
-            if not any(self.grid.within(part, values) for part in self.grid.exclude)
-        ]
+        excluded = [self.grid.shown(part).items() for part in self.grid.exclude]
+        kept = [cell for cell in cells if not any(part <= cell[0].items() for part in excluded)]
         if not kept:
             where = config.where(("grid", "exclude"))
             raise ExperimentError(f"{where}: grid.exclude: leaves no cell")
@@ -236,14 +217,8 @@ class GridSweep(SweepRunner[Grid]):
             "axes": list(self.grid.axes),
             "baseline": self.grid.shown_baseline(),
             "target": self.grid.target,
-            "cells": [self._about(run, "missing") for run in self.runs],
+            "cells": [run.about("missing") for run in self.runs],
         }
-
-    @staticmethod
-    def _about(run: CellRun, status: str, error: str | None = None) -> dict[str, Any]:
-        """A run's entry in the manifest; while it runs, its own manifest is more recent."""
-        about = {"cell": run.values, "seed": run.seed, "folder": run.folder}
-        return {**about, "status": status, "error": error}
 
     def plan(self, path: Path) -> SweepPlan:
         trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
@@ -273,7 +248,7 @@ class GridSweep(SweepRunner[Grid]):
             status, error = trial_status(path, errors)
             if status == "finished":
                 done.append((run.values, run.seed, Run.open(path)))
-            known.append(self._about(run, status, error))
+            known.append(run.about(status, error))
         rounds = tidy(done)
         baseline = self.grid.shown_baseline()
         summary = summarise_cells(done, list(self.grid.axes), baseline, self.grid.target)
@@ -285,13 +260,11 @@ class GridSweep(SweepRunner[Grid]):
 
 def _check_one(sheets: Iterable[RawConfig]) -> None:
     """Raise the first error if no experiment can be built."""
-    first = None
+    errors = []
     for sheet in sheets:
         try:
             sheet.build(Experiment)
-        except ExperimentError as error:
-            first = first or error
-        else:
             return
-    if first is not None:
-        raise first
+        except ExperimentError as error:
+            errors.append(error)
+    raise errors[0]

@@ -42,12 +42,7 @@ def main(folder: Path, package: Path) -> None:
 
 
 def add_files(folder: Path, package: Path) -> bool:
-    """Pack all files in their current state.
-
-    Returns:
-        Whether all of them still existed when they were packed. Files of a run are replaced
-        atomically, but old checkpoints are removed.
-    """
+    """Pack all files; whether all of them still existed: old checkpoints of a run are removed."""
     still = True
     with tarfile.open(package, "w") as tar:
         for path in sorted(folder.rglob("*")):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,12 +37,7 @@ PATIENCE = 60.0  # seconds without news of any trial before pending trials are r
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources of trials.
-
-    Attributes:
-        actors: client actors per trial; 0 if a trial does client work itself.
-        concurrent: trials that run at the same time.
-    """
+    """The client actors of each trial, 0 if it does client work itself, and trials at one time."""
 
     actors: int
     concurrent: int
@@ -61,17 +57,13 @@ def allocate(
     small trials finish sooner than a few large ones, with the same results.
 
     Args:
-        nodes: nodes of the cluster.
         here: the node of this process, on which drivers run, because it has their folders.
-        trials: number of trials.
-        concurrent: number of trials at the same time.
         actor_bytes: memory of each client actor, or of each trial in one process.
 
     Raises:
         ClusterError: a trial, or the requested number at once, can never be placed.
     """
-    if concurrent != "auto":
-        concurrent = min(concurrent, trials)
+    most_wanted = trials if concurrent == "auto" else min(concurrent, trials)
     local = settings.kind == "local"
     if local and actors_on(here, settings, actor_bytes) == 0:
         raise ClusterError(
@@ -81,47 +73,37 @@ def allocate(
             "engine.gpus_per_actor, or use a smaller model"
         )
     # Raises if they cannot be placed.
-    planned = 1 if local else plan_actors(settings, nodes, actor_bytes)
-    places = [here] if local else nodes
-    fit = sum(actors_on(node, settings, actor_bytes) for node in places)
+    actors = 1 if local else plan_actors(settings, nodes, actor_bytes)
+    fit = sum(actors_on(n, settings, actor_bytes) for n in ([here] if local else nodes))
     # Half of this node's memory is for drivers, half for client actors.
     drivers = fit if local else max(1, int(min(here.memory / ACTOR_BYTES / 2, trials)))
-    actors = planned
     if settings.actors == "auto" and not local:
-        wanted = min(trials, drivers) if concurrent == "auto" else concurrent
-        actors = max(1, fit // wanted)
+        actors = max(1, fit // (min(trials, drivers) if concurrent == "auto" else most_wanted))
     most = min(fit // actors, drivers)
-    if concurrent != "auto" and concurrent > most:
+    if concurrent != "auto" and most_wanted > most:
         there = "; ".join(node.describe() for node in nodes)
         raise ClusterError(
-            f"concurrent={concurrent}: only {most} trial(s) of "
+            f"concurrent={most_wanted}: only {most} trial(s) of "
             f"{describe_actors(settings, actors)} fit at the same time ({there}); set concurrent "
             f"to {max(1, most)} or auto, or lower engine.actors or engine.cpus_per_actor"
         )
-    return Allocation(
-        0 if local else actors, min(trials, most if concurrent == "auto" else concurrent)
-    )
+    return Allocation(0 if local else actors, min(most, most_wanted))
 
 
 def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroupFactory:
     """The placement group of a trial: a bundle for its driver and each of its client actors.
 
-    A driver that trains on a GPU shares one with an own actor on the same node.
-
-    Args:
-        pin: the resource that identifies this node.
+    A driver that trains on a GPU shares one with an own actor on the same node. `pin` is the
+    resource that identifies this node.
     """
-    each: dict[str, float] = {"CPU": settings.cpus_per_actor}
-    if settings.gpus_per_actor:
-        each["GPU"] = settings.gpus_per_actor
-    driver = {pin: 0.001}
+    gpus = {"GPU": settings.gpus_per_actor} if settings.gpus_per_actor else {}
+    driver, each = {pin: 0.001}, {"CPU": settings.cpus_per_actor, **gpus}
     if not actors:
         return PlacementGroupFactory([{**driver, **each}])
     return PlacementGroupFactory([driver, *[each] * actors], strategy="PACK")
 
 
 def cluster() -> tuple[list[Node], Node, str]:
-    """The nodes of the cluster, the node of this process, and its pin."""
     mine = ray.get_runtime_context().get_node_id()
     (resources,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == mine)
     pin = next(kind for kind in resources if re.match(r"node:(?!__)", kind))
@@ -130,11 +112,7 @@ def cluster() -> tuple[list[Node], Node, str]:
 
 
 class Watchdog:
-    """Reports pending trials, and why they wait, after a while without news of any trial.
-
-    Args:
-        tell: is called, from a thread of its own, with a line for the user.
-    """
+    """Reports pending trials, and why they wait, after a while without news of any trial."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -143,7 +121,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def heard(self) -> None:
-        """Note news of a trial."""
         self._heard = time.monotonic()
 
     def __enter__(self) -> Watchdog:
@@ -157,8 +134,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._over.wait(max(0.0, self._heard + PATIENCE - time.monotonic())):
             if time.monotonic() - self._heard >= PATIENCE:
-                line = describe_pending(ray.util.placement_group_table().values())
-                if line:
+                if line := describe_pending(ray.util.placement_group_table().values()):
                     self._tell(line)
                 self.heard()
 
@@ -170,11 +146,9 @@ def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
     placed = sum(g["state"] == "CREATED" for g in groups)
     if not pending:
         return None  # a trial's own log reports problems within it
-    wants: dict[str, float] = {}
+    wants = Counter[str]()
     for bundle in pending[0]["bundles"].values():
-        for kind, amount in bundle.items():
-            if not kind.startswith("node:"):
-                wants[kind] = wants.get(kind, 0) + amount
+        wants.update({kind: n for kind, n in bundle.items() if not kind.startswith("node:")})
     words = " and ".join(f"{amount:g} {kind}(s)" for kind, amount in wants.items()) or "nothing"
     return (
         f"no news for {PATIENCE:.0f} s; {placed} trial(s) are placed, {len(pending)} wait(s) for "

@@ -1,17 +1,4 @@
-"""Searches: hyper-parameters tuned by Optuna, for one objective or several.
-
-runs/<name>/<id>/
-  experiment.yaml      the file, with its search section
-  manifest.json        versions, hardware, status
-  trials/<id>/         the folder of each run
-  study.db             Optuna's study ("fedsim", SQLite), for Optuna's own tools
-  trials.parquet       a row per trial: hyper-parameters, objectives, how it ended, its folder
-  pareto.parquet       of these the ones that no other betters in every objective
-  pareto.png           and their picture, if there are several objectives
-  importance.parquet   how much of each objective's variance a hyper-parameter explains
-  best.yaml            the best experiment, ready to run
-(tables also as .csv)
-"""
+"""Searches: hyper-parameters tuned by Optuna, for one objective or several."""
 
 # ruff: noqa: E402  # Optuna, which not every installation has, is asked for before it is imported
 from __future__ import annotations
@@ -22,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +29,7 @@ from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim.config.file import RawConfig
-from fedsim.data import Dataset, load_dataset
+from fedsim.data import load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
@@ -120,11 +107,7 @@ class SamplerByPlace(samplers.BaseSampler):
 
 
 class SearchSweep(SweepRunner[Search]):
-    """The search section of an experiment file, and trials that stand for all of its space.
-
-    Attributes:
-        probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
-    """
+    """The search section of an experiment file, and trials that stand for all of its space."""
 
     folder_type, command = Search, "tune"
 
@@ -166,15 +149,20 @@ class SearchSweep(SweepRunner[Search]):
 
     @cached_property
     def settings(self) -> SearchSettings:
-        """The section, with objectives; if it has none, this loads the data."""
+        """The section, with objectives; if it has none, this loads the data.
+
+        Then it is the primary metric, on the validation set if there is one.
+        """
         if self._given.objectives:
             return self._given
         experiment = self.probe_trials[0].experiment
         data = self.loaded[data_key(experiment.data)] = load_dataset(experiment.data)
-        return self._given.model_copy(update={"objectives": _primary(experiment, data)})
+        objective = experiment.objective or experiment.model.objective(data)
+        metric = next(metric for metric in objective.metrics(data) if metric.primary)
+        column = VALIDATION * bool(experiment.evaluate.validation) + metric.column
+        return self._given.model_copy(update={"objectives": {column: metric.best}})
 
     def _place(self, objective: str) -> str:
-        """Of an objective, for messages."""
         where = self._config.where(("search", "objectives", objective))
         return f"{where}: search.objectives.{objective}"
 
@@ -244,7 +232,6 @@ class SearchSweep(SweepRunner[Search]):
     def conclude(
         self, folder: Search, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-        """Draw up the tables of a search; write its picture, and the best experiment."""
         search = self.settings
         study, known = folder.study(), _trials(folder.path)
         over = sum(frozen.state.is_finished() for frozen in known) >= search.trials
@@ -259,13 +246,11 @@ class SearchSweep(SweepRunner[Search]):
             tables |= {"pareto": best, "importance": _importance(study, search)}
             name, mode = next(iter(search.objectives.items()))
             first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
-            try:
+            with folder.writing():
                 best_experiment = folder.path / first["folder"] / "experiment.yaml"
                 atomic.write(folder.path / "best.yaml", best_experiment.read_bytes())
                 if len(search.objectives) > 1:
                     pareto.draw(finished, search.objectives, folder.path / "pareto.png")
-            except OSError as error:
-                raise RunError(f"{folder.path}: cannot be written: {error}") from error
         failed = (trials["status"] == "failed").any()
         status = "interrupted" if not over else "failed" if failed else "finished"
         return tables, {"status": status}
@@ -274,14 +259,6 @@ class SearchSweep(SweepRunner[Search]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return super()._run(path, begin, tell)
-
-
-def _primary(experiment: Experiment, data: Dataset) -> dict[str, Literal["max", "min"]]:
-    """The primary metric as an objective, on the validation set if there is one."""
-    objective = experiment.objective or experiment.model.objective(data)
-    metric = next(metric for metric in objective.metrics(data) if metric.primary)
-    prefix = VALIDATION if experiment.evaluate.validation else ""
-    return {prefix + metric.column: metric.best}
 
 
 def _trials(path: Path) -> list[FrozenTrial]:
@@ -294,7 +271,6 @@ def _trials(path: Path) -> list[FrozenTrial]:
 
 
 def _ended(path: Path) -> list[FrozenTrial]:
-    """Those that came to their end, or were stopped early."""
     return [t for t in _trials(path) if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
 
 
@@ -329,7 +305,6 @@ def _row(
     frozen: FrozenTrial,
     errors: Mapping[Path, str],
 ) -> dict[str, Any]:
-    """A trial's row of the table."""
     status, error = trial_status(trial.path, errors)
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
     try:

@@ -117,8 +117,8 @@ def sweep_of(config: RawConfig) -> SweepRunner[Any] | None:
     Raises:
         ExperimentError: it does not fit the schema.
     """
-    kind = next((kind for kind in ("grid", "search") if kind in config.content), None)
-    return None if kind is None else _sweep(kind)(config)
+    kinds = (kind for kind in ("grid", "search") if kind in config.content)
+    return next((_sweep(kind)(config) for kind in kinds), None)
 
 
 def _sweep(kind: str) -> type[SweepRunner[Any]]:

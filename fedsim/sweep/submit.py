@@ -64,14 +64,6 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
     """Ray's dashboard client with timeouts and readable errors."""
 
     def __init__(self, address: str | None) -> None:
-        """Connect.
-
-        Args:
-            address: address of the dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
-
-        Raises:
-            ClusterError: no dashboard answers there, or it refuses the connection.
-        """
         for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
@@ -138,7 +130,6 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
 
 
 def _address(given: str | None) -> str:
-    """The address of a dashboard for Ray's client."""
     given = given or os.environ.get("RAY_API_SERVER_ADDRESS")
     if given and not given.startswith("ray://"):
         return given if "://" in given or given == "auto" else f"http://{given}"
@@ -150,10 +141,9 @@ def _address(given: str | None) -> str:
             "RAY_API_SERVER_ADDRESS"
         )
     head = given.removeprefix("ray://")
-    if ":" in head and "/" not in head:  # Ray asks the head for its dashboard
-        reason = why_silent(head, TIMEOUT[0])
-        if reason:
-            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
+    # Ray asks the head for its dashboard.
+    if ":" in head and "/" not in head and (reason := why_silent(head, TIMEOUT[0])):
+        raise ClusterError(f"{of}{given}: no Ray cluster answers there ({reason})")
     return given
 
 
@@ -167,16 +157,7 @@ def _cause(error: BaseException | None) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that `submit` sent.
-
-    Attributes:
-        kind: run, grid or tune.
-        name: name of the experiment.
-        folder: folder of its results, on the cluster.
-        node: its node; None until it starts.
-        message: how it ended, in Ray's words.
-        started, ended: seconds since 1970.
-    """
+    """A job that `submit` sent; its node is None until it starts, times are seconds since 1970."""
 
     id: str
     kind: str
@@ -190,7 +171,6 @@ class Job:
 
     @classmethod
     def of(cls, details: Any) -> Job | None:
-        """The job of Ray's details, if it is one of fedsim."""
         about = details.metadata or {}
         if "fedsim_kind" not in about:
             return None
@@ -208,33 +188,21 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def jobs(cluster: Cluster) -> list[Job]:
-    """The jobs of fedsim on a cluster, newest first."""
     found = [job for details in cluster.list_jobs() if (job := Job.of(details))]
     return sorted(found, key=lambda job: job.started or 0, reverse=True)
 
 
 def find(cluster: Cluster, id: str) -> Job:
-    """The job with that id; raises BadInput if there is none."""
-    for job in jobs(cluster):
-        if job.id == id:
-            return job
+    if found := [job for job in jobs(cluster) if job.id == id]:
+        return found[0]
     raise BadInput(f"{cluster.name}: has no job '{id}' of fedsim; `fedsim jobs` lists its jobs")
 
 
 def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
-    """Check a file like the command that runs it, except for its data.
-
-    Returns:
-        That command, and the name of what the file describes.
-
-    Raises:
-        ExperimentError: the file does not fit the schema.
-    """
     sweep = sweep_of(RawConfig.read(file, overrides))
     if sweep is None:
         return "run", Experiment.load(file, overrides).name
@@ -255,8 +223,6 @@ def submit(
 
     Args:
         address: see `Cluster`.
-        file: an experiment file.
-        overrides: `section.key=value`, which win over the file.
         env: `KEY=VALUE`, set for the job and its actors.
         folder: folder on the cluster in which the job's folder is made.
 
@@ -314,10 +280,10 @@ def _absolute(path: Path) -> Path:
 
 
 def _to_send(here: Path, file: Path) -> dict[Path, str]:
-    """The files to send, and their names in the job."""
     file = _absolute(file)
+    always = [(here, GitIgnoreSpec.from_lines(ALWAYS_IGNORED))]
     try:
-        files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
+        files = {path: path.relative_to(here).as_posix() for path in _files(here, always)}
         # The experiment file is always sent: the best one of a search is below runs/.
         inside = file.is_relative_to(here)
         files[file] = file.relative_to(here).as_posix() if inside else f".submitted/{file.name}"
@@ -338,14 +304,12 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
     return files
 
 
-def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
+def _files(folder: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
     """The files below a folder, except ignored ones; the last matching line decides.
 
     Links are not followed, because their targets may be anywhere.
     """
     ignored = [*above]
-    if folder == top:
-        ignored.append((top, GitIgnoreSpec.from_lines(ALWAYS_IGNORED)))
     for name in (".gitignore", ".rayignore"):
         if (folder / name).is_file():
             lines = (folder / name).read_text(encoding="utf-8").splitlines()
@@ -358,17 +322,12 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
         if ignore and ignore[-1]:
             continue
         if is_folder:
-            yield from _files(path, top, ignored)
+            yield from _files(path, ignored)
         elif path.is_file() and not path.is_symlink():
             yield path
 
 
 def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
-    """Print a job's log until the job ends.
-
-    Raises:
-        RunError: the job failed or was stopped, or its cluster was lost.
-    """
     try:
         asyncio.run(_follow(cluster, job.id, write))
         job = find(cluster, job.id)
@@ -419,12 +378,6 @@ async def _watched_log(cluster: Cluster, id: str) -> Any:
 
 
 def stop(cluster: Cluster, id: str) -> None:
-    """Stop a job, and wait until it has ended.
-
-    Raises:
-        BadInput: there is no such job, or it has ended.
-        RunError: it does not end.
-    """
     job = find(cluster, id)
     if job.over:
         raise BadInput(f"job {id} has already ended ({job.status})")
@@ -437,13 +390,7 @@ def stop(cluster: Cluster, id: str) -> None:
 
 
 def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
-    """Fetch the current results of a job, which may still be running.
-
-    Args:
-        out: the folder below which run folders are made: `<out>/<name>/<id>`.
-
-    Returns:
-        The run folders.
+    """Fetch the current results of a job, which may still be running, to run folders below `out`.
 
     Raises:
         BadInput: there is no such job or it has no results, or `out` cannot be written, or has a
@@ -459,9 +406,22 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be written: {error}") from error
     try:
-        with _packed(cluster, job) as (name, sha256):
-            _unpack(cluster.read_log(job.node, name), sha256, stage)
+        with (
+            _packed(cluster, job) as (name, sha256),
+            tempfile.TemporaryFile(dir=stage) as package,
+        ):
+            digest = hashlib.sha256()
+            for chunk in cluster.read_log(job.node, name):
+                digest.update(chunk)
+                package.write(chunk)
+            if digest.hexdigest() != sha256:
+                raise RunError("the results arrived damaged; fetch again")
+            package.seek(0)
+            with tarfile.open(fileobj=package) as tar:
+                tar.extractall(stage, filter=_no_links)
         return _install(stage, out, id)
+    except tarfile.FilterError as error:
+        raise RunError(f"the package of results is refused: {error}") from error
     except (OSError, tarfile.TarError) as error:
         raise RunError(f"{out}: the results of job {id} cannot be written: {error}") from error
     finally:
@@ -483,8 +443,7 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
         while True:
             info = cluster.get_job_info(id)
             lines = cluster.get_job_logs(id).splitlines()
-            answers = [json.loads(line) for line in lines if line.startswith('{"package"')]
-            if answers:
+            if answers := [json.loads(line) for line in lines if line.startswith('{"package"')]:
                 break
             if info.status.is_terminal():
                 end = (info.message or "no word").strip().splitlines()[-1]
@@ -501,23 +460,6 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
     finally:
         with suppress(ClusterError):  # otherwise it ends by itself after an hour
             cluster.stop_job(id)
-
-
-def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
-    """Unpack a package."""
-    with tempfile.TemporaryFile(dir=stage) as package:
-        digest = hashlib.sha256()
-        for chunk in chunks:
-            digest.update(chunk)
-            package.write(chunk)
-        if digest.hexdigest() != sha256:
-            raise RunError("the results arrived damaged; fetch again")
-        package.seek(0)
-        try:
-            with tarfile.open(fileobj=package) as tar:
-                tar.extractall(stage, filter=_no_links)
-        except tarfile.FilterError as error:
-            raise RunError(f"the package of results is refused: {error}") from error
 
 
 def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -540,7 +482,10 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
             before = _digest(target)
             if before == digest:
                 continue
-            if before != _fetched(target):
+            fetched = None
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                fetched = str(json.loads((target / FETCH_MARK).read_text())["content"])
+            if before != fetched:
                 raise RunFolderError(
                     f"{target}: exists, and was changed since it was fetched or comes from "
                     "elsewhere; move it away, or fetch to another folder with --out"
@@ -572,11 +517,3 @@ def _digest(folder: Path) -> str:
                 f"{atomic.checksum(path)} {path.relative_to(folder).as_posix()}\n".encode()
             )
     return digest.hexdigest()
-
-
-def _fetched(folder: Path) -> str | None:
-    """The hash of a folder's content when it was fetched, if it was."""
-    try:
-        return str(json.loads((folder / FETCH_MARK).read_text())["content"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

@@ -30,15 +30,10 @@ S = TypeVar("S", bound=Config)
 
 
 class SweepRunner(ABC, Generic[F]):
-    """A grid or a search, as an experiment file describes it.
-
-    Args:
-        config: an experiment file with the section of this kind of sweep.
+    """A grid or a search, as an experiment file describes it, and what runs it.
 
     Attributes:
-        folder_type: the class of its folder.
         command: of fedsim that runs it.
-        name: name of the experiment.
         experiments: of its runs, or representative ones.
         loaded: data that planning it has loaded, by `data_key`.
 
@@ -72,13 +67,9 @@ class SweepRunner(ABC, Generic[F]):
     def conclude(
         self, folder: F, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-        """Compute its results.
+        """Its tables, and entries of the manifest about its end.
 
-        Args:
-            errors: the errors of trials that failed in this session, by path.
-
-        Returns:
-            Its tables, and entries of the manifest about its end.
+        `errors` are of trials that failed in this session, by path.
         """
 
     @classmethod
@@ -89,12 +80,7 @@ class SweepRunner(ABC, Generic[F]):
         tell: Callable[[str], None] = lambda _: None,
         on_start: Callable[[F], None] = lambda _: None,
     ) -> F:
-        """Run a sweep; see `fedsim.grid` and `fedsim.tune`.
-
-        Args:
-            tell: is called with lines for the user.
-            on_start: is called with the folder before the first trial.
-        """
+        """Run a sweep; see `fedsim.grid` and `fedsim.tune`."""
         sweep = cls(config)
         path = new_path(out, sweep.name).absolute()
         with ExitStack() as held:
@@ -122,10 +108,9 @@ class SweepRunner(ABC, Generic[F]):
             for line in folder.repaired:
                 tell(line)
             config = RawConfig.read(folder.path / "experiment.yaml")
+            started_in = Path.cwd() / folder.manifest.get("started_in", "")
             with importing(folder.trusted):
-                sweep = cls(
-                    replace(config, folder=Path.cwd() / folder.manifest.get("started_in", ""))
-                )
+                sweep = cls(replace(config, folder=started_in))
 
             def begin() -> None:
                 folder.update(status="running", **sweep.facts())
@@ -145,7 +130,8 @@ class SweepRunner(ABC, Generic[F]):
                 raise
         folder = self.folder_type.open(path)
         tables, facts = self.conclude(folder, plan, errors)
-        files = write_tables(path, tables)
+        with folder.writing():
+            files = write_tables(path, tables)
         folder.update(files=files, **facts)
         if folder.status == "interrupted":  # Ray Tune ends its trials at Ctrl-C
             raise KeyboardInterrupt
@@ -153,11 +139,7 @@ class SweepRunner(ABC, Generic[F]):
 
 
 def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawConfig]:
-    """The section of a sweep, and the experiment file without it.
-
-    Raises:
-        ExperimentError: there is no such section, or it does not fit the schema.
-    """
+    """The section of a sweep, and the experiment file without it."""
     if name not in config.content:
         others = {"grid": "grid", "search": "tune"}
         command = next((others[each] for each in others if each in config.content), "run")
@@ -165,30 +147,18 @@ def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawC
             f"{config.where(())}: has no {name} section; run it with: fedsim {command} "
             f"{config.where(())}"
         )
-    settings = config.build(schema, name)
-    _, base = config.take(name)
-    return settings, base
+    return config.build(schema, name), config.take(name)[1]
 
 
 def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """Write tables as Parquet, and small ones also as CSV.
-
-    Returns:
-        The checksums of the Parquet files by name.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    """Write tables as Parquet, and small ones also as CSV; the checksums of the Parquet files."""
     checksums = {}
-    try:
-        for name, table in tables.items():
-            file = path / f"{name}.parquet"
-            with atomic.replacing(file) as aside:
-                table.to_parquet(aside)
-            checksums[file.name] = atomic.checksum(file)
-            if name != "rounds":
-                with atomic.replacing(path / f"{name}.csv") as aside:
-                    table.to_csv(aside, index=False)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from error
+    for name, table in tables.items():
+        file = path / f"{name}.parquet"
+        with atomic.replacing(file) as aside:
+            table.to_parquet(aside)
+        checksums[file.name] = atomic.checksum(file)
+        if name != "rounds":
+            with atomic.replacing(path / f"{name}.csv") as aside:
+                table.to_csv(aside, index=False)
     return checksums

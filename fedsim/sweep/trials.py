@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from numbers import Real
@@ -61,13 +61,7 @@ MAX_FAILURES = 2  # restarts of a trial whose process was lost
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a grid or a search.
-
-    Attributes:
-        label: readable name.
-        path: its run folder.
-        build: returns its experiment, or raises ExperimentError.
-    """
+    """One run of a grid or a search, with a readable name; building its experiment may fail."""
 
     label: str
     path: Path
@@ -75,7 +69,6 @@ class Trial:
 
     @classmethod
     def of(cls, label: str, path: Path, experiment: Experiment) -> Trial:
-        """A trial of an existing experiment."""
         return cls(label, path, lambda: experiment)
 
     @property
@@ -86,14 +79,9 @@ class Trial:
 def searched(
     sheet: RawConfig, space: Sequence[str], path: Path, config: Mapping[str, Any]
 ) -> Trial:
-    """The trial of values from a search's space.
+    """The trial of values, by `config`, of the keys in a search's space.
 
     It lies here, because processes of trials need no Optuna.
-
-    Args:
-        sheet: the experiment file.
-        path: of the search's folder.
-        config: a value for each key of the space.
     """
     chosen = {key: config[key] for key in space}
     words = json.dumps(chosen, sort_keys=True).encode()
@@ -140,11 +128,8 @@ class SweepPlan:
     Attributes:
         trial_of: the trial of a configuration of Tune; it is pickled for the trials.
         examples: representative trials, which are checked before any starts.
-        count: number of all trials.
         finished: number of trials that finished in an earlier session and are not run again.
-        concurrent: number of trials at the same time.
         objectives: what each trial reports of its last round, and where each is requested.
-        directions: `max` or `min`, by objective.
         every_round: report objectives of every evaluated round, for a scheduler.
     """
 
@@ -173,20 +158,12 @@ def run_trials(
     tell: Callable[[str], None],
     loaded: Mapping[str, Dataset],
 ) -> dict[Path, str]:
-    """Run the trials of a sweep.
+    """Run the trials of a sweep, after all checks; returns the errors of failed ones, by path.
 
     Args:
-        path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
         tuning: returns the space of missing trials, and further settings of Tune.
         loaded: data that is loaded already, by `data_key`.
-
-    Returns:
-        The errors of failed trials, by path.
-
-    Raises:
-        BadInput: an experiment is invalid, or its trial can never be placed.
-        RunError: Tune failed.
     """
     datasets, sizes, tested = _load_data(plan, path, loaded)
     engines = [example.experiment.engine for example in plan.examples]
@@ -263,7 +240,6 @@ def run_trials(
 
 
 def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
-    """The warning about objectives that are scores on the test set."""
     instead = ", ".join(
         f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
         for name, direction in plan.directions.items()
@@ -278,19 +254,16 @@ def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
 
 def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
-    status = error = None
-    if is_at(path):
-        manifest = RunFolder.open(path).manifest
-        status, error = manifest["status"], manifest.get("error")
+    manifest = RunFolder.open(path).manifest if is_at(path) else {"status": "missing"}
+    status = manifest["status"]
     if path in errors and status != "finished":
         return "failed", errors[path]
     if status in ("finished", "stopped", "failed"):
-        return status, error
+        return status, manifest.get("error")
     return "missing", None
 
 
 def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
-    """The engine's settings that determine a trial's resources."""
     return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
 
 
@@ -325,33 +298,23 @@ def _load_data(
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error
         tests_clients = trial.experiment.evaluate.clients
-        _check_objectives(plan, known_columns(dataset, splits, spec, tests_clients))
+        known = [*known_columns(dataset, splits, spec, tests_clients), TOTAL_BYTES]
+        for name, where in plan.objectives.items():  # the method may record others
+            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
+            if close and name not in known:
+                raise ExperimentError(
+                    f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
+                    f"{', '.join(known)}, or a column of the method"
+                )
     return datasets, sizes, tested
 
 
-def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """Reject an objective that looks like a misspelt column.
-
-    Other unknown names may be recorded by the method, which the first evaluated round shows.
-    """
-    known = [*columns, TOTAL_BYTES]
-    for name, where in plan.objectives.items():
-        close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
-        if close and name not in known:
-            raise ExperimentError(
-                f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
-                f"{', '.join(known)}, or a column of the method"
-            )
-
-
 def data_key(source: Source) -> str:
-    """A name for the data of a section."""
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
 @cache
 def _metrics(path: Path, kind: str) -> tuple[str, ...]:
-    """Columns of scores according to the manifest of the run at `path`."""
     return tuple(metric["column"] for metric in RunFolder.open(path).manifest.get(kind, ()))
 
 
@@ -374,26 +337,19 @@ def _trial(
     variables: Mapping[str, str],
     folder: str,
 ) -> None:
-    """A trial, in its own process."""
     enter(folder)
     os.environ.update(variables)
     trial = plan.trial_of(config)
     try:
         _carry_out(trial, plan, allocations, data, session)
     except BadInput as error:
-        error.hopeless = _is_refused_too(plan.examples[0], data, error)
+        error.hopeless = True
+        with suppress(BadInput):  # or is so a trial that was accepted before the start?
+            accepted = plan.examples[0].experiment
+            (loaded,) = data[data_key(accepted.data)]
+            prepare(accepted, None if isinstance(error, DataError) else ray.get(loaded))
+            error.hopeless = False
         raise
-
-
-def _is_refused_too(example: Trial, data: Mapping[str, list[Any]], error: BadInput) -> bool:
-    """Whether, after a trial was refused, so is a trial that was accepted before the start."""
-    try:
-        experiment = example.experiment
-        (loaded,) = data[data_key(experiment.data)]
-        prepare(experiment, None if isinstance(error, DataError) else ray.get(loaded))
-    except BadInput:
-        return True
-    return False
 
 
 def _carry_out(
@@ -404,8 +360,7 @@ def _carry_out(
     session: str,
 ) -> None:
     experiment = trial.experiment  # raises for invalid combinations of values
-    begun = is_at(trial.path)
-    if begun:
+    if begun := is_at(trial.path):
         before = RunFolder.open(trial.path).manifest
         # A trial continues after its process was lost. After an error it would only fail again,
         # unless the user has fixed something.
@@ -469,7 +424,6 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def reporting(
         cls, plan: SweepPlan, watchdog: Watchdog, tell: Callable[[str], None]
     ) -> Iterator[dict[Path, str]]:
-        """Context that reports this plan's trials; yields the errors of failed ones."""
         cls.plan, cls.watchdog, cls.tell = plan, watchdog, staticmethod(tell)
         cls.errors, cls.broken = {}, []
         yield cls.errors
@@ -482,8 +436,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def on_trial_start(self, **_: Any) -> None:
         self.watchdog.heard()
 
-    def on_trial_result(self, **_: Any) -> None:
-        self.watchdog.heard()
+    on_trial_result = on_trial_start
 
     def on_trial_complete(self, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._completed)
@@ -501,9 +454,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
         try:
             trial = self.plan.trial_of(tune_trial.config)
             words = how(trial, tune_trial)
-            ended = {each.trial_id for each in trials if each.is_finished()} | {
-                tune_trial.trial_id
-            }
+            ended = {tune_trial.trial_id, *(t.trial_id for t in trials if t.is_finished())}
             number = self.plan.finished + len(ended)
             self.tell(f"[{number}/{self.plan.count}] {trial.label}: {words}")
         except Exception as error:  # Tune would only log it

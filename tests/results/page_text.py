@@ -36,7 +36,7 @@ def text_of(report: Report) -> str:
         shown = table.map(lambda value: _told(value) if isinstance(value, float) else value)
         parts |= {"LATEX": report.latex(), "CSV": shown.to_csv(index=False)}
     plots = [plot for of_section in report.plots.values() for plot in of_section]
-    plots += [plot for search in report.searches for plot in search.figures]
+    plots += [plot for search in report.searches for plot in search["figures"]]
     parts["FILES"] = "\n".join(name for plot in plots for name, _ in plot.files())
     return "\n".join(f"{name}\n\n{text.strip()}\n" for name, text in parts.items())
 

@@ -17,10 +17,10 @@ from sklearn.metrics import confusion_matrix, recall_score
 from experiments import FEW, change_manifest, small_experiment
 from fedsim import Run, load, predictions, run
 from fedsim.errors import BadInput, Damaged
-from fedsim.results.confusion import last_class_accuracy, last_confusion
 from fedsim.results.figures.charts import draw_confusion
 from fedsim.results.figures.look import PAGE, PAPER, Drawing
-from fedsim.results.report.classes import figures
+from fedsim.results.figures.plots import last_confusion
+from fedsim.results.report.classes import figures, last_class_accuracy
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,11 +82,7 @@ DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its
 PROBE = 64  # examples by which it is estimated how long attacks take
 
 
-class _Sent(NamedTuple):
-    """Explanations as they are seen: with which noise, by which explainer."""
-
-    noise: float | None
-    explainer: str
+_Sent = tuple[float | None, str]  # explanations as seen: with which noise, by which explainer
 
 
 class PrivacyAudit:
@@ -173,7 +169,7 @@ class PrivacyAudit:
                 or there are too few shadow models.
         """
         if explainers is None:
-            explainers = _usual(self.experiment.explain)
+            explainers = _explainers(None, self.experiment.explain)
         self._check(explainers, noises)
         known, count = self._splits.train.values, self.members
         rng = keyed_rng(self.experiment.seed, "attack/membership")
@@ -185,21 +181,19 @@ class PrivacyAudit:
 
         def explained(network: nn.Module, number: int = -1) -> dict[_Sent, Scores]:
             """What each explainer says of a model's decisions; of a shadow model, its number."""
-            found = {}
+            found: dict[_Sent, Scores] = {}
             for explainer in explainers:
                 maps, drawn = self._maps(explainer, network, x, number)
                 for noise in noises:  # each is drawn as if it were the only one
                     sent = _sent(maps, copy.deepcopy(drawn), there, noise)
-                    found[_Sent(noise, explainer.name)] = sent
+                    found[noise, explainer.name] = sent
             return found
 
         def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
             """What LiRA compares with that of shadow models; by no explainer, of the model."""
             norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
-            return {
-                _Sent(None, ""): confidence(outputs, labels),
-                **{key: log_norm(norm) for key, norm in norms.items()},
-            }
+            of_maps = {key: log_norm(norm) for key, norm in norms.items()}
+            return {(None, ""): confidence(outputs, labels), **of_maps}
 
         seen, maps = logits(self._network, x), explained(self._network)
         majority = np.eye(seen.shape[1])[np.full(len(labels), np.bincount(labels).argmax())]
@@ -225,12 +219,14 @@ class PrivacyAudit:
             )
             for key, target in compared(seen, maps).items():
                 likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
-                if key.explainer:
-                    scores[key.noise][f"{key.explainer}/norm_lira"] = likelier
+                noise, name = key
+                if name:
+                    scores[noise][f"{name}/norm_lira"] = likelier
                 else:
                     of_model["lira"] = likelier
-            for key, sent in maps.items():
-                scores[key.noise][f"{key.explainer}/map_lira"] = map_scores(sent, *means[key])
+            for (noise, name), sent in maps.items():
+                means_of = means[noise, name]
+                scores[noise][f"{name}/map_lira"] = map_scores(sent, *means_of)
 
         def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
             return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
@@ -248,18 +244,10 @@ class PrivacyAudit:
     def _shadow_models(
         self, x: Tensor, y: Tensor, parts: NDArray[np.bool_], passes: int
     ) -> Iterator[nn.Module]:
-        spec = self._spec
-        return shadow_models(
-            lambda: spec.model.build_for(spec.data, spec.outputs),
-            x,
-            y,
-            parts,
-            self.experiment.train,
-            passes,
-            self.experiment.seed,
-            self.fed.server.device,
-            spec.objective.loss,
-        )
+        spec, train, seed = self._spec, self.experiment.train, self.experiment.seed
+        how = train, passes, seed, self.fed.server.device, spec.objective.loss
+        build = partial(spec.model.build_for, spec.data, spec.outputs)
+        return shadow_models(build, x, y, parts, *how)
 
     @property
     def members(self) -> int:
@@ -287,9 +275,9 @@ class PrivacyAudit:
         The time is estimated by explaining and training on a few examples.
         """
         section = [
-            f"membership of {self.members:,} training examples beside as many test examples"
+            f"membership of {self.members:,} training examples beside as many test examples",
+            "by loss and entropy",
         ]
-        section.append("by loss and entropy")
         if shadows:
             often = f"{self.passes} pass{'es' * (self.passes > 1)}"
             section.append(f"by {shadows} shadow models, each trained for {often}")
@@ -308,13 +296,9 @@ class PrivacyAudit:
     def _estimate(
         self, shadows: int, explainers: Sequence[FeatureExplainer], levels: int
     ) -> float:
-        """Seconds that attacks take, by what a few examples take."""
         few = self._test_examples(np.arange(min(PROBE, len(self._dataset.test_y))))
-        n = len(few.y)
-        own, passes_of_denoiser = min(AUXILIARY, len(self._dataset.test_y)), 0
-        seconds = 0.0
-        if self.shares_images:
-            passes_of_denoiser += 1
+        n, own = len(few.y), min(AUXILIARY, len(self._dataset.test_y))
+        seconds, passes_of_denoiser = 0.0, int(self.shares_images)
         for explainer in explainers:
             each = _timed(partial(self._maps, explainer, self._network, few.x, 0)) / n
             explained = 2 * self.members * (1 + shadows)
@@ -380,17 +364,15 @@ class PrivacyAudit:
         check_fidelity()
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         known, tests = self._splits.train.values, len(self._dataset.test_y)
-        victims = self._training_examples(
-            rng.choice(known, min(VICTIMS, len(known)), replace=False)
-        )
+        some = rng.choice(known, min(VICTIMS, len(known)), replace=False)
+        victims = self._training_examples(some)
         own = self._test_examples(rng.choice(tests, min(AUXILIARY, tests), replace=False))
 
         def sent(x: Tensor, number: int, draws: int) -> Tensor:
             """(draws·n, C, H, W) maps as they are sent, the same in each channel."""
             maps, drawn = self._maps(explainer, self._network, x, number)
-            each = [
-                _sent(maps, drawn, present(x, self._dataset.parts), noise) for _ in range(draws)
-            ]
+            there = present(x, self._dataset.parts)
+            each = [_sent(maps, drawn, there, noise) for _ in range(draws)]
             found = torch.from_numpy(np.concatenate(each)).to(x)
             return found.view(-1, 1, *x.shape[2:]).expand(-1, *x.shape[1:])
 
@@ -459,11 +441,9 @@ class PrivacyAudit:
         return self.fed.server.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
 
     def _pixels(self, x: Tensor) -> Tensor:
-        """Pixels in [0, 1] of the network's inputs."""
         return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
 
     def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
-        """What would be shared of images, in pixels."""
         rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
         return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
 
@@ -476,7 +456,6 @@ def _sent(
 
 
 def _timed(work: Callable[[], Any]) -> float:
-    """Seconds that it takes once it is warm: what it needs has been imported."""
     work()
     began = time.perf_counter()
     work()
@@ -489,10 +468,6 @@ def _about(seconds: float) -> str:
     if seconds < 6000:
         return f"this takes about {round(seconds / 60)} min"
     return f"this takes about {seconds / 3600:.1f} hours"
-
-
-def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
-    return () if section is None else section.explainers
 
 
 @checked
@@ -619,7 +594,7 @@ def _explainers(
     wanted: Wanted | Sequence[Wanted] | None, section: Explain | None
 ) -> Sequence[FeatureExplainer]:
     """These, as the run's section sets those that it has; by default all of the section's."""
-    usual = _usual(section)
+    usual = () if section is None else section.explainers
     if wanted is None:
         return usual
     each = [wanted] if isinstance(wanted, str | Mapping | Explainer) else wanted

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, mse_loss
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.pictures.canvas import new_figure, plain, save
+from fedsim.explain.pictures.canvas import new_figure, place, plain, save
 from fedsim.support.extras import require
 from fedsim.support.rng import keyed_torch_rng, torch_seed
 
@@ -70,11 +70,8 @@ def fidelity(original: Images, reconstructed: Images) -> Fidelity:
     """Compare reconstructions with their originals, image by image, by scikit-image.
 
     The PSNR of an image is limited to 100 dB: it is infinite for an exact reconstruction, and a
-    single one would dominate the mean.
-
-    Args:
-        original: (n, C, H, W) with pixels in [0, 1], 7 of them a side or more, SSIM's window.
-        reconstructed: (n, C, H, W); it is clamped to [0, 1] first.
+    single one would dominate the mean. Both are (n, C, H, W), of 7 pixels a side or more,
+    SSIM's window; originals lie in [0, 1], reconstructions are clamped to it first.
 
     Raises:
         NotInstalled: scikit-image is not.
@@ -107,17 +104,11 @@ def fidelity(original: Images, reconstructed: Images) -> Fidelity:
 
 
 class UNet(nn.Module):
-    """A small U-Net from shared items to images with pixels in [0, 1].
+    """A small U-Net from shared items (B, C, H, W) to images with pixels in [0, 1].
 
     Sides are halved twice, rounded up, and channels doubled; on the way back each level is resized
-    to its skip connection and concatenated with it, so odd sides are allowed.
-
-    Args:
-        channels: C.
-        width: channels of the first level.
-
-    Attributes:
-        mean, std: (C, 1, 1) what inputs are standardised with.
+    to its skip connection and concatenated with it, so odd sides are allowed. Inputs are
+    standardised by `mean` and `std`, (C, 1, 1).
     """
 
     mean: Tensor
@@ -290,7 +281,8 @@ def invert_gradient(
         loss = cross_entropy(network(x), labels)
         own = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         distance = 1 - cosine_similarity(_flat(own), given, dim=0)
-        (direction,) = torch.autograd.grad(distance + tv * _variation(x), x)
+        variation = x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
+        (direction,) = torch.autograd.grad(distance + tv * variation, x)
         x.grad = direction.sign()
         optimizer.step()
         schedule.step()
@@ -301,11 +293,6 @@ def invert_gradient(
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _variation(x: Tensor) -> Tensor:
-    """TV of (B, C, H, W), a scalar."""
-    return x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
 
 
 @dataclass(frozen=True)
@@ -320,10 +307,9 @@ class Inversion:
         found: the attacker's reconstructions.
         labels: (n,) names of the classes.
         reconstructed: how close `found` is to `originals`.
-        mean_image: how close the mean of the attacker's own images is to `originals`: the best
-            guess without items.
-        class_mean: the same for the mean of the attacker's images of the victim's class: the best
-            guess from the label alone.
+        mean_image: the same for the attacker's mean image, the best guess without items.
+        class_mean: the same for the mean of its images of the victim's class, the best guess from
+            the label alone.
     """
 
     originals: Tensor
@@ -364,9 +350,6 @@ def draw_reconstructions(
     Args:
         rows: by the mechanism's name (n, C, H, W) shared items and (n, C, H, W) reconstructions.
         originals: (n, C, H, W) with pixels in [0, 1], of 7 a side or more.
-        labels: n words, above the columns.
-        path: of the PNG file.
-        title: of the picture.
 
     Raises:
         ExperimentError: shapes that differ, images of other sizes or channels, or originals out
@@ -378,7 +361,6 @@ def draw_reconstructions(
 def _picture(
     rows: Mapping[str, tuple[Tensor, Tensor]], originals: Tensor, labels: Sequence[str]
 ) -> Figure:
-    """The figure of `draw_reconstructions`."""
     n, channels, H, W = originals.shape
     if channels not in (1, 3):
         raise ExperimentError(f"originals: must have 1 channel or 3 to be drawn, not {channels}")
@@ -400,9 +382,7 @@ def _picture(
         top += gap
         drawn = images[:columns].detach().float().cpu().clamp(0, 1).movedim(1, -1).numpy()
         for k, image in enumerate(drawn):
-            place = (k / columns, 1 - (top + down - _LINE) / height)
-            size = (_SIDE / across / columns, (down - _LINE) / height)
-            axes = figure.add_axes((*place, *size))
+            axes = place(figure, k * across, top, _SIDE, down - _LINE)
             axes.imshow(image, cmap="gray", vmin=0, vmax=1, aspect="auto")
             axes.set(xticks=(), yticks=())
             axes.spines[:].set(color="0.6", linewidth=0.5)
@@ -421,7 +401,6 @@ def _picture(
 
 
 def _check_images(smallest: int, **shapes: Sequence[int]) -> None:
-    """Check that all have the same shape, of images with a minimum size."""
     words = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
     first, *others = (tuple(shape) for shape in shapes.values())
     if any(other != first for other in others):

@@ -60,11 +60,7 @@ class Outcome:
 
 
 def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
-    """How well scores separate members from non-members; a score ≥ t predicts a member.
-
-    Args:
-        members: (n,) scores of members.
-        others: (m,) scores of non-members.
+    """How well scores separate members (n,) from others (m,); a score ≥ t predicts a member.
 
     Raises:
         ExperimentError: no scores, or some that are not finite.
@@ -90,10 +86,6 @@ def guessing(members: int, others: int) -> dict[str, tuple[float, float]]:
     """Where 95 % of the outcomes of random scores lie, by the outcome's name.
 
     The balanced accuracy of guessing is 0.5 or more, because it is that of the best threshold.
-
-    Args:
-        members: n, the number of members.
-        others: m, of non-members.
 
     Source:
         Of the AUC the normal approximation of Mann and Whitney (1947), of the balanced accuracy
@@ -121,13 +113,7 @@ class Fit:
 
 
 def fit(logits: NDArray[Any], labels: NDArray[Any], inside: NDArray[np.bool_]) -> Fit:
-    """The fit of a model.
-
-    Args:
-        logits: (n, C) of the model.
-        labels: (n,) true classes.
-        inside: (n,) which examples it was trained on.
-    """
+    """The fit of a model by its logits (n, C) on examples, trained on those `inside`."""
     right = logits.argmax(axis=1) == labels
     return Fit(float(right[inside].mean()), float(right[~inside].mean()))
 
@@ -135,9 +121,7 @@ def fit(logits: NDArray[Any], labels: NDArray[Any], inside: NDArray[np.bool_]) -
 def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) log(p_y / (1 − p_y)) = z_y − log Σ_{c≠y} e^(z_c), which is nearly Gaussian.
 
-    Args:
-        logits: (n, C) z of C ≥ 2 classes.
-        labels: (n,) y, true classes.
+    z are logits (n, C) of C ≥ 2 classes, y the true ones (n,).
 
     Source:
         Carlini et al. (2022), §IV-C.
@@ -152,14 +136,10 @@ def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64
 
 
 def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) log p_y, the cross-entropy with its sign changed.
+    """(n,) log p_y by logits (n, C) and true classes (n,), minus the cross-entropy.
 
     Computed as −log(1 + e^(−confidence)), which distinguishes values of p_y that all round to 1:
     models are very confident on memorised examples.
-
-    Args:
-        logits: (n, C) of C ≥ 2 classes.
-        labels: (n,) y, true classes.
 
     Source:
         Yeom et al. (2018), Adversary 2.
@@ -168,10 +148,7 @@ def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float6
 
 
 def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) Σ_c p_c·log p_c, the entropy of the predicted distribution with its sign changed.
-
-    Args:
-        logits: (n, C).
+    """(n,) Σ_c p_c·log p_c of logits (n, C), the entropy of the prediction with its sign changed.
 
     Source:
         Salem et al. (2019), adversary 3; Song and Mittal (2021).
@@ -182,14 +159,11 @@ def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) the variance of relevances over the parts of an input, with its sign changed.
+    """(n,) minus the variance of relevances (n, P), signed, over the parts of an input.
 
     Explanations of a probability are flat where the model is confident, as it is on memorised
     examples. Explanations of a logit, as all of fedsim's are, do not saturate: there the score may
     reveal nothing, or members may even have the larger variance, and the AUC is below 0.5.
-
-    Args:
-        relevance: (n, P) of explanations, signed.
 
     Source:
         Shokri et al. (2021).
@@ -198,12 +172,9 @@ def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) Σ_p |R_p|, the L1 norm of an explanation, with its sign changed.
+    """(n,) −Σ_p |R_p|, the L1 norm of explanations (n, P) with its sign changed.
 
     For logits, as with the variance, it may reveal nothing or be reversed.
-
-    Args:
-        relevance: (n, P) of explanations, signed.
 
     Source:
         Shokri et al. (2021), who threshold the norm of an explanation as they do its variance.
@@ -212,13 +183,10 @@ def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def log_norm(norm: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n,) the logarithm of explanations' norms, for LiRA.
+    """(n,) the logarithm of explanations' norms (n,), for LiRA.
 
     A gradient is a product over layers, so that its norm is skewed to the right and its logarithm
     nearly Gaussian. Norms of 0 count as the least of the others, all of 0 as 1.
-
-    Args:
-        norm: (n,) of explanations, not negative.
 
     Source:
         Huang et al. (2024), who take the norm itself.
@@ -254,8 +222,7 @@ def lira_scores(
     insist_on_several(len(shadows))
     _finite(target=target, shadows=shadows)
     for where, word in (inside, "never"), (~inside, "always"):
-        missing = np.flatnonzero(~where.any(axis=0))
-        if len(missing):
+        if len(missing := np.flatnonzero(~where.any(axis=0))):
             raise ExperimentError(
                 f"inside: {len(missing)} of {len(target)} examples (the first is {missing[0]}) "
                 f"are {word} in a shadow model's training set; LiRA needs both for each"
@@ -330,13 +297,10 @@ def shadow_models(
     Args:
         build: makes a classifier; its initial weights are from torch's own generator, which this
             function sets, and puts back.
-        x: (n, ...) inputs.
-        y: (n,) labels.
+        x, y: (n, ...) inputs and (n,) labels.
         inside: (S, n) which examples shadow model s trains on, as `halves` draws them.
         settings: of the run under attack.
         epochs: passes over a shadow model's part.
-        seed: of the random streams.
-        device: where to train.
         loss: of each example; the run's own.
 
     Yields:
@@ -346,8 +310,7 @@ def shadow_models(
         ExperimentError: a shadow model has nothing to train on.
         ValueError: it has a single example, and batch norm.
     """
-    empty = np.flatnonzero(~inside.any(axis=1))
-    if len(empty):
+    if len(empty := np.flatnonzero(~inside.any(axis=1))):
         raise ExperimentError(f"inside: shadow model {empty[0]} has no training example")
     x, y = x.to(device), y.to(device)
     for s, part in enumerate(inside):
@@ -377,8 +340,7 @@ def _finite(**named: NDArray[Any]) -> None:
     for name, values in named.items():
         if values.size == 0:
             raise ExperimentError(f"{name}: there are no values")
-        bad = values.size - int(np.isfinite(values).sum())
-        if bad:
+        if bad := values.size - int(np.isfinite(values).sum()):
             raise ExperimentError(
                 f"{name}: {bad} of {values.size} values are not finite; has the model diverged?"
             )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.analysis.attacks.inversion import Inversion
 from fedsim.analysis.attacks.membership import Fit
-from fedsim.explain.notebook import as_html
-from fedsim.explain.pictures.canvas import picture
+from fedsim.explain.pictures.canvas import as_html, picture
 from fedsim.results.run import Run
 from fedsim.support import atomic
 from fedsim.support.words import columns
@@ -161,8 +160,7 @@ def doubts(
             f"LiRA (AUC {auc['lira']:.3f}) is weaker than the loss ({auc['loss']:.3f}): its "
             "shadow models do not behave as the model does; the strongest attack counts"
         )
-    low = [name for name, found in auc.items() if found < chance["auc"][0]]
-    if low:
+    if low := [name for name, found in auc.items() if found < chance["auc"][0]]:
         yield (
             f"below guessing: {', '.join(low)}; members score lower than others, so that an "
             "attacker who turns the scores round gains 1 − AUC"
@@ -182,7 +180,6 @@ def failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:
 
 
 def _attack(row: Mapping[Any, Any]) -> str:
-    """A membership inference attack in a table: "loss", "occlusion/norm, noise 1"."""
     return _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"])
 
 
@@ -191,7 +188,6 @@ def _named(name: str, noise: float) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in text, its first column flush left."""
     wide = max(len(row[0]) for row in [header, *rows])
     first, *others = ([row[0].ljust(wide), *row[1:]] for row in [header, *rows])
     return columns(first, others)

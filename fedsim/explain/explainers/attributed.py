@@ -25,11 +25,6 @@ class Attributed(Explanation):
     """The relevance of each part of inputs for a network's decisions.
 
     Args:
-        title: the network's title.
-        file: the picture's file name, without its suffix.
-        attribution: the name of the attribution.
-        dataset: the data set whose form the inputs have.
-        inputs: the n inputs.
         relevance: (n, ...) signed, of pixels (summed over channels), features or words, for the
             predicted class; or for the predicted number, in its own units.
         decisions: the predicted class or number.
@@ -61,7 +56,6 @@ class Attributed(Explanation):
         return self.probabilities or (None,) * len(self.decisions)
 
     def text(self) -> str:
-        """The most relevant parts of each input; of images, the share with half of it."""
         lines = [f"{self.title}, {self.attribution}:"]
         if self.baseline:
             lines.append(f"(baseline: {self.baseline})")
@@ -81,20 +75,14 @@ class Attributed(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row per input: the decision, and the most relevant parts, as in the text."""
         found: list[dict[str, float | int | str | None]] = []
         for k, name in enumerate(self.inputs.names):
-            row: dict[str, float | int | str | None] = {
-                "input": name,
-                "decision": self.decisions[k],
-                "probability": self._chances[k],
-                "label": self.inputs.labels[k],
-            }
+            found.append({"input": name, "decision": self.decisions[k]})
+            found[k] |= {"probability": self._chances[k], "label": self.inputs.labels[k]}
             if self._images:
-                row["half"] = None if self._silence(k) else self._half(k)
+                found[k]["half"] = None if self._silence(k) else self._half(k)
             else:
-                row |= {about: self._most(k, about) for about in ("for", "against")}
-            found.append(row)
+                found[k] |= {about: self._most(k, about) for about in ("for", "against")}
         return found
 
     @property
@@ -133,22 +121,14 @@ class Attributed(Explanation):
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the (first) inputs with the relevance of their parts."""
         path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
         title += some(len(self.inputs.x), "inputs")
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
-            documents = [
-                Weighed(
-                    words,
-                    self.decisions[k],
-                    self.probabilities[k],
-                    self.inputs.labels[k],
-                    tuple(self.relevance[k, : len(words)].tolist()),
-                )
-                for k, words in enumerate(self.inputs.words[:MOST_DRAWN])
-            ]
+            about = zip(self.decisions, self.probabilities, self.inputs.labels, strict=True)
+            shown = list(zip(self.inputs.words, about, relevance.tolist(), strict=False))
+            documents = [Weighed(words, *of, tuple(r[: len(words)])) for words, of, r in shown]
             draw_weighed(documents, path, title)
         elif self._images:
             captions = [  # a line for the name, the decision and the truth each
@@ -158,15 +138,7 @@ class Attributed(Explanation):
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
             compared = self.compared.astype(np.float64).reshape(-1, rows.shape[1])
-            predicted = "class" if self.probabilities else "value"
-            xlabel = f"relevance for the predicted {predicted}"
-            draw_bars(
-                rows,
-                self._parts(0 if len(x) == 1 else None),
-                titles,
-                path,
-                title=title,
-                xlabel=xlabel,
-                compared=compared,
-            )
+            parts = self._parts(0 if len(x) == 1 else None)
+            xlabel = f"relevance for the predicted {'class' if self.probabilities else 'value'}"
+            draw_bars(rows, parts, titles, path, title=title, xlabel=xlabel, compared=compared)
         return [path]

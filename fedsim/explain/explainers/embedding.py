@@ -20,12 +20,10 @@ ROWS = 500  # of distances in memory at a time
 
 @dataclass(frozen=True)
 class Embedding:
-    """The result of t-SNE.
+    """The result of t-SNE: (n, 2) positions.
 
-    Args:
-        places: (n, 2) positions.
-        divergence: KL(P ‖ Q) in nats between neighbourhoods of features and in the plane, 0 or
-            more; lower is more faithful.
+    The divergence is KL(P ‖ Q) in nats between neighbourhoods of features and in the plane, 0 or
+    more; lower is more faithful.
     """
 
     places: NDArray[np.float32]
@@ -114,12 +112,7 @@ def draw_embeddings(
     path: Path,
     title: str = "",
 ) -> None:
-    """Draw embeddings of the same examples side by side, coloured by class.
-
-    Args:
-        embeddings: embeddings by name.
-        labels: (n,) classes.
-    """
+    """Draw embeddings of the same examples side by side, coloured by class."""
     figure = new_figure(4.2 * len(embeddings) + 1.4, 4.4, layout="constrained", dpi=130)
     panels = figure.subplots(1, len(embeddings), squeeze=False)[0]
     colours = class_colours(len(class_names))

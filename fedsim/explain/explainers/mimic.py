@@ -16,13 +16,8 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.explainers.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
@@ -39,13 +34,11 @@ PERPLEXITY = 30.0  # of t-SNE
 
 @dataclass(frozen=True)
 class Mimic:
-    """A tree grown on a model's predictions for a part of some images.
+    """A tree grown on a model's predictions for the first `known` of some images (n, D).
 
     Args:
-        tree: the tree, grown on the first `known` images.
         images: (n, D) as the network takes them.
         predicted: (n,) the model's classes.
-        known: number of images that the tree was grown on.
     """
 
     tree: Tree
@@ -55,47 +48,36 @@ class Mimic:
 
     @classmethod
     def of(cls, network: nn.Module, x: Tensor, classes: int, held_out: float) -> Mimic:
-        """Grow a tree for a network.
-
-        Args:
-            x: (n, ...) network inputs.
-            held_out: share of them that is held out.
-        """
+        """Grow a tree for a network's inputs (n, ...), of which a share is held out."""
         predicted = logits(network, x).argmax(axis=1)
         images = x.flatten(1).cpu().numpy()
         known = max(1, round((1 - held_out) * len(images)))
-        return cls(
-            build_tree(images[:known], predicted[:known], classes), images, predicted, known
-        )
+        tree = build_tree(images[:known], predicted[:known], classes)
+        return cls(tree, images, predicted, known)
 
     @property
     def fidelity(self) -> float:
         """Agreement of tree and model on the images that it was grown on, as a share."""
-        seen = slice(self.known)
-        return fidelity(self.tree, self.images[seen], self.predicted[seen])
+        return fidelity(self.tree, self.images[: self.known], self.predicted[: self.known])
 
     @property
     def held_out_fidelity(self) -> float | None:
         """The same for held-out images; None if there are none."""
-        rest = slice(self.known, None)
         if self.known == len(self.images):
             return None
-        return fidelity(self.tree, self.images[rest], self.predicted[rest])
+        return fidelity(self.tree, self.images[self.known :], self.predicted[self.known :])
 
     @property
-    def held_out_majority(self) -> float | None:
+    def held_out_majority(self) -> float:
         """The held-out fidelity of a tree of one leaf: always the commonest class of `known`."""
-        if self.known == len(self.images):
-            return None
         commonest = np.bincount(self.predicted[: self.known]).argmax()
         return float((self.predicted[self.known :] == commonest).mean())
 
     def measures(self) -> dict[str, float]:
         """As columns of explanations.parquet."""
         found = {"fidelity": self.fidelity}
-        unseen, majority = self.held_out_fidelity, self.held_out_majority
-        if unseen is not None and majority is not None:
-            found |= {"held_out_fidelity": unseen, "held_out_majority": majority}
+        if (unseen := self.held_out_fidelity) is not None:
+            found |= {"held_out_fidelity": unseen, "held_out_majority": self.held_out_majority}
         return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
 
 
@@ -103,7 +85,6 @@ class Mimic:
 def embedded(
     network: Classifier, x: Tensor, perplexity: float, iterations: int, seed: int
 ) -> Embedding:
-    """t-SNE of a network's features of inputs, in evaluation mode."""
     features = network.eval().features(x).flatten(1).cpu().numpy()
     return embed(features, perplexity, iterations, seed)
 
@@ -201,14 +182,9 @@ class TreeExplainer(FeatureExplainer):
 
 @dataclass(frozen=True)
 class Mimicked(Explanation):
-    """A classifier, and a tree that mimics it.
+    """A classifier, a tree that mimics it, and embeddings of m inputs of the central test set.
 
-    Args:
-        title, suffix: title and suffix of the classifier; see `ExplainedModel`.
-        dataset: of the run.
-        mimic: its surrogate.
-        embeddings: embeddings of m inputs of the central test set, by model.
-        labels: (m,) their true classes.
+    `labels` are (m,) their true classes.
     """
 
     title: str
@@ -219,7 +195,6 @@ class Mimicked(Explanation):
     labels: NDArray[np.int64]
 
     def text(self) -> str:
-        """The tree's fidelity, and the embeddings' divergence."""
         mimic = self.mimic
         lines = [
             f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} deep, "
@@ -227,8 +202,7 @@ class Mimicked(Explanation):
         ]
         if mimic.tree.leaves == 1:
             lines[0] += "; it predicts one class for all of them, so the tree says nothing"
-        agree = mimic.held_out_fidelity
-        if agree is not None:
+        if (agree := mimic.held_out_fidelity) is not None:
             unseen = len(mimic.images) - mimic.known
             lines.append(
                 f"of {unseen} that it has not seen {agree:.1%} "
@@ -239,25 +213,19 @@ class Mimicked(Explanation):
         return "\n  ".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row: the tree's fidelity and size, and the divergence of each embedding, in nats."""
         found = {f"divergence, {name}": e.divergence for name, e in self.embeddings.items()}
         return [{**self.mimic.measures(), **found}]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the tree, its disagreements with the model, and the embeddings."""
         from sklearn.metrics import confusion_matrix  # slow to import
 
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
         paths = [picture(folder, f"{n}{self.suffix}") for n in ("tree", "confusion", "embedding")]
-        shape = None
-        if len(dataset.shape) == 3:
-            C, H, W = dataset.shape
-            shape = (C, H, W)
+        shape = dataset.shape if len(dataset.shape) == 3 else None
         words = Conditions(dataset).words
         drawn = draw_tree(mimic.tree, dataset.classes, lambda f, most: words(f, None, most), shape)
         save(drawn, paths[0], title)
-        by_tree = mimic.tree.predict(mimic.images)
-        labels = range(len(dataset.classes))
+        by_tree, labels = mimic.tree.predict(mimic.images), range(len(dataset.classes))
         counts = confusion_matrix(mimic.predicted, by_tree, labels=labels).astype(np.int64)
         save(draw_confusion(counts, dataset.classes), paths[1], title)
         if not self.embeddings:

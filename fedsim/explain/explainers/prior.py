@@ -53,13 +53,7 @@ class PriorExplainer(Explainer):
 
 @dataclass(frozen=True)
 class ClassPrior(Explanation):
-    """The importance of each group of parts for each class.
-
-    Args:
-        dataset: of images or a table.
-        groups: G, of its inputs.
-        prior: (C, G) signed; unknown classes are zero, and left out.
-    """
+    """The importance (C, G) of each group of parts for each class, zero for unknown classes."""
 
     title: str
     dataset: Dataset
@@ -71,7 +65,6 @@ class ClassPrior(Explanation):
         return np.flatnonzero(self.prior.any(axis=1)).tolist()
 
     def text(self) -> str:
-        """The most important groups of each class."""
         lines = [f"{self.title}, the clients' prior for each class:"]
         for c in self._classes:
             order = np.argsort(-np.abs(self.prior[c]), kind="stable")[:MOST_NAMED]
@@ -80,31 +73,20 @@ class ClassPrior(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """The importance of each class and group that is not 0."""
+        classes, values = self.dataset.classes, self.prior
         return [
-            {
-                "class": self.dataset.classes[c],
-                "group": self._name(g),
-                "relevance": float(self.prior[c, g]),
-            }
-            for c, g in zip(*np.nonzero(self.prior), strict=True)
+            {"class": classes[c], "group": self._name(g), "relevance": float(values[c, g])}
+            for c, g in np.argwhere(values)
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw it; for images below the mean test image of each of the first classes."""
         path, data, classes = picture(folder, "prior"), self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
         drawn = some(len(self._classes), "classes")
         title = f"the clients' prior for each class{drawn}, {self.title}"
         if len(data.shape) == 1:
-            draw_bars(
-                self.prior[classes],
-                data.feature_names,
-                names,
-                path,
-                title=title,
-                xlabel="relevance for the class",
-            )
+            rows, xlabel = self.prior[classes], "relevance for the class"
+            draw_bars(rows, data.feature_names, names, path, title=title, xlabel=xlabel)
             return [path]
         images = []
         for c in classes:

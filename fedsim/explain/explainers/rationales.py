@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import MOST_DRAWN, picture, some
 from fedsim.explain.pictures.documents import Chosen, draw_rationales
@@ -54,16 +49,9 @@ class RationaleExplainer(FeatureExplainer):
             z = _selected(model.network, x[k : k + 1], own)
             probabilities = model.network.head(features.encode(x[k : k + 1], z)).softmax(dim=1)[0]
             decided = int(probabilities.argmax())
-            found.append(
-                Chosen(
-                    words,
-                    data.dataset.classes[decided],
-                    float(probabilities[decided]),
-                    inputs.labels[k],
-                    tuple(z[0, : len(words)].bool().tolist()),
-                    inputs.marks[k],
-                )
-            )
+            about = data.dataset.classes[decided], float(probabilities[decided]), inputs.labels[k]
+            chosen = tuple(z[0, : len(words)].bool().tolist())
+            found.append(Chosen(words, *about, chosen, inputs.marks[k]))
         suffix = f"{model.suffix}{inputs.suffix}"
         return Rationales(model.title, suffix, inputs.names, tuple(found), model.scores())
 
@@ -84,14 +72,7 @@ def _selected(network: RationaleClassifier, x: Tensor, rng: Generator) -> Tensor
 
 @dataclass(frozen=True)
 class Rationales(Explanation):
-    """Documents with the words that a model selects.
-
-    Args:
-        suffix: for names of files.
-        names: of the documents.
-        scores: scores of the model on the central test set; for a sequence of tasks, only `loss`
-            and `accuracy`.
-    """
+    """Documents with the words that a model selects, and its scores on the central test set."""
 
     title: str
     suffix: str
@@ -100,7 +81,6 @@ class Rationales(Explanation):
     scores: Mapping[str, float]
 
     def text(self) -> str:
-        """The scores, and the documents with the words marked."""
         lines = [f"{self.title}, on the test set:"]
         for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
             if name in self.scores:
@@ -115,7 +95,6 @@ class Rationales(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row per document: the decision, and the selected words."""
         return [
             {
                 "input": name,
@@ -128,7 +107,6 @@ class Rationales(Explanation):
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the (first) documents with the selected words."""
         path = picture(folder, f"rationales{self.suffix}")
         title = f"{self.title}: selected words{some(len(self.documents), 'documents')}"
         draw_rationales(self.documents[:MOST_DRAWN], path, title)

@@ -7,7 +7,7 @@ feature contributes to its output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +24,8 @@ from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.data.encoding import UNSCALED, Scaling
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explanation,
-    FeatureExplainer,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explanation
+from fedsim.explain.explainer import FeatureExplainer, explainers
 from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
@@ -48,14 +43,11 @@ def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
     If a feature must be of a category, it is not said that it must not be of others.
     """
     settled = {one.category[0] for one in rule.conditions if one.category and one.category[1]}
-    told = [
-        condition.words
-        for condition in rule.conditions
-        if condition.category is None
-        or condition.category[1]
-        or condition.category[0] not in settled
-    ]
-    conditions = " AND ".join(told)
+    conditions = " AND ".join(
+        one.words
+        for one in rule.conditions
+        if one.category is None or one.category[1] or one.category[0] not in settled
+    )
     terms = [f"{rule.consequent[0]:.4g}"]
     for name, coefficient in zip(names, _rounded(rule)[1:], strict=True):
         if coefficient:
@@ -133,28 +125,6 @@ def measures(
     }
 
 
-def row_in_words(row: Mapping[str, Any]) -> str:
-    """A row of a global explanation as two lines of text."""
-    figures = ", ".join(f"{name} {row[name]:.4g}" for name in ("weight", "support", "confidence"))
-    from_clients = f", from {row['sources']} client(s)" if row["sources"] else ""
-    return (
-        f"rule {row['rule']}: {figures}, fires for {row['fires']:.1%}, decides "
-        f"{row['decides']:.1%}{from_clients}\n  {row['text']}"
-    )
-
-
-def measures_in_words(found: Mapping[str, Any]) -> str:
-    """The result of `measures` as a sentence."""
-    shared = ""
-    if found["sources"]:
-        shared = f"{found['shared_rules']:.0f} of them from two clients or more; "
-    return (
-        f"{found['rules']:.0f} rules of {found['rule_length']:.3g} conditions on average; {shared}"
-        f"for {found['coverage']:.1%} of the test set a rule fires, "
-        f"{found['active_rules']:.3g} on average"
-    )
-
-
 def scale_in_words(target: str, scaling: Scaling) -> str:
     """How the target of rules is scaled, as a sentence; empty if it is not."""
     low, high = scaling.undo(np.array([0.0, 1.0]))
@@ -170,13 +140,10 @@ class LocalExplanation:
     What is predicted is in the target's own units, inputs lie in [0, 1] as the rules have them.
 
     Args:
-        prediction: of the rule base.
         number: number of the deciding rule, counted from 1 in the order of the rule base.
-        rule: that rule.
         firing: its firing strength; 0 if no rule fires and it decides by its weight.
         active: number of rules that fire.
         output: its output, which is the prediction unless outputs are averaged.
-        x: (F,) the input.
         memberships: how well each condition of the rule holds.
         contributions: (F + 1,) what the constant and each feature add to the rule's output.
     """
@@ -192,7 +159,6 @@ class LocalExplanation:
     contributions: Array
 
     def in_words(self, names: Sequence[str], target: str = "y") -> str:
-        """As a few lines of text."""
         lines = [f"{target} = {self.prediction:.6g}, by rule {self.number}: "]
         if self.firing:
             others = f", {self.active - 1} other(s) also fire" if self.active > 1 else ""
@@ -272,12 +238,10 @@ class RulesExplainer(FeatureExplainer):
     ) -> Explanation:
         assert isinstance(model.section, RuleModel)
         assert model.arrays is not None
-        sources = model.sources
-        if sources is None:
-            sources = np.ones(count(model.arrays), np.int64)
-        return RuleBase(
-            model.section, model.arrays, sources, model, data.dataset, inputs, self.most
-        )
+        own = np.ones(count(model.arrays), np.int64)
+        sources = own if model.sources is None else model.sources
+        about = model, data.dataset, inputs, self.most
+        return RuleBase(model.section, model.arrays, sources, *about)
 
     def relevances(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
@@ -311,14 +275,10 @@ class Sourced(Protocol):
 
 @dataclass(frozen=True)
 class RuleBase(Explanation):
-    """A rule base, global or a client's.
+    """A rule base of R rules, global or a client's.
 
     Args:
-        model: the kind of rules.
-        rules: R of them.
         sources: (R,) how many clients' bases each comes from.
-        about: title of the rule base.
-        dataset: the data set that they were learnt from.
         inputs: inputs whose predictions are explained.
         most: rules in the text.
     """
@@ -333,63 +293,64 @@ class RuleBase(Explanation):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the features."""
         return self.dataset.entry_names
 
     @property
     def target(self) -> str:
-        """The name of what is predicted."""
         return self.dataset.target or "y"
 
     @property
     def test_x(self) -> Array:
-        """(M, F) the inputs of the central test set."""
         return np.asarray(self.dataset.test_x, np.float64)
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Predictions for the central test set."""
         return self.model.predict(self.rules, self.test_x)
 
     @cached_property
     def readable(self) -> list[Rule]:
-        """The rules in readable form, in their order."""
         return self.model.explain(self.rules, self.names)
 
     def text(self) -> str:
-        """Measures of interpretability, rules by decreasing weight, and explained predictions."""
-        measured = measures_in_words(measures(self.readable, self.prediction, self.sources))
-        lines = [f"{self.about.title}:\n{measured}"]
+        found = measures(self.readable, self.prediction, self.sources)
+        shared = ""
+        if found["sources"]:
+            shared = f"{found['shared_rules']:.0f} of them from two clients or more; "
+        lines = [
+            f"{self.about.title}:\n{found['rules']:.0f} rules of {found['rule_length']:.3g} "
+            f"conditions on average; {shared}for {found['coverage']:.1%} of the test set a rule "
+            f"fires, {found['active_rules']:.3g} on average"
+        ]
         if scale := scale_in_words(self.target, self.dataset.target_scaling):
             lines.append(scale)
-        rules = self.rows()
-        lines += [f"\n{row_in_words(rule)}" for rule in rules[: self.most]]
+        rules: list[dict[str, Any]] = self.rows()
+        for row in rules[: self.most]:
+            figures = ", ".join(f"{n} {row[n]:.4g}" for n in ("weight", "support", "confidence"))
+            from_clients = f", from {row['sources']} client(s)" if row["sources"] else ""
+            lines.append(
+                f"\nrule {row['rule']}: {figures}, fires for {row['fires']:.1%}, decides "
+                f"{row['decides']:.1%}{from_clients}\n  {row['text']}"
+            )
         if len(rules) > self.most:
             record = self.about.record
             where = "--most shows more" if record is None else f"in {short(record)}"
             lines.append(f"\n… and {len(rules) - self.most} more, {where}")
-        for name, label, found in zip(
-            self.inputs.names, self.inputs.labels, self.why(), strict=True
+        for name, label, x in zip(
+            self.inputs.names, self.inputs.labels, self.inputs.x.astype(np.float64), strict=True
         ):
             truth = "" if label is None else f", where {self.target} is {label}"
-            lines.append(f"\n{name}{truth}:\n{found.in_words(self.names, self.target)}")
+            about = self.names, self.dataset.target_scaling
+            why = local_explanation(self.model, self.rules, x, *about)
+            lines.append(f"\n{name}{truth}:\n{why.in_words(self.names, self.target)}")
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """The rules in words, by decreasing weight; see `global_explanation`."""
         return global_explanation(
             *(self.readable, self.prediction, self.dataset.test_y),
             *(self.sources, self.names, self.target),
         )
 
-    def why(self) -> list[LocalExplanation]:
-        """Explanations of the predictions for the inputs."""
-        rows = self.inputs.x.astype(np.float64)
-        about = self.names, self.dataset.target_scaling
-        return [local_explanation(self.model, self.rules, row, *about) for row in rows]
-
     def save(self, folder: Path) -> list[Path]:
-        """Draw partitions, rules and activations."""
         names = ("partitions", "rules", "activations")
         paths = [picture(folder, f"{name}{self.about.suffix}") for name in names]
         title = self.about.title

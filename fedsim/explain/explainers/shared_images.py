@@ -13,13 +13,8 @@ from numpy.typing import NDArray
 
 from fedsim.data.labels import draw_labels
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    Explanation,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.explainer import explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.pictures.images import Example, draw_shared
@@ -66,12 +61,9 @@ class SharedImages(Explanation):
     """Clients' images, and what they shared of them.
 
     Args:
-        title, suffix: title and suffix of the run; see `ExplainedModel`.
         examples: the first image of each selected client and each class that it shared.
         pool: (K, classes) number of images that each client shared.
-        classes: names of the classes.
         words: how the images were made, and the guarantee of the noise.
-        clients: the clients' names, if the data name them.
     """
 
     title: str
@@ -83,7 +75,6 @@ class SharedImages(Explanation):
     clients: Sequence[str] = ()
 
     def text(self) -> str:
-        """Numbers of shared images by client and class, and how they were made."""
         names = self.clients or [*map(str, range(len(self.pool)))]
         rows = [
             [name, *(str(n) if n else "·" for n in row), str(sum(row))]
@@ -95,14 +86,12 @@ class SharedImages(Explanation):
         return "\n".join([*lines, f"\n{self.pool.sum():,} images are shared; {self.words}"])
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One row per client and class: the number of shared images."""
         return [
             {"client": k, **dict(zip(self.classes, row, strict=True))}
             for k, row in enumerate(self.pool.tolist())
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the images, and the numbers by client and class."""
         images, pool = picture(folder, f"shared_images{self.suffix}"), picture(folder, "pool")
         title = f"shared images, {self.title}"
         draw_shared(self.examples, self.classes, images, title, self.clients)

@@ -13,13 +13,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainer import (
-    ExplainedData,
-    ExplainedModel,
-    Explainer,
-    Explanation,
-    explainers,
-)
+from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.explainer import explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import (
     class_colours,
@@ -43,11 +38,7 @@ MOST_CURVES = 12  # clients whose curves are drawn
 def draw_curves(
     tasks: pd.DataFrame, path: Path, title: str = "", names: Sequence[str] = ()
 ) -> None:
-    """Draw accuracy on each task over the rounds, a row for each of the first clients.
-
-    Args:
-        tasks: the tasks table of a run, at least one row.
-    """
+    """Draw accuracy on each task over the rounds, a row for each of the first clients."""
     seen = tasks[tasks["seen"]]
     clients = sorted(seen["client"].unique())[:MOST_CURVES]
     T = int(seen["task"].max()) + 1
@@ -78,14 +69,11 @@ def draw_curves(
 def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Attention of each task (rows) to each earlier task that it received (columns).
 
-    Args:
-        rows: rows of explainer `transfer` in explanations.parquet.
-
     Returns:
         The names of both, "client/task", and (receivers, sources), NaN where nothing was received.
     """
-    receivers = sorted({(c, t) for c, t in zip(rows["client"], rows["task"], strict=True)})
-    sources = sorted({(c, t) for c, t in zip(rows["from_client"], rows["from_task"], strict=True)})
+    receivers = sorted(set(zip(rows["client"], rows["task"], strict=True)))
+    sources = sorted(set(zip(rows["from_client"], rows["from_task"], strict=True)))
     table = np.full((len(receivers), len(sources)), np.nan)
     for row in rows.to_dict("records"):
         i = receivers.index((row["client"], row["task"]))
@@ -95,11 +83,6 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
 
 
 def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
-    """Draw that table, with the number of common classes in each cell.
-
-    Args:
-        rows: see `transfer_table`; at least one.
-    """
     receivers, sources, table = transfer_table(rows)
     height, width = SIDE * len(receivers), SIDE * len(sources)
     figure = new_figure(width + 2.2, height + 1)
@@ -152,14 +135,7 @@ class TasksExplainer(Explainer):
 
 @dataclass(frozen=True)
 class Tasks(Explanation):
-    """A sequence of tasks that clients have learnt.
-
-    Args:
-        tasks: recorded accuracy on them; at least one row.
-        given: rows of explainer `transfer`, in explanations.parquet.
-        record: this file, if there is one.
-        clients: the clients' names, if the data name them.
-    """
+    """A sequence of tasks that clients have learnt, and rows of explainer `transfer`."""
 
     title: str
     tasks: pd.DataFrame
@@ -168,7 +144,6 @@ class Tasks(Explanation):
     clients: Sequence[str] = ()
 
     def text(self) -> str:
-        """Accuracy and transfer over all tasks, and transfer between clients."""
         measures = continual(self.tasks)
         lines = [
             f"{what}: {value:.4f}"
@@ -185,13 +160,10 @@ class Tasks(Explanation):
             return "\n".join(lines)
         rows = [
             (
-                f"{found['client']}/{found['task']}",
-                f"{found['from_client']}/{found['from_task']}",
-                str(found["shared_classes"]),
-                f"{found['score']:.4f}",
-                f"{found['attention']:.4f}",
+                *(f"{f['client']}/{f['task']}", f"{f['from_client']}/{f['from_task']}"),
+                *(str(f["shared_classes"]), f"{f['score']:.4f}", f"{f['attention']:.4f}"),
             )
-            for found in self.given.head(MOST_ROWS).to_dict("records")
+            for f in self.given.head(MOST_ROWS).to_dict("records")
         ]
         shared = self.given.groupby(["client", "task"])["of_best_choice"].first().mean()
         lines += [
@@ -205,13 +177,11 @@ class Tasks(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Accuracy of each client on each of its tasks after the last round."""
         last = self.tasks[self.tasks["round"] == self.tasks["round"].max()]
         found = last[["client", "task", "accuracy"]].to_dict("records")
         return [{str(name): value for name, value in row.items()} for row in found]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the curves, and transfer between clients, if any."""
         paths = [picture(folder, "tasks")]
         clients = self.tasks["client"].nunique()
         title = f"accuracy on tasks{some(clients, 'clients', MOST_CURVES)}, {self.title}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,7 +50,6 @@ def some(count: int, what: str, most: int = MOST_DRAWN) -> str:
 
 
 def new_figure(width: float, height: float, **options: Any) -> Figure:
-    """A figure of a given size, and with other options of `Figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
     from matplotlib.figure import Figure
 
@@ -63,35 +65,20 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
 
 
 def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Save in the format of the path's ending, cropped to what was drawn.
-
-    Args:
-        title: title above everything: model, round, explainer.
-    """
+    """Save in the format of the path's ending, cropped to what was drawn."""
     _lay_out(figure)
     if title:
         box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
-        figure.text(
-            *(box.x0 / W, (box.y1 + 0.12) / H),
-            textwrap.fill(title[:1].upper() + title[1:], letters),
-            fontsize=10,
-            weight="bold",
-            va="bottom",
-            parse_math=False,
-        )
+        text = textwrap.fill(title[:1].upper() + title[1:], letters)
+        style: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "bottom"}
+        figure.text(box.x0 / W, (box.y1 + 0.12) / H, text, parse_math=False, **style)
     save_cropped(figure, path)
 
 
 def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> None:
-    """Save in the format of the path's ending (PNG if it is no path), cropped to what was drawn.
-
-    matplotlib would draw once more, to know where to crop.
-
-    Args:
-        options: of `Figure.savefig`.
-    """
+    """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn."""
     figure.set_dpi(DPI)
     _lay_out(figure)
     box = figure.get_tightbbox().padded(0.1)
@@ -100,7 +87,6 @@ def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> Non
 
 
 def _lay_out(figure: Figure) -> None:
-    """Have everything where it is drawn."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
 
@@ -127,3 +113,15 @@ def wrapped(text: str, width: int, most: int) -> str:
 def plain(text: str) -> str:
     """Text in which dollar signs do not start a formula."""
     return text.replace("$", r"\$")
+
+
+def as_html(text: str, pictures: Sequence[Path], *tables: pd.DataFrame) -> str:
+    """HTML that holds the pictures (PNG, SVG) itself, with tables below them."""
+    parts = [f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'] if text else []
+    for path in pictures:
+        if kind := {".png": "image/png", ".svg": "image/svg+xml"}.get(path.suffix.lower()):
+            content = base64.b64encode(path.read_bytes()).decode()
+            source = f'src="data:{kind};base64,{content}" alt="{html.escape(path.stem)}"'
+            parts.append(f'<img {source} style="max-width: 100%">')
+    parts += [table.to_html(index=False, border=0, na_rep="") for table in tables]
+    return "\n".join(parts)

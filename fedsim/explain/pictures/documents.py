@@ -25,13 +25,7 @@ def in_short(decision: str, probability: float | None, label: str | None) -> str
 
 @dataclass(frozen=True)
 class Document:
-    """A document and a model's decision.
-
-    Args:
-        words: the words that the model reads.
-        decision: the predicted class, with its probability.
-        label: the true class, if there is one.
-    """
+    """The words that a model reads, its decision and the probability, and the true class."""
 
     words: tuple[str, ...]
     decision: str
@@ -40,18 +34,12 @@ class Document:
 
     @property
     def decided(self) -> str:
-        """Decision and truth; see `in_short`."""
         return in_short(self.decision, self.probability, self.label)
 
 
 @dataclass(frozen=True)
 class Chosen(Document):
-    """The words that a model selected for its decision.
-
-    Args:
-        chosen: whether each word was selected.
-        marked: whether each word belongs to the annotated rationale; empty if unknown.
-    """
+    """The words that a model selected, and those of the annotated rationale, empty if unknown."""
 
     chosen: tuple[bool, ...]
     marked: tuple[bool, ...]
@@ -67,11 +55,7 @@ class Chosen(Document):
 
 @dataclass(frozen=True)
 class Weighed(Document):
-    """The relevance of each word for a decision.
-
-    Args:
-        relevance: of each word; positive ones speak for the decision.
-    """
+    """The relevance of each word for a decision; positive ones speak for it."""
 
     relevance: tuple[float, ...]
 
@@ -111,7 +95,6 @@ def _draw(
     path: Path,
     title: str,
 ) -> None:
-    """Draw documents, each word with its background, and some underlined."""
     lines = [_lines(document.words) for document in documents]
     height = sum(LINE * (len(rows) + 1.7) for rows in lines) + LINE
     figure = new_figure(WIDTH, height)
@@ -127,13 +110,11 @@ def _draw(
         for row in rows:
             for k, x in row:
                 word, wide = document.words[k], CHARACTER * len(document.words[k])
-                shade = ground[k]
-                if shade is not None:
+                if (shade := ground[k]) is not None:
                     axes.fill_between(
                         [x - 0.02, x + wide + 0.02], y - 0.09, y + 0.09, color=shade, linewidth=0
                     )
-                line = bool(underlined) and underlined[k]
-                if line:
+                if line := bool(underlined) and underlined[k]:
                     axes.plot([x, x + wide], [y + 0.08] * 2, color=MARKED, linewidth=1.2)
                 ink = MARKED if line else "black"
                 axes.text(x, y, plain(word), color=ink, **style)  # type: ignore[arg-type]
@@ -144,7 +125,6 @@ def _draw(
 
 
 def _lines(words: Sequence[str]) -> list[list[tuple[int, float]]]:
-    """The words of each line, by index, and where they begin."""
     lines: list[list[tuple[int, float]]] = [[]]
     x = 0.0
     for k, word in enumerate(words):

@@ -34,8 +34,6 @@ class Example:
     """One image that a client shares.
 
     Args:
-        client: the client's id.
-        label: index of its class.
         held: (C, H, W) pixels in [0, 1].
         heatmap: (H, W) signed relevances.
         mask: (H, W) factors of the pixels, 0 to 1.
@@ -61,10 +59,6 @@ def draw_shared(
 
     The rows: the image, its relevances (red for the class, blue against it), the mask, and what is
     shared, cut off at 0 and 1. A class of which a client has nothing is left blank.
-
-    Args:
-        examples: at most one for each client and class.
-        called: the clients' names, if the data name them.
     """
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
@@ -86,13 +80,9 @@ def draw_shared(
                 _show(axes, e.held if kind == "held" else e.shared)
             if row == 0:
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
+    about: dict[str, Any] = {"fontsize": _FONT, "va": "center", "transform": figure.transFigure}
     for number, client in enumerate(clients):
         top = number * (_SIDE * len(_ROWS) + _GAP) + _GAP
-        about: dict[str, Any] = {
-            "fontsize": _FONT,
-            "va": "center",
-            "transform": figure.transFigure,
-        }
         name = plain(client_name(client, called))
         figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
@@ -121,7 +111,6 @@ def draw_relevances(
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
-        captions: of each; wrapped to the width of an image.
     """
     side, below = 1.3, 0.2
     captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
@@ -139,21 +128,13 @@ def draw_relevances(
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
                 scale = show_relevance(axes, heatmap)
-                axes.text(
-                    *(0.5, -0.03),
-                    scale,
-                    transform=axes.transAxes,
-                    ha="center",
-                    va="top",
-                    fontsize=_FONT - 1,
-                    color="0.35",
-                )
+                style = {"ha": "center", "va": "top", "color": "0.35", "fontsize": _FONT - 1}
+                axes.text(0.5, -0.03, scale, style, transform=axes.transAxes)
     _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
     save(figure, path, title)
 
 
 def _show(axes: Axes, image: Array) -> None:
-    """Show an image (C, H, W), clipped to [0, 1]."""
     pixels = np.clip(image, 0, 1)
     if len(pixels) == 3:
         axes.imshow(np.moveaxis(pixels, 0, -1))
@@ -175,7 +156,6 @@ def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
-    """A colour bar for all maps, at a position in inches."""
     from matplotlib.cm import ScalarMappable
 
     bar = place(figure, left, top, 2.4, 0.12)

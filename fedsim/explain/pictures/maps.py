@@ -21,13 +21,7 @@ _SIDE = 1.1  # inches per map
 
 
 def draw_agreement(names: Sequence[str], matrix: Array, what: str) -> bytes:
-    """Draw the similarity of explanations of all pairs of models, as a PNG.
-
-    Args:
-        names: of the models.
-        matrix: square matrix of similarities, at most 1.
-        what: label of the colour bar.
-    """
+    """Draw the similarity, at most 1, of explanations of all pairs of models, as a PNG."""
     cell = 0.42 if len(names) <= 12 else 0.2
     side = cell * len(names)
     figure = new_figure(side + 2.6, side + 1.1)
@@ -51,9 +45,7 @@ def draw_agreement(names: Sequence[str], matrix: Array, what: str) -> bytes:
 def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> bytes:
     """Draw deletion and insertion curves by explainer, median and quartiles of inputs, as a PNG.
 
-    Args:
-        curves: (m, steps + 1) by name of the curve, then by explainer.
-        ylabel: label of the vertical axis.
+    `curves` are (m, steps + 1) by name of the curve, then by explainer.
     """
     import matplotlib as mpl
 
@@ -79,12 +71,7 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
 
 
 def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> bytes:
-    """Draw maps of the same inputs by round, as a PNG: red for the decision, blue against it.
-
-    Args:
-        maps: (H, W) signed, by round; of each input.
-        names: of the inputs.
-    """
+    """Draw maps (H, W) of the same inputs by round, as a PNG: red is for the decision."""
     figure = new_figure(_SIDE * len(maps) + 1.0, _SIDE * len(names) + 0.4)
     for column, (t, of_inputs) in enumerate(maps.items()):
         for row, relevance in enumerate(of_inputs):

@@ -37,12 +37,7 @@ _FOR, _AGAINST = "#c62828", "#1565c0"
 
 @dataclass(frozen=True)
 class _Shape:
-    """One condition or several together, over [0, 1].
-
-    Args:
-        points: (p,) evenly spaced from 0 to 1.
-        values: (p,) the memberships there.
-    """
+    """The memberships of one condition or several together at points evenly spaced from 0 to 1."""
 
     points: Array
     values: Array
@@ -80,7 +75,6 @@ class _Shape:
 
 
 def _sample(conditions: Sequence[Condition]) -> _Shape:
-    """The minimum of memberships, over [0, 1]."""
     points = np.linspace(0, 1, _STEPS + 1)
     return _Shape(points, np.min([c.membership(points) for c in conditions], axis=0))
 
@@ -91,10 +85,6 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
     hold, one above the other so that none hides another. Their colours say where they point, as
     in `draw_rules`. Of more than 40 features, the 40 that most rules use are drawn.
-
-    Args:
-        rules: R of them.
-        x: (n, F) examples.
     """
     features = _most_used(rules, len(names), MOST_PANELS)
     shapes = _shapes(rules, features)
@@ -137,18 +127,10 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     if terms:
         from matplotlib.lines import Line2D
 
-        handles = [
-            Line2D([], [], color=colours(centre), linewidth=1.6) for centre in terms.values()
-        ]
-        figure.legend(
-            handles,
-            [plain(term) for term in terms],
-            bbox_to_anchor=(0, 1 + (above + 0.05) / (rows * down - above)),
-            ncols=len(terms),
-            fontsize=_FONT,
-            borderpad=0,
-            **LEGEND,
-        )
+        handles = [Line2D([], [], color=colours(at), linewidth=1.6) for at in terms.values()]
+        place_of = (0, 1 + (above + 0.05) / (rows * down - above))
+        style = {**LEGEND, "ncols": len(terms), "fontsize": _FONT, "borderpad": 0}
+        figure.legend(handles, [*map(plain, terms)], bbox_to_anchor=place_of, **style)
     notes = []
     if any(shapes[f] for f in features if f not in fuzzy):
         notes.append(
@@ -156,11 +138,9 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
         )
     scale = ", highest bar = 1" if fuzzy else ""
     notes.append(f"Grey: histogram of the feature's values in {_many(len(x), 'example')}{scale}.")
-    outside = int(((x[:, features] < 0) | (x[:, features] > 1)).sum())
-    if outside:
+    if outside := int(((x[:, features] < 0) | (x[:, features] > 1)).sum()):
         notes.append(f"Not drawn: {_many(outside, 'value')} outside [0, 1].")
-    left_out = len(names) - len(features)
-    if left_out:
+    if left_out := len(names) - len(features):
         notes.append(f"Left out: {_many(left_out, 'feature')} that the fewest rules use.")
     _note(figure, notes, max(columns * across, 4.2), 0.35)
     return figure
@@ -191,25 +171,19 @@ def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap)
         stretches = [(start, end - start) for start, end in shape.stretches]
         colour = colours(shape.centre)
         # The edge makes very narrow ones visible.
-        panel.broken_barh(
-            stretches, (middle - thick / 2, thick), color=colour, linewidth=0.5, label=words
-        )
+        bar = middle - thick / 2, thick
+        panel.broken_barh(stretches, bar, color=colour, linewidth=0.5, label=words)
 
 
 def draw_rules(
     rules: Sequence[Rule], sources: NDArray[np.int64], names: Sequence[str], most: int = 40
 ) -> Figure:
-    """Draw rules as a heat map: a row for each rule, the weightiest first, a column a feature.
+    """Draw R rules as a heat map: a row for each rule, the weightiest first, a column a feature.
 
     The colour says where the rule's condition on the feature points: to the centre of the region
     of [0, 1] where it holds best. No colour: no condition. A cross: it holds nowhere in [0, 1].
-    To the right the rule's weight and the number of clients that it comes from. Of more than 60
-    features, the 60 that most of these rules use are drawn.
-
-    Args:
-        rules: R of them; they are numbered from 1 in this order.
-        sources: (R,) from how many clients each rule comes.
-        most: rules to draw; lighter ones are left out.
+    To the right the rule's weight and the number of clients that it comes from, `sources` (R,). Of
+    more than 60 features, the 60 that most of these rules use are drawn.
     """
     order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)[:most]
     shown = [rules[j] for j in order]
@@ -249,10 +223,9 @@ def draw_rules(
     weight.tick_params(labelsize=_SMALL, length=0, labelleft=False, labelright=True)
     weight.set_ylim(heat.get_ylim())
     weight.spines[:].set_visible(False)
-    for at, header in ((0, "weight"), (1, "clients")):
-        weight.annotate(
-            header, (at, 1), (4 * at, 4), "axes fraction", "offset points", fontsize=_FONT
-        )
+    units = "axes fraction", "offset points"
+    weight.annotate("weight", (0, 1), (0, 4), *units, fontsize=_FONT)
+    weight.annotate("clients", (1, 1), (4, 4), *units, fontsize=_FONT)
 
     bar = place(figure, 0, high + 0.2, 1.8, 0.12)
     figure.colorbar(mesh, cax=bar, orientation="horizontal")
@@ -264,11 +237,9 @@ def draw_rules(
     ]
     if nowhere.any():
         notes.append("Cross: the condition holds nowhere in [0, 1].")
-    lighter = len(rules) - len(shown)
-    if lighter:
+    if lighter := len(rules) - len(shown):
         notes.append(f"Left out: {_many(lighter, 'lighter rule')} of {len(rules)}.")
-    left_out = len(names) - len(features)
-    if left_out:
+    if left_out := len(names) - len(features):
         notes.append(f"Left out: {_many(left_out, 'feature')} that the fewest rules use.")
     _note(figure, notes, max(wide + gap + bars + 0.4, 3.6), 0.62)
     return figure
@@ -296,11 +267,7 @@ def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDA
 
 
 def draw_activations(found: Prediction) -> Figure:
-    """Draw how often each rule fires and decides, and how many rules are active per example.
-
-    Args:
-        found: what R rules, numbered from 1, make of n examples.
-    """
+    """Draw how often each rule fires and decides, and how many rules are active per example."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     fired = found.firing > 0
@@ -325,9 +292,8 @@ def draw_activations(found: Prediction) -> Figure:
     step = next((s for s in (1, 2, 5, 10, 20, 50) if s * wide / R > 0.19 + 0.15 * (s > 1)), 100)
     above.set_xticks(sorted({1, *range(step, R + 1, step)}))
     above.set_xlabel("rule", fontsize=_FONT)
-    above.legend(
-        bbox_to_anchor=(0, 1), ncols=3, fontsize=_FONT, **{**LEGEND, "borderaxespad": 0.2}
-    )
+    style = {**LEGEND, "borderaxespad": 0.2, "ncols": 3, "fontsize": _FONT}
+    above.legend(bbox_to_anchor=(0, 1), **style)
 
     slots = max(len(shares), min(R + 1, 8))
     below = place(figure, 0, 3.1, min(max(0.4 * slots, 1.6), 8.4), 1.9)
@@ -337,13 +303,10 @@ def draw_activations(found: Prediction) -> Figure:
     below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     below.set_xlabel("rules that fire for an example", fontsize=_FONT)
     none = int((active == 0).sum())
-    below.set_title(
-        f"No rule fires for {100 * none / n:.3g}% of the examples ({none:,} of {n:,})."
-        if none
-        else f"For each of the {_many(n, 'example')} a rule fires.",
-        fontsize=_FONT,
-        loc="left",
-    )
+    words = f"For each of the {_many(n, 'example')} a rule fires."
+    if none:
+        words = f"No rule fires for {100 * none / n:.3g}% of the examples ({none:,} of {n:,})."
+    below.set_title(words, fontsize=_FONT, loc="left")
     for panel in (above, below):
         panel.set_ylabel("examples", fontsize=_FONT)
         panel.set_ylim(bottom=0)
@@ -382,7 +345,6 @@ def _colours() -> ListedColormap:
 
 
 def _note(figure: Figure, sentences: Sequence[str], width: float, below: float) -> None:
-    """Sentences below a figure, wrapped to a width in inches."""
     lines = [line for text in sentences for line in textwrap.wrap(text, int(width / 0.067))]
     y = -below / figure.get_size_inches()[1]
     figure.text(0, y, "\n".join(lines), fontsize=_SMALL, va="top", color="0.25")
@@ -402,18 +364,10 @@ def draw_bars(
     xlabel: str = "relevance",
     compared: Array | None = None,
 ) -> None:
-    """Draw the relevance of features, a panel for each prediction, with the values.
+    """Draw the relevance (n, F) of features, a panel for each prediction, with the values.
 
     Red bars speak for the prediction, blue ones against it. All panels have the same scale and
-    the same order of features: by the largest relevance in any of them.
-
-    Args:
-        relevance: (n, F) signed.
-        titles: of the n predictions.
-        most: features that are drawn.
-        xlabel: what the relevance is of.
-        compared: (m, F) all relevances that share the scale and the order, in this picture and
-            others; by default those of this one.
+    the same order of features: by the largest relevance in any of them, or in `compared` (m, F).
     """
     from matplotlib.patches import Patch
 
@@ -446,12 +400,7 @@ def draw_bars(
         axes.set_title(plain(caption), fontsize=_FONT, loc="left", pad=3)
     axes.set_xlabel(xlabel, fontsize=_FONT)
     if low < 0:
-        figure.legend(
-            handles=[Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")],
-            bbox_to_anchor=(5.8 / 6, 1),
-            ncols=2,
-            fontsize=_SMALL,
-            borderpad=0.1,
-            **{**LEGEND, "loc": "lower right"},
-        )
+        signs = [Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")]
+        style = {**LEGEND, "loc": "lower right", "ncols": 2, "fontsize": _SMALL, "borderpad": 0.1}
+        figure.legend(handles=signs, bbox_to_anchor=(5.8 / 6, 1), **style)
     save(figure, path, title)

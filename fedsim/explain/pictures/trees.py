@@ -24,19 +24,17 @@ def draw_tree(
     tree: Tree,
     class_names: Sequence[str],
     condition: Callable[[int, float], str] = "feature {} ≤ {:.4g}".format,
-    shape: tuple[int, int, int] | None = None,
+    shape: tuple[int, ...] | None = None,
     most_levels: int = 4,
 ) -> Figure:
-    """Draw the upper levels of a tree, and for images the pixels that the whole tree asks about.
+    """Draw the upper levels of a tree, and for images (C, H, W) the pixels that all of it tests.
 
     A node says its condition, and how many rows came by; below are their classes in colours. A
-    leaf says its class and how many of its rows have it, and is tinted with its colour.
+    leaf says its class and how many of its rows have it, and is tinted with its colour. Of a node
+    whose children are left out it is said how many nodes are below.
 
     Args:
         condition: that a feature is at most a threshold, in words.
-        shape: (C, H, W) of the images whose flattened pixels the features are.
-        most_levels: levels of nodes to draw, the root's included; of a node whose children are
-            left out it is said how many nodes are below.
     """
     from matplotlib.patches import Patch
 
@@ -75,18 +73,14 @@ def draw_tree(
             axes.text(*at, more, ha="center", va="top", fontsize=_SMALL, color="0.35")
     for text in axes.texts:
         text.set_parse_math(False)
+    style = {**LEGEND, "fontsize": _FONT, "borderpad": 0, "handletextpad": 0.4}
+    style |= {"handlelength": 0.9, "handleheight": 0.9, "columnspacing": 1.2}
     legend = figure.legend(
         [Patch(color=colour) for colour in colours],
         class_names,
         bbox_to_anchor=(0, 1 + 0.1 / figure.get_figheight()),
         ncols=min(len(class_names), 10),
-        fontsize=_FONT,
-        borderpad=0,
-        handlelength=0.9,
-        handleheight=0.9,
-        handletextpad=0.4,
-        columnspacing=1.2,
-        **LEGEND,
+        **style,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -103,34 +97,30 @@ def draw_tree(
 def _in_a_box(
     tree: Tree, node: int, condition: Callable[[int, float], str], class_names: Sequence[str]
 ) -> tuple[str, str]:
-    """Two lines about a node."""
     counts = tree.counts[node]
     total, most = int(counts.sum()), int(counts.argmax())
     if tree.feature[node] != LEAF:
         asked = condition(int(tree.feature[node]), float(tree.threshold[node]))
         return f"{asked}?", f"{total:,} rows"
-    name = class_names[most]
-    short = name if len(name) <= 24 else f"{name[:23]}…"
-    return short, f"{counts[most]:,} of {total:,} rows"
+    return _short(class_names[most]), f"{counts[most]:,} of {total:,} rows"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 def _centres(tree: Tree, shown: Sequence[int], step: float) -> dict[int, float]:
     """Horizontal positions: ends of branches one step apart, others above their children."""
     centres: dict[int, float] = {}
     pending = [0]
-    ends: list[int] = []
     while pending:
         node = pending.pop()
         if tree.left[node] in shown:
             pending += [int(tree.right[node]), int(tree.left[node])]
         else:
-            ends.append(node)
-    for k, node in enumerate(ends):
-        centres[node] = (k + 0.5) * step
-    for node in sorted(shown, reverse=True):
-        if node not in centres:
-            children = int(tree.left[node]), int(tree.right[node])
-            centres[node] = sum(centres[child] for child in children) / 2
+            centres[node] = (len(centres) + 0.5) * step
+    for node in sorted(set(shown) - set(centres), reverse=True):
+        centres[node] = (centres[int(tree.left[node])] + centres[int(tree.right[node])]) / 2
     return centres
 
 
@@ -162,7 +152,7 @@ def _draw_box(
         axes.add_patch(Rectangle(corner, float(share), _BAR, facecolor=colour, zorder=3))
 
 
-def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
+def _asked(tree: Tree, shape: tuple[int, ...]) -> Ints:
     """(H, W) number of rows for which a pixel was tested, summed over nodes."""
     inner = tree.feature != LEAF
     rows = np.bincount(
@@ -171,8 +161,7 @@ def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
     return rows.reshape(shape).sum(axis=0).astype(np.int64)
 
 
-def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
-    """Draw the heat map of `_asked`, with its colour bar below."""
+def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, ...]) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
@@ -196,8 +185,7 @@ def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
 def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     """Draw how often the model predicts the row's class and the tree the column's.
 
-    Args:
-        matrix: (C, C) counts. The colour says which share of its row a cell has.
+    The colour says which share of its row a cell of the counts (C, C) has.
     """
     C = len(class_names)
     widest = len(f"{matrix.max():,}")
@@ -216,7 +204,7 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
                 colour = "white" if shares[row, column] > 0.5 else "0.15"
                 axes.text(column, row, f"{count:,}", fontsize=_FONT, color=colour, **CENTRED)
     level = max(map(len, class_names)) * _LETTER < cell
-    short = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
+    short = [_short(name) for name in class_names]
     axes.set_xticks(range(C), labels=short, rotation=0 if level else 90, parse_math=False)
     axes.set_yticks(range(C), labels=short, parse_math=False)
     axes.tick_params(labelsize=_FONT if with_numbers else 4, length=0)
@@ -224,8 +212,6 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     axes.set_xlabel("the tree predicts", fontsize=_FONT)
     axes.set_ylabel("the model predicts", fontsize=_FONT)
     same, total = int(np.trace(matrix)), int(matrix.sum())
-    agreed = f"they agree on {same:,} of {total:,}"
-    axes.set_title(
-        agreed + (f" ({same / total:.1%})" if total else ""), fontsize=_FONT, loc="left"
-    )
+    share = f" ({same / total:.1%})" if total else ""
+    axes.set_title(f"they agree on {same:,} of {total:,}{share}", fontsize=_FONT, loc="left")
     return figure

@@ -9,7 +9,7 @@ of each input, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def deletion_curve(
 
     Source: Petsiuk et al. (BMVC 2018, RISE).
     """
-    return _values(predict, x, relevance, _up_to_all(steps), False, part_of)
+    return _values(predict, x, relevance, np.arange(steps + 1) / steps, False, part_of)
 
 
 def insertion_curve(
@@ -130,7 +130,7 @@ def insertion_curve(
     Source: Petsiuk et al. (BMVC 2018, RISE), who begin with a blurred image; here it is an empty
     one.
     """
-    return _values(predict, x, relevance, _up_to_all(steps), True, part_of)
+    return _values(predict, x, relevance, np.arange(steps + 1) / steps, True, part_of)
 
 
 def area(curve: Scores) -> Scores:
@@ -273,15 +273,11 @@ def _drawn(draw: Callable[[Generator, Sequence[int]], Scores], rng: Streams, x: 
     return np.stack([draw(own, x.shape[1:]) for own in rng])
 
 
-def _up_to_all(steps: int) -> list[float]:
-    return [s / steps for s in range(steps + 1)]
-
-
 def _values(
     predict: Predict,
     x: Tensor,
     relevance: NDArray[Any],
-    shares: Sequence[float],
+    shares: Iterable[float],
     kept: bool,
     part_of: PartOf,
 ) -> Scores:
@@ -294,10 +290,8 @@ def _values(
         most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is slightly more than 7
         changed.append(without(x, ~most if kept else most, part_of))
     together = max(1, _TOGETHER // len(x))  # one call per share would take twice as long
-    found = [
-        _value(predict, torch.cat(changed[k : k + together]))
-        for k in range(0, len(changed), together)
-    ]
+    parted = (changed[k : k + together] for k in range(0, len(changed), together))
+    found = [_value(predict, torch.cat(part)) for part in parted]
     return np.concatenate(found).reshape(len(changed), len(x)).T
 
 

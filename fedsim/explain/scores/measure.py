@@ -56,14 +56,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class ExplainedInputs:
-    """Inputs whose predictions are explained.
-
-    Args:
-        rows: (m,) rows of the test set, or of the training data.
-        x: (m, ...) as the network takes them.
-        y: (m,) their labels or targets.
-        truth: (m, ...) which of their parts are of a kind, by kind; see `Dataset.truth`.
-    """
+    """Inputs whose predictions are explained."""
 
     rows: NDArray[np.int64]
     x: Tensor
@@ -148,7 +141,14 @@ def measure(
             rows = x.flatten(1).double()
             spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
         if name == "infidelity":
-            parts, over_parts = _by_part(raw, x, part_of)
+            parts = x.new_zeros(faithfulness.arranged(x, part_of))
+
+            def over_parts(z: Tensor) -> Tensor:
+                """All channels of a pixel, and all entries of a feature, change together."""
+                if part_of is not None:
+                    z = z[:, torch.from_numpy(part_of).to(z.device)]
+                return raw(x + (z[:, None] if x.dim() == 4 else z))
+
             sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
             errors = faithfulness.infidelity(
                 over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
@@ -194,9 +194,6 @@ def relevances_of(
         x: (m, ...) as the network takes them.
         decided: (m,) the class explained; 0 for a regression.
         rng, like: as of `FeatureExplainer.each`.
-
-    Raises:
-        ValueError: it returns a wrong shape.
     """
     decided = decided.clone().to(x.device)
     with torch.enable_grad():  # of copies, because other explainers get the same inputs
@@ -218,7 +215,8 @@ def by_row(
     Args:
         present: (m, P) existing parts; missing ones come last.
     """
-    finite = _finite(present, *of_parts)
+    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
+    finite = (finite | ~present).all(axis=1)
     found = np.full(len(present), np.nan)
     if present[finite].all():
         found[finite] = score(*(array[finite] for array in of_parts))
@@ -235,28 +233,3 @@ def similarity(
     """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
     told = informative(a, b, present=present)
     return np.where(told, by_row(score, present, a, b), np.nan)
-
-
-def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:
-    """(m,) whether arrays (m, P) are finite in all existing parts of each input."""
-    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
-    rows: NDArray[np.bool_] = (finite | ~present).all(axis=1)
-    return rows
-
-
-def _by_part(
-    value: Callable[[Tensor], Tensor], x: Tensor, part_of: faithfulness.PartOf
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A perturbation of parts, initially zero, and the value as a function of it.
-
-    All channels of a pixel, and all entries of a feature, change together, because relevances are
-    per pixel and feature.
-    """
-    added = x.new_zeros(faithfulness.arranged(x, part_of))
-
-    def changed(z: Tensor) -> Tensor:
-        if part_of is not None:
-            z = z[:, torch.from_numpy(part_of).to(z.device)]
-        return value(x + (z[:, None] if x.dim() == 4 else z))
-
-    return added, changed

@@ -39,9 +39,7 @@ _VERTICAL = 28  # letters that fit along a vertical axis
 class Line:
     """One cell in a figure: its mean over seeds, and a standard deviation below and above it.
 
-    Attributes:
-        label: what a legend calls it.
-        style: which of the `STYLES`; None for a line that is there for comparison only.
+    A line without a style is there for comparison only.
     """
 
     label: str
@@ -55,12 +53,7 @@ class Line:
     def of(
         cls, label: str, style: int | None, rounds: pd.DataFrame, column: str, x: str = "round"
     ) -> Line:
-        """The line of a column of rounds.
-
-        Args:
-            rounds: of one or several seeds; only those count that all seeds have.
-            x: column that is drawn along the horizontal axis.
-        """
+        """The line of a column of rounds, of those that all seeds have."""
         by_round = rounds.groupby("round")
         found = by_round[column].agg(["mean", "std", "count"]).assign(x=by_round[x].mean())
         seeds = rounds["seed"].nunique() if "seed" in rounds else 1
@@ -81,15 +74,7 @@ def draw_lines(
     log: bool = False,
     target: float | None = None,
 ) -> None:
-    """Draw lines with their bands.
-
-    Args:
-        ylabel: of a figure that stands alone.
-        limits: of the vertical axis.
-        scale: of the horizontal axis.
-        log: the vertical axis is logarithmic.
-        target: a height to be marked, if it is within the limits.
-    """
+    """Draw lines with their bands, and a `target` if it is within the limits."""
     if log:
         axes.set_yscale("log")
     for line in sorted(lines, key=lambda line: line.style is not None):  # grey ones below
@@ -150,10 +135,7 @@ def draw_clients(
 ) -> None:
     """Draw a row for each cell: a dot a client, the quartiles, and the worst client's name.
 
-    Args:
-        cells: by label: style, a value for each client (the worst first), the worst's name.
-        limits: of the horizontal axis.
-        xlabel: of a figure that stands alone.
+    `cells` has by label: style, a value for each client (the worst first), the worst's name.
     """
     for row, (label, (style, values, worst)) in enumerate(cells.items()):
         colour = look.text if style is None else look.lines[style]
@@ -197,15 +179,7 @@ def draw_label_counts(
     heading: str = "",
     clients: Sequence[str] = (),
 ) -> None:
-    """Draw who holds which labels: the darker a square, the more examples.
-
-    Args:
-        counts: (clients, labels) examples.
-        names: of the labels.
-        axis: what the labels are: `class`, or `target` for a regression.
-        heading: of a figure that stands alone.
-        clients: their names, if they have any.
-    """
+    """Draw who holds which labels, (clients, labels) counts: the darker, the more examples."""
     K, labels = counts.shape
     most = max(int(counts.max()), 1)
     _shade(axes, np.ceil(counts / most * _LEVELS).astype(int).T, _LEVELS, look.lines[0])
@@ -251,12 +225,10 @@ def confusion_height(classes: Sequence[str]) -> float:
 def draw_confusion(
     axes: Axes, look: Look, matrix: NDArray[np.int64], classes: Sequence[str]
 ) -> None:
-    """Draw a confusion matrix: the darker a square, the larger its share of its row.
+    """Draw a confusion matrix (C, C): the darker a square, the larger its share of its row.
 
-    Up to `COUNTED` classes the counts are written into it.
-
-    Args:
-        matrix: (C, C) examples by true class (row) and predicted class (column).
+    Rows are true classes, columns predicted ones. Up to `COUNTED` classes the counts are written
+    into it.
     """
     C, size = len(classes), look.small
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -285,7 +257,6 @@ def draw_confusion(
 
 
 def bars_height(rows: int, series: int) -> float:
-    """Points that `draw_bars` needs."""
     return 45 + rows * (_thickness(series) * series + 9)
 
 
@@ -300,10 +271,7 @@ def draw_bars(
 ) -> None:
     """Draw rows of horizontal bars, one for each series, side by side.
 
-    Args:
-        names: of the rows.
-        series: by label: style, and a length for each row; NaN where there is none.
-        longest: bar that fits.
+    `series` has by label its style, and a length for each row; NaN where there is none.
     """
     numbered = len(series) <= _NUMBERED
     bar = _thickness(len(series))
@@ -329,21 +297,14 @@ def draw_bars(
     _draw_legend(axes, look, list(series))
 
 
-def _thickness(series: int) -> int:
-    """Of a bar on the page, in points."""
+def _thickness(series: int) -> int:  # of a bar on the page, in points
     return 12 if series <= _NUMBERED else 7
 
 
 def draw_history(
     axes: Axes, look: Look, trials: Array, values: Array, best: Array, *, ylabel: str
 ) -> None:
-    """Draw the course of a search: a dot for each trial, and the best so far as a line.
-
-    Args:
-        trials: (trials,) their numbers.
-        values: (trials,) NaN for those that have none.
-        best: (trials,) of those up to each trial.
-    """
+    """Draw the course of a search: a dot for each trial, and the best so far as a line."""
     axes.plot(trials, values, "o", color=look.lines[0], markersize=5 * look.scale, alpha=0.6,
               markeredgewidth=0, label="trials")  # fmt: skip
     axes.plot(trials, best, color=look.lines[1], linewidth=1.9 * look.scale,
@@ -358,16 +319,10 @@ def draw_history(
 def _shade(
     axes: Axes, levels: NDArray[np.int64], most: int, colour: str, darkest: float = 1
 ) -> None:
-    """Fill squares, the more the darker.
-
-    Args:
-        levels: (rows, columns) shades from 0, which is left blank, to `most`.
-        darkest: opacity of `most`.
-    """
+    """Fill squares (rows, columns), the darker the higher their level; 0 is left blank."""
     corners = np.array(((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))) - 0.5
     for level in range(1, most + 1):
-        held = np.argwhere(levels == level)[:, ::-1]
-        if len(held):
+        if len(held := np.argwhere(levels == level)[:, ::-1]):
             vertices = (held[:, None, :] + corners).reshape(-1, 2)
             codes = [Path.MOVETO, *(Path.LINETO,) * 3, Path.CLOSEPOLY] * len(held)
             axes.add_patch(PathPatch(Path(vertices, codes), color=colour,
@@ -375,7 +330,6 @@ def _shade(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names that fit beside a figure."""
     return [_cut(name, _NAME) for name in names]
 
 

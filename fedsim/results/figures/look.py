@@ -65,7 +65,6 @@ class Look:
 
     @property
     def settings(self) -> dict[str, object]:
-        """For matplotlib."""
         return {
             "svg.fonttype": "none",
             "svg.hashsalt": "fedsim",
@@ -144,27 +143,19 @@ size = EngFormatter(unit="B", places=1)  # bytes as a person reads them
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn for the page and for papers.
-
-    Attributes:
-        title: what it shows, for those who cannot see it.
-        height: on the page, in points.
-        draw: draws it onto axes.
-    """
+    """A figure that can be drawn for the page and for papers, its height in points of the page."""
 
     title: str
     height: float
     draw: Callable[[Axes, Look], None]
 
     def figure(self, look: Look) -> Figure:
-        """The figure in a look."""
         inch = 72 * PAGE.width / look.width  # in points of the page
         figure = Figure(figsize=(PAGE.width / inch, self.height / inch), layout="constrained")
         self.draw(figure.subplots(), look)
         return figure
 
     def svg(self) -> Markup:
-        """An element of an HTML page."""
         with mpl.rc_context(PAGE.settings):
             return _svg(self.figure(PAGE), self.title)
 

@@ -24,19 +24,13 @@ _LINE = 0.05  # of text, in the height of a panel's axes
 
 
 def front(trials: pd.DataFrame, objectives: Mapping[str, str]) -> NDArray[np.bool_]:
-    """Which trials are Pareto optimal.
+    """Which trials are Pareto optimal by `objectives`, `max` or `min` for each of these columns.
 
-    Args:
-        trials: a row for each, with a column for each objective.
-        objectives: `max` or `min` for each.
-
-    Returns:
-        True for each row that no other equals or betters in every objective and betters in one.
+    True for each row that no other equals or betters in every objective and betters in one.
     """
     signs = np.array([1.0 if mode == "max" else -1.0 for mode in objectives.values()])
-    values = trials[list(objectives)].to_numpy(dtype=float) * signs
-    others = values[None, :, :]
-    mine = values[:, None, :]
+    others = trials[list(objectives)].to_numpy(dtype=float) * signs
+    mine = others[:, None, :]
     bettered = (others >= mine).all(axis=2) & (others > mine).any(axis=2)
     optimal: NDArray[np.bool_] = ~bettered.any(axis=1)
     return optimal
@@ -48,9 +42,6 @@ def draw(trials: pd.DataFrame, objectives: Mapping[str, str], path: Path) -> Non
     Of more than two objectives there is a panel of parallel coordinates below: a line for each
     trial, the better the higher on each axis. Objectives that span two orders of magnitude, such
     as ε, are drawn by their logarithm.
-
-    Args:
-        trials: with columns `trial` (its number) and one for each objective.
     """
     optimal = front(trials, objectives)
     pairs = list(itertools.combinations(objectives, 2))
@@ -77,7 +68,6 @@ def draw_pair(
     objectives: Mapping[str, str],
     pair: tuple[str, str],
 ) -> None:
-    """Draw the trials by two of the objectives; see `draw`."""
     across, up = pair
     rest, best = trials[~optimal], trials[optimal].sort_values(across)
     axes.scatter(rest[across], rest[up], color="0.6", label="other trials")

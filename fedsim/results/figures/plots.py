@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from fedsim.config.registry import nearest
 from fedsim.data.labels import MOST_NAMED, plot_labels
 from fedsim.errors import BadInput
-from fedsim.results.confusion import last_confusion
 from fedsim.results.display import Draw
 from fedsim.results.figures.charts import (
     Array,
@@ -29,14 +28,7 @@ from fedsim.results.summary import cell_label, of_score, on_record
 from fedsim.results.sweeps import Grid, Search
 
 
-def _no_metric(figure: str, metric: str | None) -> None:
-    """Reject a metric for a figure that shows none."""
-    if metric is not None:
-        raise BadInput(f"plot: '{figure}' shows no metric; leave out metric={metric}")
-
-
 def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rounds in which a column has a number."""
     if metric not in rounds:
         known = map(str, rounds.select_dtypes("number"))
         raise BadInput(f"plot: no column '{metric}' was recorded{nearest(metric, known)}")
@@ -44,7 +36,6 @@ def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _label(run: Run, column: str) -> str:
-    """A column of the rounds, as a person calls it."""
     metric = on_record(run).get(column)
     return column.replace("_", " ") if metric is None else metric.label
 
@@ -77,7 +68,6 @@ def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
 
 
 def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
-    _no_metric("labels", metric)
     held = run.labels
     if not len(held):
         raise BadInput(f"plot: {run.path}: the run has no labels.parquet")
@@ -87,8 +77,28 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     plot_labels(ax, counts, names, run.label_axis, run.manifest.get("client_names", ()))
 
 
+def last_confusion(run: Run) -> pd.DataFrame:
+    """The confusion matrix of the global model in the last round that has one.
+
+    Returns:
+        (C, C) examples by true class (row) and predicted class (column), in the order of the
+        classes; empty if there is no such matrix on record.
+    """
+    rows = run.confusion
+    if len(rows):
+        rows = rows[rows["client"].isna()]
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows[rows["round"] == rows["round"].max()]
+    found = {*rows["target"], *rows["prediction"]}
+    known = list(run.labels["label"].cat.categories) if len(run.labels) else []
+    classes = known if found <= set(known) else sorted(found)
+    matrix = rows.pivot_table("count", "target", "prediction", aggfunc="sum")
+    whole: pd.DataFrame = matrix.reindex(index=classes, columns=classes).fillna(0).astype(np.int64)
+    return whole
+
+
 def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:
-    _no_metric("confusion", metric)
     matrix = last_confusion(run)
     if matrix.empty:
         raise BadInput(
@@ -99,7 +109,6 @@ def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:
 
 
 def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
-    """A column of the rounds, and what a person calls it."""
     done = [run for run in grid.runs if run.status == "finished"]
     if not done:
         raise BadInput(f"plot: {grid.path}: no run has finished")
@@ -142,7 +151,6 @@ def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
 
 
 def _ended_trials(search: Search) -> pd.DataFrame:
-    """Those that have a value of each objective."""
     trials, objectives = search.trials, list(search.objectives)
     known = trials.columns.isin(objectives).sum() == len(objectives)
     if not known or not len(ended := trials.dropna(subset=objectives)):
@@ -171,7 +179,6 @@ def history(
 
 
 def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
-    _no_metric("pareto", metric)
     names = list(search.objectives)
     if len(names) < 2:
         raise BadInput(
@@ -187,7 +194,6 @@ def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
 
 
 def _search_importance(search: Search, ax: Axes, metric: str | None) -> None:
-    _no_metric("importance", metric)
     _ended_trials(search)
     if "hyper-parameter" not in search.importance:
         raise BadInput(f"plot: {search.path}: too few trials have finished")

@@ -76,7 +76,7 @@ def report(
     metrics = [metric] if isinstance(metric, str) else list(metric)
 
     def look() -> Report:
-        return Report(folders, rows, columns, metrics)
+        return Report(folders, rows=rows, columns=columns, metrics=metrics)
 
     found = look()
     if watch and found.compared.unfinished:
@@ -95,11 +95,7 @@ def report(
 
 
 def _watch(page: Path, found: Report, look: Callable[[], Report]) -> Report:
-    """Write the page again and again, until nothing is marked as running.
-
-    Returns:
-        What was found last.
-    """
+    """Write the page again and again, until nothing is marked as running; what was found last."""
     failed = 0
     try:
         while found.compared.unfinished:

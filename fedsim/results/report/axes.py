@@ -31,20 +31,11 @@ def key_label(key: str, entries: Sequence[Entry]) -> str:
     section, _, key = key.partition(".")
     if not key or key in ("name", "kind"):
         return section
-    symbols = {_symbol(section, key, entry.settings.get(section)) for entry in entries}
-    symbols.discard("")
+    schemas = [_schema(section, entry.settings.get(section)) for entry in entries]
+    words = (key_docs(schema or Config).get(key, "") for schema in schemas)
+    found = (re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", text) for text in words)
+    symbols = {symbol[1] for symbol in found if symbol}
     return symbols.pop() if len(symbols) == 1 else key.rpartition(".")[2]
-
-
-def _symbol(section: str, key: str, component: Value | None) -> str:
-    """The symbol of a key of a section; nothing if its documentation has none.
-
-    Args:
-        component: the name of the one in that section. Of a user's own no code is imported.
-    """
-    words = key_docs(_schema(section, component) or Config).get(key, "")
-    found = re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", words)
-    return found[1] if found else ""
 
 
 def _schema(section: str, component: Value | None) -> type[Config] | None:
@@ -69,10 +60,8 @@ _PROBLEM = ("data", "partition", "objective", "evaluate", "privacy")
 class Layout:
     """The rows and columns of a pivot, and which cells compete with each other.
 
-    Args:
-        rows: the axes of the rows. The first names them.
-        columns: the axis of a pivot's columns; None for no pivot.
-        others: further axes that vary: there is a pivot for each combination of their values.
+    The first axis of the rows names them. There is a pivot for each combination of the values of
+    other axes, none without columns.
     """
 
     rows: tuple[str, ...]
@@ -115,13 +104,10 @@ def _sets_problem(axis: str) -> bool:
 def layout(
     labels: Mapping[str, str], cells: Cells, rows: str | None = None, columns: str | None = None
 ) -> Layout:
-    """Choose the rows and the columns of a pivot.
+    """Choose the rows and the columns of a pivot; both may be named by key, label or last part.
 
-    Args:
-        labels: of all axes.
-        rows: an axis, by its key, its label or its last part; if not given, the method if it
-            varies, else the first axis that does.
-        columns: likewise; if not given, the one other axis that varies, and none of several.
+    By default the rows are the method if it varies, else the first axis that does, and the columns
+    the one other axis that varies, none of several.
 
     Raises:
         BadInput: there is no such axis, or it is named twice.
@@ -149,8 +135,7 @@ def layout(
     ]
     others = [axis for axis in free if axis not in competing]
     if columns is None:
-        leading = [a for a in others if all(_follows(b, a, cells) for b in others if b != a)]
-        if leading:
+        if leading := [a for a in others if all(_follows(b, a, cells) for b in others if b != a)]:
             across, others = leading[0], []
         elif rows is not None and others:
             raise BadInput(f"rows: name the columns, too: {', '.join(others)}")
@@ -158,7 +143,6 @@ def layout(
 
 
 def _follows(axis: str, other: str, cells: Cells) -> bool:
-    """Whether the value of one axis follows from that of another."""
     pairs = {(cell[other], cell[axis]) for cell in cells}
     return len(pairs) == len({value for value, _ in pairs})
 

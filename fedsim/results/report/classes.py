@@ -7,30 +7,24 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from fedsim.results.confusion import last_class_accuracy, last_confusion
-from fedsim.results.figures.charts import (
-    bars_height,
-    confusion_height,
-    draw_bars,
-    draw_confusion,
-    short_names,
-)
+from fedsim.objectives.metrics import CLASS_ACCURACY
+from fedsim.results.figures import charts
 from fedsim.results.figures.look import Drawing
+from fedsim.results.figures.plots import last_confusion
 from fedsim.results.report.comparison import ComparedCell, ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import distinct
+from fedsim.results.run import Run
 
 _MATRICES = 12  # that are drawn
 _CLASSES = 30  # whose accuracies are drawn
 
 
 def figures(compared: ReportData) -> list[Plot]:
-    """The confusion matrices, and the accuracies of the classes; those that are on record."""
     return [*_confusion(compared), *_accuracy(compared)]
 
 
 def _confusion(compared: ReportData) -> list[Plot]:
-    """A panel for each cell: the sum over its seeds."""
     by_cell = [(cell, confusion_of(cell)) for cell in compared.cells]
     found = [(cell, matrix) for cell, matrix in by_cell if len(matrix)]
     if not found:
@@ -41,9 +35,9 @@ def _confusion(compared: ReportData) -> list[Plot]:
     panels = []
     for cell, matrix in found[:_MATRICES]:
         names = matrix.columns.tolist()
-        draw = partial(draw_confusion, matrix=matrix.to_numpy(), classes=names)
+        draw = partial(charts.draw_confusion, matrix=matrix.to_numpy(), classes=names)
         words = f"Confusion matrix of {cell.label}: {_in_words(matrix)}."
-        panels.append((cell.label, Drawing(words, confusion_height(names), draw)))
+        panels.append((cell.label, Drawing(words, charts.confusion_height(names), draw)))
     if len(panels) == 1:  # which has no caption of its own
         label, drawing = panels[0]
         heading = f"{heading}: {label}" if len(compared.cells) > 1 else heading
@@ -62,7 +56,6 @@ def confusion_of(cell: ComparedCell) -> pd.DataFrame:
 
 
 def _in_words(matrix: pd.DataFrame) -> str:
-    """What a matrix says, for those who cannot see it."""
     counts = matrix.to_numpy()
     right, wrong = int(np.trace(counts)), counts - np.diag(np.diag(counts))
     words = f"{right} of {counts.sum()} test examples are right"
@@ -95,18 +88,33 @@ def _accuracy(compared: ReportData) -> list[Plot]:
             for line, of_line in table.items()
         ]
         draw = partial(
-            draw_bars,
-            names=short_names([str(name) for name in table.index]),
+            charts.draw_bars,
+            names=charts.short_names([str(name) for name in table.index]),
             series={line: (style, table[line].to_numpy()) for line, (style, _) in cells.items()},
             xlabel="accuracy",
         )
-        height = bars_height(len(table), len(cells))
+        height = charts.bars_height(len(table), len(cells))
         panels.append((panel, Drawing(f"{heading}. {'; '.join(words)}.", height, draw)))
     return [Plot(heading, panels)] if panels else []
 
 
 def accuracy_of(cell: ComparedCell) -> pd.Series[float]:
-    """The accuracy of each class, mean over the seeds."""
     found = [a for a in (last_class_accuracy(run) for _, _, run in cell.runs) if len(a)]
     means = pd.DataFrame(dict(enumerate(found))).mean(axis=1)
     return means.reindex(distinct(name for one in found for name in one.index))
+
+
+def last_class_accuracy(run: Run) -> pd.Series[float]:
+    """The accuracy of each class on the central test set, in the last round that has it.
+
+    It is that of the metric `class_accuracy`, or else follows from the confusion matrix. Classes
+    without test examples have none.
+    """
+    columns = [c for c in run.rounds if str(c).startswith(f"{CLASS_ACCURACY}/")]
+    if len(scored := run.rounds[columns].dropna(how="all")):
+        last = scored.iloc[-1].dropna().astype(float)
+        return last.rename(lambda column: column.partition("/")[2])
+    matrix = last_confusion(run)
+    sizes = matrix.sum(axis=1)
+    right = pd.Series(np.diag(matrix), matrix.index, dtype=float)
+    return (right / sizes)[sizes > 0]

@@ -32,13 +32,7 @@ _TRAINING_LOSS = Metric("loss", "training loss", best="min")
 
 
 class ClientScores:
-    """A score of each client.
-
-    Attributes:
-        metric: what clients are judged by, of which all runs have it on record; its column is that
-            of clients.parquet.
-        by_cell: a row for each client of each cell, by its number; none if there is nothing.
-    """
+    """A score of each client that all runs have on record: by cell, a row for each client."""
 
     def __init__(self, compared: ReportData) -> None:
         self._compared = compared
@@ -54,7 +48,8 @@ class ClientScores:
             )
         ]
         for metric in (*tested, _TRAINING_LOSS):
-            if tables and all(_has(table, metric.column) for table in tables):
+            column = metric.column
+            if tables and all(column in t and np.isfinite(t[column]).any() for t in tables):
                 by_cell = {k: _by_client(c, metric) for k, c in enumerate(compared.cells)}
                 self.metric = metric
                 self.by_cell = {k: rows for k, rows in by_cell.items() if len(rows)}
@@ -69,7 +64,6 @@ class ClientScores:
         return f"{self.metric.label} of each client, in the round {when} last"
 
     def figures(self) -> list[Plot]:
-        """A dot for each client."""
         if not self.by_cell:
             return []
         low_is_bad = self.metric.best == "max"
@@ -95,7 +89,6 @@ class ClientScores:
         return found
 
     def table(self) -> PageTable:
-        """The same in figures."""
         high, s = self.metric.best == "max", sign(self.metric)
         cells = [self._compared.cells[k] for k in self.by_cell]
         rivals = self._compared.layout.rivals(cell.values for cell in cells)
@@ -121,19 +114,13 @@ class ClientScores:
             for of_cell, of, cell in zip(rows, values, cells, strict=True)
         ]
         columns.append((Column("worst client"), worst))
-        columns.append((Column("examples each", True), [_examples(of["samples"]) for of in rows]))
+        known = [of["samples"].dropna().astype(int) for of in rows]
+        spans = [
+            Datum(f"{n.min()} to {n.max()}", int(n.min())) if len(n) else datum(DASH)
+            for n in known
+        ]
+        columns.append((Column("examples each", True), spans))
         return PageTable.of(f"{capital(self.metric.label)} over clients", columns)
-
-
-def _examples(samples: pd.Series[float]) -> Datum:
-    known = samples.dropna().astype(int)
-    if known.empty:
-        return datum(DASH)
-    return Datum(f"{known.min()} to {known.max()}", int(known.min()))
-
-
-def _has(clients: pd.DataFrame, column: str) -> bool:
-    return column in clients and bool(np.isfinite(clients[column]).any())
 
 
 def _by_client(cell: ComparedCell, metric: Metric) -> pd.DataFrame:

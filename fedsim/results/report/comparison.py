@@ -14,22 +14,11 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results import summary
 from fedsim.results.figures.look import STYLES
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import Entry, Value, differing, entries_of, names_of, word
 from fedsim.results.run import Run
-from fedsim.results.summary import (
-    ELSEWHERE,
-    cell_label,
-    chosen,
-    compared_by,
-    further,
-    in_words,
-    of_score,
-    sign,
-    summarise_cells,
-    tidy,
-)
 from fedsim.results.sweeps import Grid, Search, open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
@@ -41,11 +30,9 @@ _LINES = 6  # cells in one figure, if there can be several
 
 @dataclass
 class ComparedCell:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ in nothing but their seeds: the finished ones, or all, if none is.
 
     Attributes:
-        entries: the finished ones; all, if none is: half a run says little beside whole ones.
-        label: all its values in a few words.
         panel: which of the figures it is drawn in, where there are several.
         line: what its line is called there.
         style: which of the styles its line has; None among lines too many to be told apart.
@@ -60,7 +47,6 @@ class ComparedCell:
 
     @property
     def metric(self) -> Metric:
-        """The primary metric of its runs."""
         return self.runs[0][2].primary_metric
 
     @property
@@ -73,28 +59,21 @@ class ReportData:
     """Runs and grids, compared; and searches.
 
     Args:
-        folders: of runs, grids and searches.
         rows, columns: axes of the pivot; see `axes.layout`.
         metrics: columns of the scores that are shown. The runs are judged by the first. By
             default all that tables show, and each run is judged by its primary metric.
 
     Attributes:
-        grids, searches: their folders.
-        title: what all are called.
         entries: the runs, each once, however many copies of it were given.
-        axes: what they differ in, seeds aside.
-        labels: what papers call these.
-        layout: which cells compete with each other, and the rows and columns of the pivot.
+        axes: what they differ in, seeds aside; `labels` are what papers call these.
         cells: those together that differ in nothing but their seeds.
         primary: what they are judged by; of each cell there is one.
         further: the other scores that are shown.
-        explained: columns of scores of explanations.
         elsewhere: columns of scores on a validation set, or on clients' own test examples.
         baseline: the values of some axes, of the cells that the others are tested against.
         target: a score to be reached; None unless they are judged by their primary metrics.
         rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
             metric's column is the score that a tenth of them falls short of.
-        summary: a row for each cell.
         by: the figure of the summary by which cells are compared; see `summary.compared_by`.
 
     Raises:
@@ -125,14 +104,16 @@ class ReportData:
         self.cells = cells_of(self.entries, self.labels)
         runs = [run for cell in self.cells for run in cell.runs]
         begun = [run for _, _, run in runs if len(run.rounds)]
-        picked = chosen(begun, metrics)
+        picked = summary.chosen(begun, metrics)
         judges = {metric.column: metric for metric in (run.primary_metric for run in begun)}
-        others = {metric.column: metric for run in begun for metric in further(run)}
+        others = {metric.column: metric for run in begun for metric in summary.further(run)}
         self.primary = picked[:1] or list(judges.values())
         self.further = picked[1:] if picked else [others[c] for c in others if c not in judges]
         self.explained = {metric.column for run in begun for metric in run.explained}
         shown = {metric.column for run in begun for metric in run.metrics}
-        self.elsewhere = {prefix + column for prefix in ELSEWHERE for column in shown} - shown
+        self.elsewhere = {
+            prefix + column for prefix in summary.ELSEWHERE for column in shown
+        } - shown
         baseline = self._of_grids("baseline")
         self.baseline: dict[str, Value] | None = None
         if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
@@ -140,9 +121,16 @@ class ReportData:
         self.target: float | None = self._of_grids("target")
         if [metric.column for metric in self.primary] != list(judges):
             self.target = None
-        self.rounds = self._rounds(runs)
-        self.by = compared_by(begun, *picked[:1])
-        self.summary = summarise_cells(runs, self.axes, self.baseline, self.target, picked)
+        self.rounds, clients = summary.tidy(runs), summary.tidy(runs, "clients")
+        keys = [*self.axes, "seed", "round"]
+        for metric in self.primary:
+            if (tested := f"test_{metric.column}") in clients:
+                scores = clients.groupby(keys, sort=False)[tested]
+                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
+                worst = worst.rename(f"{WORST_DECILE}{metric.column}")
+                self.rounds = self.rounds.join(worst, on=keys)
+        self.by = summary.compared_by(begun, *picked[:1])
+        self.summary = summary.summarise_cells(runs, self.axes, self.baseline, self.target, picked)
         _arrange(self)
 
     @cached_property
@@ -153,49 +141,33 @@ class ReportData:
             view = copy.copy(self)
             view.primary, view.further, view.target = [metric], [], None
             runs = [run for cell in self.cells for _, _, run in cell.runs]
-            view.by = compared_by(runs, metric)
-            table = of_score(self.summary, self.axes, metric.column)
+            view.by = summary.compared_by(runs, metric)
+            table = summary.of_score(self.summary, self.axes, metric.column)
             view.summary = table[table["last_mean"].notna()].reset_index(drop=True)
             views.append(view)
         return views
 
     @property
     def metrics(self) -> list[Metric]:
-        """The scores that are shown, those first that the runs are judged by."""
         return [*self.primary, *self.further]
 
     def central(self, metric: Metric) -> bool:
-        """Whether it is a score on the central test set."""
         return metric.column not in self.explained | self.elsewhere
 
     def named(self, metric: Metric) -> str:
-        """What a score is called, and what it is of."""
         return f"test {metric.label}" if self.central(metric) else metric.label
-
-    def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
-        rounds, clients = tidy(runs), tidy(runs, "clients")
-        keys = [*self.axes, "seed", "round"]
-        for metric in self.primary:
-            if (tested := f"test_{metric.column}") in clients:
-                scores = clients.groupby(keys, sort=False)[tested]
-                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
-                rounds = rounds.join(worst.rename(f"{WORST_DECILE}{metric.column}"), on=keys)
-        return rounds
 
     @property
     def validated(self) -> bool:
-        """Whether best rounds are chosen by a validation set."""
         return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
 
     def _of_grids(self, fact: str) -> Any:
-        """What all grids name alike."""
         found = [grid.manifest.get(fact) for grid in self.grids]
         return found[0] if found and all(f == found[0] for f in found) else None
 
     @property
     def score(self) -> str:
-        """What the runs are judged by, in words."""
-        return in_words(self.primary)
+        return summary.in_words(self.primary)
 
     @property
     def titled(self) -> str:
@@ -205,7 +177,6 @@ class ReportData:
 
     @property
     def seeds(self) -> int:
-        """The most that any cell has."""
         return max((len(cell.entries) for cell in self.cells), default=0)
 
     @property
@@ -215,22 +186,18 @@ class ReportData:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run, a grid or a search is marked as running."""
         folders = [folder.manifest["status"] for folder in (*self.grids, *self.searches)]
         return "running" in (*folders, *(entry.status for entry in self.entries))
 
     @property
     def less_is_better(self) -> bool:
-        """Of whatever the runs are judged by."""
         return bool(self.primary) and all(metric.best == "min" for metric in self.primary)
 
     def cell(self, row: pd.Series[Any] | Mapping[str, Any]) -> ComparedCell:
-        """The cell of a row that has the values of the axes."""
         key = tuple(row[axis] for axis in self.axes)
         return next(cell for cell in self.cells if tuple(cell.values.values()) == key)
 
     def is_baseline(self, cell: ComparedCell) -> bool:
-        """Whether others are tested against it."""
         wanted = self.baseline
         return wanted is not None and all(cell.values[a] == v for a, v in wanted.items())
 
@@ -238,9 +205,8 @@ class ReportData:
 def _arrange(compared: ReportData) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
-    If there are too many cells to be seen in one figure, those that compete with each other share
-    a panel. If there are more lines than can be told apart even so, the best are, and the
-    baseline.
+    Of too many cells for one figure, those that compete with each other share a panel. Of more
+    lines than can be told apart even so, the best are, and the baseline.
     """
     cells, rows = compared.cells, compared.layout.rows
     varied = [a for a in compared.axes if len({cell.values[a] for cell in cells}) > 1]
@@ -258,7 +224,7 @@ def _arrange(compared: ReportData) -> None:
         cell = compared.cell(row)
         judge = cell.metric if len(compared.primary) > 1 else compared.primary[0]
         is_first = compared.is_baseline(cell)
-        merit = np.inf if is_first else sign(judge) * row[f"{compared.by}_mean"]
+        merit = np.inf if is_first else summary.sign(judge) * row[f"{compared.by}_mean"]
         merits[cell.line] = np.nanmax([merits[cell.line], merit])
     told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
     styles = {line: k for k, line in enumerate(line for line in merits if line in told)}
@@ -268,7 +234,7 @@ def _arrange(compared: ReportData) -> None:
 
 def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
     """A cell in a few words, without the settings that it does not have."""
-    return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
+    return summary.cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
 def distinguish(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -329,7 +295,6 @@ def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
 
 
 def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[ComparedCell]:
-    """The cells, in the order of their first runs."""
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)

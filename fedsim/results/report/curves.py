@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
 from fedsim.objectives import VALIDATION, Metric
@@ -40,14 +39,12 @@ class Plot:
     panels: list[tuple[str, Drawing]]
 
     def files(self) -> Iterator[tuple[str, Drawing]]:
-        """Names for files, and what is to be drawn there."""
         heading = re.sub(r" \(.*\)|:.*", "", self.heading)
         for panel, drawing in self.panels:
             yield file_name(f"{heading} {panel.partition(';')[0]}"), drawing
 
 
 def legend(compared: ReportData) -> list[tuple[str, Markup, str]]:
-    """The lines of the figures: the class of each, its style, and what it is."""
     styles = {cell.line: cell.style for cell in compared.cells}
     named = [
         (class_of(style), swatch(style), line)
@@ -59,14 +56,12 @@ def legend(compared: ReportData) -> list[tuple[str, Markup, str]]:
 
 
 def band(compared: ReportData) -> str:
-    """What the lines and bands of the figures are."""
     if compared.seeds > 1:
         return "Line: mean over seeds; band: one standard deviation below and above."
     return ""
 
 
 def curves(compared: ReportData) -> list[Plot]:
-    """What is on record of each round, of runs with more than one."""
     drawn_elsewhere = {*compared.explained, *(m.column for m in _of_clients(compared, ""))}
     shown = [
         replace(metric, label=compared.named(metric))
@@ -96,7 +91,6 @@ def of_clients(compared: ReportData) -> list[Plot]:
 
 
 def _of_clients(compared: ReportData, prefix: str) -> list[Metric]:
-    """The scores on clients' own test examples whose columns begin so."""
     return [
         metric
         for metric in compared.metrics
@@ -107,13 +101,10 @@ def _of_clients(compared: ReportData, prefix: str) -> list[Metric]:
 
 
 def costs(compared: ReportData) -> list[Plot]:
-    """Scores against communication and simulated time, if that is more than a single point."""
     if len(compared.rounds) < 2:
         return []
     shown = [replace(metric, label=compared.named(metric)) for metric in compared.primary]
-    scales: list[Scale] = ["bytes"]
-    if CLOCK in compared.rounds:
-        scales.append("seconds")
+    scales: tuple[Scale, ...] = ("bytes", "seconds") if CLOCK in compared.rounds else ("bytes",)
     plots = (draw(compared, metric, scale) for metric in shown for scale in scales)
     return [plot for plot in plots if plot]
 
@@ -124,20 +115,20 @@ def draw(
     scale: Scale = "round",
     columns: Mapping[str, str] | None = None,
 ) -> Plot | None:
-    """The lines of all cells; None if there are none.
-
-    Args:
-        scale: of the horizontal axis.
-        columns: that are drawn in place of the metric's, by the name of the panel.
-    """
+    """The lines of all cells; None if there are none."""
     panels: dict[str, list[tuple[ComparedCell, Line]]] = {}
     for name, column in (columns or {"": metric.column}).items():
         if column not in compared.rounds:
             continue
         for key, rows in compared.rounds.groupby(compared.axes, sort=False):
             cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
-            line = _line(rows, column, cell, scale)
-            if line is not None and (scale != "round" or len(line.x) > 1):
+            scored = rows.assign(
+                bytes=rows["total_bytes_up"] + rows["total_bytes_down"],
+                seconds=rows.get(CLOCK, np.nan),
+                value=rows[column].replace([np.inf, -np.inf], np.nan),
+            ).dropna(subset="value")
+            line = Line.of(cell.line, cell.style, scored, "value", scale)
+            if len(line.x) > (scale == "round"):
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
@@ -168,17 +159,6 @@ def draw(
         words = f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}."
         found.append((panel, Drawing(words, LINES, draw)))
     return Plot(heading + (" (logarithmic)" if log else cut), found)
-
-
-def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, scale: Scale) -> Line | None:
-    """The line of a cell; None if no round is on record for all of its seeds."""
-    rows = rows.assign(
-        bytes=rows["total_bytes_up"] + rows["total_bytes_down"],
-        seconds=rows.get(CLOCK, np.nan),
-        value=rows[measure].replace([np.inf, -np.inf], np.nan),
-    ).dropna(subset="value")
-    line = Line.of(cell.line, cell.style, rows, "value", scale)
-    return line if len(line.x) else None
 
 
 def in_sight(metric: Metric, low: float, high: float) -> tuple[float, str]:

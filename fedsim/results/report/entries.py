@@ -20,15 +20,12 @@ Value = str | int | float  # of an axis
 
 @dataclass
 class Entry:
-    """One run of those that are compared.
+    """One run of those that are compared; without a `run` there is nothing of it on disk.
 
     Attributes:
-        run: None if there is nothing of it on disk.
         cell: what sets it apart from the others, seed aside.
-        place: its folder, as short as it can be named.
-        given: its folder, or its grid's, likewise.
+        place: its folder, as short as it can be named; `given` is that of its grid, if it has one.
         status: `finished`, or what became of it.
-        error: why it is not finished, if that is known.
         settings: its resolved experiment, as `section.key`; a component's name is its section's.
     """
 
@@ -47,12 +44,10 @@ class Entry:
 
     @property
     def rounds(self) -> int:
-        """How many are on disk."""
         return 0 if self.run is None else len(self.run.rounds)
 
     @property
     def progress(self) -> str:
-        """How far it has come."""
         return f"{self.rounds} of {self.settings.get('train.rounds', '?')} rounds"
 
     @property
@@ -81,11 +76,7 @@ def differing(settings: Sequence[Mapping[str, Any]], absent: bool = True) -> lis
 
 
 def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
-    """The runs of a run's or a grid's folder; none of a search's.
-
-    Args:
-        given: what the folder is called.
-    """
+    """The runs of a run's or a grid's folder; none of a search's."""
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
     if not isinstance(folder, Grid):
@@ -127,6 +118,5 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
 
 
 def word(value: Any) -> Value:
-    """A value of an axis, as one that tables can be grouped by."""
     plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return value if plain else json.dumps(value)

@@ -61,7 +61,6 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
 
 
 def about(compared: ReportData) -> str:
-    """Of which runs the maps and rules are, and what explanations say nothing."""
     count, words = len(compared.cells), []
     few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
     if len(compared.entries) > 1:
@@ -78,7 +77,6 @@ def about(compared: ReportData) -> str:
 
 
 def _rules(run: Run) -> Iterator[PageTable]:
-    """What the method itself has put on record."""
     rows = run.own_explanations
     if rows.empty:
         return
@@ -91,7 +89,6 @@ def _rules(run: Run) -> Iterator[PageTable]:
 
 
 def _maps(run: Run) -> Iterator[Picture]:
-    """Pictures of the relevance maps that a run has kept."""
     rows = run.maps
     last = rows[rows["round"] == rows["round"].max()]
     of_global = last[last["model"] == "global"]
@@ -116,33 +113,21 @@ def _maps(run: Run) -> Iterator[Picture]:
         shape: list[int] = run.manifest.get("map_shape") or []
         own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
         if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
-            png = _drift(run, explainer, np.unique(own["round"]), shape)
-            n, shown = own["input"].nunique(), len(own["round"].unique())
+            rounds = np.unique(own["round"])
+            few = np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
+            at = rounds[few].tolist()
+            maps = {t: relevance_maps(run, explainer, t)["global"] for t in at}
+            inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
+            drawn = {t: [of[i].reshape(shape) for i in inputs] for t, of in maps.items()}
+            png = map_figures.draw_drift(drawn, [f"row {i}" for i in inputs])
+            n, shown = own["input"].nunique(), len(rounds)
             some = f"; the first {_INPUTS} of {n} inputs" if n > _INPUTS else ""
             some += f"; {_ROUNDS} of {shown} rounds" if shown > _ROUNDS else ""
             yield _picture(f"Global model, {explainer}, by round{some}", png)
 
 
 def _defined(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows without NaN."""
     return rows[~np.isnan(rows).any(axis=1)]
-
-
-def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
-    maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in _spread(rounds)}
-    inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
-    return map_figures.draw_drift(
-        {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
-        [f"row {i}" for i in inputs],
-    )
-
-
-def _spread(rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A few rounds, the first and the last among them."""
-    few: NDArray[np.int64] = rounds[
-        np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
-    ]
-    return few
 
 
 def _picture(words: str, png: bytes) -> Picture:

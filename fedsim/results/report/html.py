@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -18,21 +19,15 @@ from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import capital
-from fedsim.results.report.searches import SearchResult
+from fedsim.results.report.searches import search_result
 
 
 class Report:
     """Runs and grids, compared; searches, shown. Its arguments are those of `ReportData`."""
 
-    def __init__(
-        self,
-        folders: Sequence[str | Path],
-        rows: str | None = None,
-        columns: str | None = None,
-        metrics: Sequence[str] = (),
-    ) -> None:
-        self.compared = ReportData(folders, rows, columns, metrics)
-        self._pivot_wanted = rows is not None or columns is not None
+    def __init__(self, folders: Sequence[str | Path], **chosen: Any) -> None:
+        self.compared = ReportData(folders, **chosen)
+        self._pivot_wanted = not {chosen.get("rows"), chosen.get("columns")} <= {None}
 
     def html(self, refresh: float | None = None) -> str:
         """The page. The same folders give the same bytes.
@@ -69,7 +64,7 @@ class Report:
             explanations=explanations.explanations(compared),
             about_explanations=explanations.about(compared),
             searches=self.searches,
-            grids=overview.grids(compared),
+            grids=[(grid.path.name, overview.experiment(grid.path)) for grid in compared.grids],
             experiments=overview.experiments(compared),
             provenance=overview.provenance(compared),
             environments=overview.environments(compared),
@@ -77,17 +72,14 @@ class Report:
 
     @cached_property
     def clients(self) -> ClientScores:
-        """How the clients fare."""
         return ClientScores(self.compared)
 
     @cached_property
-    def searches(self) -> list[SearchResult]:
-        """What the searches found."""
-        return [SearchResult.read(folder) for folder in self.compared.searches]
+    def searches(self) -> list[dict[str, Any]]:
+        return [search_result(folder) for folder in self.compared.searches]
 
     @cached_property
     def plots(self) -> dict[str, list[Plot]]:
-        """The figures, by section of the page."""
         compared = self.compared
         return {
             "labels": overview.label_counts(compared),
@@ -102,7 +94,7 @@ class Report:
     def save_figures(self, folder: Path) -> list[Path]:
         """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type."""
         plots = [plot for of_section in self.plots.values() for plot in of_section]
-        plots += [plot for search in self.searches for plot in search.figures]
+        plots += [plot for search in self.searches for plot in search["figures"]]
         if not plots:
             raise RunFolderError("no figure to write: no rounds and no trials are on disk")
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +108,7 @@ class Report:
 
     def csv(self) -> str:
         """The summary, a row per cell, in full precision; the pivot if its axes were named."""
-        self._check()
-        compared = self.compared
+        compared = self._with_rounds()
         pivot = self._pivot_wanted and compared.layout.columns is not None
         table = results.pivot_frame(compared) if pivot else compared.summary
         return str(table.to_csv(index=False))
@@ -127,8 +118,7 @@ class Report:
 
         Of a single cell the further scores are in one table.
         """
-        self._check()
-        compared = self.compared
+        compared = self._with_rounds()
         several = len(compared.cells) > 1
         tables = []
         for view in (compared, *(compared.views if several else ())):
@@ -139,9 +129,10 @@ class Report:
             tables.append(results.all_scores(compared).latex(results.about_all(compared)))
         return "\n".join(tables)
 
-    def _check(self) -> None:
+    def _with_rounds(self) -> ReportData:
         if self.compared.summary.empty:
             raise RunFolderError("no table to write: no rounds of runs or grids are on disk")
+        return self.compared
 
 
 def _breakable(text: str) -> Markup:
@@ -150,5 +141,4 @@ def _breakable(text: str) -> Markup:
 
 
 def _sha256(text: str) -> str:
-    """As a content security policy wants it."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

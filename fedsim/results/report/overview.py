@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,6 @@ _LABELS = 100  # that are drawn
 
 
 def lead(compared: ReportData) -> str:
-    """What was run, in a sentence."""
     if not any(entry.run for entry in compared.entries):
         return ""
     seeds = len({entry.seed for entry in compared.entries})
@@ -49,7 +47,6 @@ def lead(compared: ReportData) -> str:
 
 
 def overview(compared: ReportData) -> list[tuple[str, str]]:
-    """What was run, as names and values."""
     keys = {
         "Method": "method",
         "Data": "data",
@@ -81,20 +78,16 @@ def overview(compared: ReportData) -> list[tuple[str, str]]:
 
 
 def _parameters(compared: ReportData) -> list[str]:
-    """How many parameters the models have."""
-    counts: dict[Any, list[int]] = {}
+    counts: dict[Any, dict[str, None]] = {}  # by model, each once
     for cell in compared.cells:
         for entry in cell.entries:
             count = entry.run.num_parameters if entry.run is not None else None
             if count is not None:
-                counts.setdefault(entry.settings.get("model"), []).append(count)
+                counts.setdefault(entry.settings.get("model"), {})[f"{count:,}"] = None
                 break
     if len(counts) == 1:
-        return [f"{count:,}" for count in distinct(next(iter(counts.values())))]
-    return [
-        f"{model}: {' or '.join(f'{count:,}' for count in distinct(of_model))}"
-        for model, of_model in counts.items()
-    ]
+        return [*next(iter(counts.values()))]
+    return [f"{model}: {' or '.join(of_model)}" for model, of_model in counts.items()]
 
 
 def hyper_parameters(compared: ReportData) -> PageTable:
@@ -164,22 +157,15 @@ def label_counts(compared: ReportData) -> list[Plot]:
     return [Plot(heading, panels)] if panels else []
 
 
-def grids(compared: ReportData) -> list[tuple[str, str]]:
-    """The files of the grids, by their folders' names."""
-    return [(grid.path.name, _experiment(grid.path)) for grid in compared.grids]
-
-
 def experiments(compared: ReportData) -> list[tuple[str, str]]:
-    """The resolved experiment of each cell's first run."""
     return [
-        (f"{cell.label}, seed {seed}", _experiment(run.path))
+        (f"{cell.label}, seed {seed}", experiment(run.path))
         for cell in compared.cells
         for _, seed, run in cell.runs[:1]
     ]
 
 
 def provenance(compared: ReportData) -> PageTable:
-    """Status, time and hashes of each run."""
     entries = compared.entries
     columns = entry_columns(compared, entries)
     seconds = [entry.manifest.get("wall_seconds", np.nan) for entry in entries]
@@ -197,31 +183,26 @@ def provenance(compared: ReportData) -> PageTable:
 def environments(compared: ReportData) -> list[tuple[int, list[tuple[str, str]]]]:
     """Versions and hardware, with how many runs had these."""
     manifests = [entry.manifest for entry in compared.entries if entry.run is not None]
-    counts = Counter(
-        tuple(_environment(manifest))
-        for manifest in manifests or [folder.manifest for folder in compared.searches]
-    )
-    return [(count, list(facts)) for facts, count in counts.items()]
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for manifest in manifests or [folder.manifest for folder in compared.searches]:
+        hardware = manifest.get("hardware", {})
+        facts = {
+            **manifest.get("packages", {}),
+            "python": manifest.get("python"),
+            "git revision": manifest.get("git_revision"),
+            "processor": hardware.get("machine"),
+            "CPUs": hardware.get("cpus"),
+            "GPUs": ", ".join(hardware.get("gpus", [])) or "none",
+            "client actors": manifest.get("actors"),
+            "clients per step": manifest.get("clients_per_step"),
+            "device of the server": manifest.get("server_device"),
+        }
+        counts[tuple((name, str(v)) for name, v in facts.items() if v is not None)] += 1
+    return [(count, list(of)) for of, count in counts.items()]
 
 
-def _experiment(path: Path) -> str:
+def experiment(path: Path) -> str:
     return (path / "experiment.yaml").read_text(encoding="utf-8")
-
-
-def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    hardware = manifest.get("hardware", {})
-    facts = {
-        **manifest.get("packages", {}),
-        "python": manifest.get("python"),
-        "git revision": manifest.get("git_revision"),
-        "processor": hardware.get("machine"),
-        "CPUs": hardware.get("cpus"),
-        "GPUs": ", ".join(hardware.get("gpus", [])) or "none",
-        "client actors": manifest.get("actors"),
-        "clients per step": manifest.get("clients_per_step"),
-        "device of the server": manifest.get("server_device"),
-    }
-    return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
 def _settings(compared: ReportData, key: str) -> list[Any]:

@@ -24,13 +24,8 @@ _WORDS = 60  # letters; what is longer is prose
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table.
-
-    Attributes:
-        figure: figures stand to the right.
-        high: much is good, so that the first click puts the highest first.
-        code: hashes and folders, which may be broken anywhere.
-        prose: sentences, in several lines.
+    """Of a table: figures stand to the right; hashes and folders may be broken anywhere; prose has
+    several lines. Where much is good (`high`), the first click puts the highest first.
     """
 
     title: str
@@ -62,12 +57,7 @@ FilledColumn = tuple[Column, Sequence[Datum]]  # with the content of each row
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table.
-
-    Attributes:
-        spanner: what the last columns have in common, which stands above their titles.
-        spanned: how many these are.
-    """
+    """A table, with a `spanner` above the titles of the last columns, `spanned` by it."""
 
     caption: str
     columns: list[Column]
@@ -77,7 +67,6 @@ class PageTable:
 
     @classmethod
     def of(cls, caption: str, columns: Sequence[FilledColumn]) -> PageTable:
-        """A table by its columns."""
         rows = zip(*(data for _, data in columns), strict=True)
         return cls(caption, [column for column, _ in columns], [list(row) for row in rows])
 
@@ -123,28 +112,25 @@ class Picture:
 
 def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> PageTable:
     """A table as it stands in a file, without empty columns. `best` are rows, by their first."""
-    content = content.dropna(axis="columns", how="all")
-    table = PageTable.of(caption, [_plain(str(name), content[name]) for name in content])
+    columns: list[FilledColumn] = []
+    for name, values in content.dropna(axis="columns", how="all").items():
+        figures = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        prose = not figures and bool((values.astype(str).str.len() > _WORDS).any())
+        if not figures:
+            data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
+        elif "bytes" in str(name) and values.max() >= 1000:
+            data = [sent(value) for value in values]
+        else:
+            data = list(map(number, aligned(values), values))
+        columns.append((Column(str(name), figures, code=name == "folder", prose=prose), data))
+    table = PageTable.of(caption, columns)
     for row in table.rows:
         if row[0].value in best:
             row[:] = [replace(d, best=True) for d in row]
     return table
 
 
-def _plain(name: str, values: pd.Series[Any]) -> FilledColumn:
-    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
-        prose = bool((values.astype(str).str.len() > _WORDS).any())
-        data = [Datum(DASH, None) if pd.isna(value) else datum(value) for value in values]
-        return Column(name, code=name == "folder", prose=prose), data
-    if "bytes" in name and values.max() >= 1000:
-        data = [sent(value) for value in values]
-    else:
-        data = list(map(number, aligned(values), values))
-    return Column(name, figure=True, code=name == "folder"), data
-
-
 def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> list[FilledColumn]:
-    """The columns that name the cell of each row."""
     cells = list(cells)
     columns: list[FilledColumn] = []
     for axis in compared.axes:
@@ -156,7 +142,6 @@ def axis_columns(compared: ReportData, cells: Iterable[Mapping[str, Value]]) -> 
 
 
 def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[FilledColumn]:
-    """The columns that name the cell of each row, in the cell's style."""
     (column, names), *others = axis_columns(compared, (cell.values for cell in cells))
     styled = [
         replace(name, swatch=swatch(cell.style)) for name, cell in zip(names, cells, strict=True)
@@ -165,7 +150,6 @@ def cell_columns(compared: ReportData, cells: Sequence[ComparedCell]) -> list[Fi
 
 
 def entry_columns(compared: ReportData, entries: Sequence[Entry]) -> list[FilledColumn]:
-    """The columns that name the run of each row, and its status."""
     return [
         *axis_columns(compared, (entry.cell for entry in entries)),
         (Column("seed", True), [datum(entry.seed) for entry in entries]),
@@ -177,10 +161,10 @@ def datum(value: Any) -> Datum:
     return Datum(str(value), value)
 
 
-def number(text: str, value: float, best: bool = False, note: str = "") -> Datum:
+def number(text: str, value: float, note: str = "") -> Datum:
     """A figure, or a dash for one that there is none of."""
     known = math.isfinite(value)
-    return Datum(text, float(value), best, note) if known else Datum(DASH, None)
+    return Datum(text, float(value), note=note) if known else Datum(DASH, None)
 
 
 def sent(count: float, note: str = "") -> Datum:
@@ -192,23 +176,13 @@ def lasted(seconds: float, note: str = "") -> Datum:
 
 
 def mark_best(column: Sequence[Datum], high: bool, groups: Iterable[Sequence[int]]) -> list[Datum]:
-    """A column with the best of each group marked, and what is equal to it as it stands there.
-
-    Args:
-        high: whether much is good.
-        groups: the numbers of the rows that compete; of a single one none is the best.
-    """
+    """A column with the best of each group marked, and what is equal to it as it stands there."""
     best = {n for group in groups for n in best_of({n: column[n] for n in group}, high)}
     return [replace(datum, best=n in best) for n, datum in enumerate(column)]
 
 
 def best_of(rivals: Mapping[int, Datum], high: bool) -> list[int]:
-    """The best of some figures and those equal to it as printed; none of fewer than two.
-
-    Args:
-        rivals: the figures, by number.
-        high: whether much is good.
-    """
+    """The best of some figures and those equal to it as printed; none of fewer than two."""
     scores = {n: d.value for n, d in rivals.items() if isinstance(d.value, float)}
     if len(scores) < 2:
         return []
@@ -222,7 +196,6 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def listed(values: Sequence[Any]) -> str:
-    """The first of many."""
     shown = ", ".join(map(str, values[:8]))
     return f"{shown}, … ({len(values)} in all)" if len(values) > 8 else shown
 

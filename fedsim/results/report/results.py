@@ -64,8 +64,7 @@ def results(compared: ReportData) -> PageTable:
     if whole:
         data = [sent(row["total_bytes_mean"]) for row in rows]
         columns.append((Column("bytes sent", True), data))
-    timed = "simulated_seconds_mean" in compared.summary
-    if timed:
+    if timed := "simulated_seconds_mean" in compared.summary:
         data = [lasted(row["simulated_seconds_mean"]) for row in rows]
         columns.append((Column("simulated time", True), data))
     if compared.target is not None:
@@ -82,10 +81,8 @@ def _noted(data: Iterable[Datum], notes: Iterable[str]) -> list[Datum]:
 
 
 def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]]:
-    """What it took to reach the target, and by how many of the seeds it was reached."""
-    found: dict[str, list[Datum]] = {"rounds to": [], "bytes to": []}
-    if timed:
-        found["time to"] = []
+    titles = ["rounds to", "bytes to", *(["time to"] if timed else [])]
+    found: dict[str, list[Datum]] = {title: [] for title in titles}
     for row in rows:
         reached, seeds = int(row["reached"]), int(row["seeds"])
         note = f"({reached}/{seeds})" if reached < seeds else ""
@@ -100,24 +97,27 @@ def _costs(rows: Sequence[pd.Series[Any]], timed: bool) -> dict[str, list[Datum]
 def _against_baseline(
     compared: ReportData, rows: Sequence[pd.Series[Any]], cells: Sequence[ComparedCell]
 ) -> list[FilledColumn]:
-    """The differences to the baseline, and their p-values."""
-    differences, ps = _differences(compared), []
-    for k, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+    table, differences, ps = compared.summary, [], []
+    decimals = decimals_of(table["difference_high"] - table["difference_mean"]) if rows else 0
+    for row, cell in zip(rows, cells, strict=True):
+        if compared.is_baseline(cell):
+            differences.append(Datum("baseline", None))
+            ps.append(Datum(DASH, None))
+            continue
+        mean, low, high = (row[f"difference_{end}"] for end in ("mean", "low", "high"))
+        text = f"{mean:+z.{decimals}f}"
+        if low < high:
+            text += f" ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
+        differences.append(number(text.replace("-", "−"), mean))
         p = row["p_holm"]
         note = f"{stars(p)} unpaired".strip() if _is_unpaired(row) else stars(p)
         ps.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=note))
-        if compared.is_baseline(cell):
-            differences[k], ps[k] = Datum("baseline", None), Datum(DASH, None)
-    high = not compared.less_is_better
-    return [(Column("vs. baseline", True, high), differences), (Column("p", True), ps)]
+    more = not compared.less_is_better
+    return [(Column("vs. baseline", True, more), differences), (Column("p", True), ps)]
 
 
 def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
-    """Rows of the summary that compete with each other.
-
-    Args:
-        reached: only those of which every seed reached the target.
-    """
+    """Rows of the summary that compete, if asked those of which all seeds reached the target."""
     if len(compared.primary) != 1:  # then there is nothing to compete in
         return []
     rows = [row for _, row in compared.summary.iterrows()]
@@ -132,7 +132,6 @@ def _is_unpaired(row: pd.Series[Any]) -> bool:
 
 
 def _scores(compared: ReportData, figure: str) -> list[Datum]:
-    """A figure of each row of the summary, all rounded to the same decimals."""
     if compared.summary.empty:
         return []
     means = compared.summary[f"{figure}_mean"]
@@ -140,27 +139,8 @@ def _scores(compared: ReportData, figure: str) -> list[Datum]:
     return [number(text, mean) for text, mean in zip(texts, means, strict=True)]
 
 
-def _differences(compared: ReportData) -> list[Datum]:
-    """The difference to the baseline and its interval, of each row, with the same decimals."""
-    if compared.summary.empty:
-        return []
-    table = compared.summary
-    means, highs = table["difference_mean"], table["difference_high"]
-    decimals, found = decimals_of(highs - means), []
-    for mean, low, high in zip(means, table["difference_low"], highs, strict=True):
-        text = f"{mean:+z.{decimals}f}"
-        if low < high:
-            text += f" ({low:+z.{decimals}f} to {high:+z.{decimals}f})"
-        found.append(number(text.replace("-", "−"), mean))
-    return found
-
-
 def pivots(compared: ReportData) -> list[PageTable]:
-    """What runs are compared by as papers show it, such as methods × α.
-
-    There is one for each combination of the values of further axes; none if there is no second
-    axis, or if cells are judged by different metrics.
-    """
+    """What runs are compared by as papers show it, such as methods × α."""
     over = compared.layout.columns
     if over is None or len(compared.primary) != 1:
         return []
@@ -171,7 +151,6 @@ def pivots(compared: ReportData) -> list[PageTable]:
 
 
 def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
-    """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
     high, marked = not compared.less_is_better, _marked(compared)
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
@@ -242,7 +221,6 @@ def all_scores(compared: ReportData) -> PageTable:
 
 
 def about_all(compared: ReportData) -> list[str]:
-    """What a reader has to know about `all_scores`."""
     return [
         f"Each score as the mean of the last {LAST} rounds that have it, or in the last of these "
         "if they are fewer: mean ± standard deviation over seeds. Bold: the best of those that "
@@ -252,11 +230,7 @@ def about_all(compared: ReportData) -> list[str]:
 
 
 def notes(compared: ReportData, pivot: bool) -> list[str]:
-    """What a reader has to know about a table of results, sentence by sentence.
-
-    Args:
-        pivot: of the pivots, not of the summary.
-    """
+    """What a reader has to know about the pivots, or about the summary, sentence by sentence."""
     central = all(map(compared.central, compared.primary))
     score = f"{capital(compared.score)}{' on the central test set' * central}"
     whole = "total_bytes_mean" in compared.summary
@@ -295,11 +269,6 @@ def notes(compared: ReportData, pivot: bool) -> list[str]:
 
 
 def _tests(compared: ReportData, differences: bool) -> list[str]:
-    """How the cells are tested against the baseline.
-
-    Args:
-        differences: whether the table has these and p, not only stars.
-    """
     if compared.baseline is None:
         return []
     called, table = compared.labels, compared.summary
@@ -320,14 +289,12 @@ def _tests(compared: ReportData, differences: bool) -> list[str]:
 
 
 def _by(compared: ReportData) -> str:
-    """By what runs are compared, to follow the name of the score."""
     if compared.by == "last":
         return " in the last round"
     return f", as mean of the last {LAST} rounds evaluated"
 
 
 def finding(compared: ReportData) -> str:
-    """What came out, in a sentence."""
     table = compared.summary
     if table.empty or table[f"{compared.by}_mean"].isna().all() or len(compared.primary) > 1:
         return ""
@@ -384,7 +351,6 @@ def _winners(compared: ReportData) -> list[list[int]]:
 
 
 def missing(compared: ReportData) -> PageTable:
-    """The runs that are not finished."""
     entries = [entry for entry in compared.entries if not entry.finished]
     columns: list[FilledColumn] = [
         *entry_columns(compared, entries),

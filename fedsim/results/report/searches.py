@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,55 +12,42 @@ from fedsim.results.figures.charts import bars_height, draw_bars, draw_history
 from fedsim.results.figures.look import Drawing
 from fedsim.results.figures.plots import history
 from fedsim.results.report.curves import LINES, Plot
-from fedsim.results.report.page import PageTable, Picture, capital, plain
+from fedsim.results.report.overview import experiment
+from fedsim.results.report.page import Picture, capital, plain
 from fedsim.results.sweeps import Search
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search left in its folder."""
-
-    title: str
-    status: str
-    figures: list[Plot]
-    trials: PageTable | None
-    importance: PageTable | None
-    pareto: Picture | None
-    best: str
-    given: str
-
-    @classmethod
-    def read(cls, folder: Search) -> SearchResult:
-        tables = {
-            name: table
-            for name in ("trials", "importance", "pareto")
-            if len(table := getattr(folder, name))
-        }
-        objectives = folder.manifest["objectives"]
-        trials, importance, picture = None, None, folder.path / "pareto.png"
-        if "trials" in tables:
-            front = set(tables["pareto"]["trial"]) if "pareto" in tables else set()
-            several = "; in bold what no other trial betters in every objective"
-            words = (several if len(objectives) > 1 else "; the best in bold") if front else ""
-            trials = plain(f"Trials{words}", tables["trials"], front)
-        if "importance" in tables and len(objectives) > 1:
-            words = "Share of each objective’s variance that a hyper-parameter explains"
-            importance = plain(words, tables["importance"])
-        best = folder.path / "best.yaml"
-        return cls(
-            str(folder.manifest.get("name", folder.path.parent.name)),
-            str(folder.manifest["status"]),
-            _figures(tables, objectives) if len(objectives) == 1 else [],
-            trials,
-            importance,
-            Picture.read(picture) if picture.exists() else None,
-            best.read_text(encoding="utf-8") if best.exists() else "",
-            (folder.path / "experiment.yaml").read_text(encoding="utf-8"),
-        )
+def search_result(folder: Search) -> dict[str, Any]:
+    """What a search left in its folder, for the page."""
+    tables = {
+        name: table
+        for name in ("trials", "importance", "pareto")
+        if len(table := getattr(folder, name))
+    }
+    objectives = folder.manifest["objectives"]
+    trials, importance, picture = None, None, folder.path / "pareto.png"
+    if "trials" in tables:
+        front = set(tables["pareto"]["trial"]) if "pareto" in tables else set()
+        several = "; in bold what no other trial betters in every objective"
+        words = (several if len(objectives) > 1 else "; the best in bold") if front else ""
+        trials = plain(f"Trials{words}", tables["trials"], front)
+    if "importance" in tables and len(objectives) > 1:
+        words = "Share of each objective’s variance that a hyper-parameter explains"
+        importance = plain(words, tables["importance"])
+    best = folder.path / "best.yaml"
+    return {
+        "title": str(folder.manifest.get("name", folder.path.parent.name)),
+        "status": str(folder.manifest["status"]),
+        "figures": _figures(tables, objectives) if len(objectives) == 1 else [],
+        "trials": trials,
+        "importance": importance,
+        "pareto": Picture.read(picture) if picture.exists() else None,
+        "best": best.read_text(encoding="utf-8") if best.exists() else "",
+        "given": experiment(folder.path),
+    }
 
 
 def _figures(tables: dict[str, pd.DataFrame], objectives: dict[str, str]) -> list[Plot]:
-    """The course of the search for one objective, and the importance of hyper-parameters."""
     (objective,) = objectives
     found = []
     name = objective.replace("_", " ")
