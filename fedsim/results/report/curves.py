@@ -137,11 +137,11 @@ def draw(
         for key, rows in compared.rounds.groupby(compared.axes, sort=False):
             cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
             line = _line(rows, column, cell, scale)
-            if line is not None and (scale != "round" or len(line.x) > 1):
+            if line is not None:
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
-    if not lines:
+    if not lines or (scale == "round" and all(len(line.x) < 2 for line in lines)):
         return None
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
     means = np.concatenate([line.mean for line in lines])
