@@ -134,19 +134,19 @@ def name_sections(entries: Iterable[Entry]) -> None:
     """
     settings = [entry.settings for entry in entries]
     for key in dict.fromkeys(key for each in settings for key in each):
-        lists = {each[key]: _sections(each[key]) for each in settings if key in each}
+        lists = {(text := str(each[key])): _sections(text) for each in settings if key in each}
         by_name: dict[str, list[dict[str, Any]]] = {}
         for section in (section for sections in lists.values() for section in sections):
             by_name.setdefault(section["name"], []).append(section)
         apart = {name: differing(sections) for name, sections in by_name.items()}
         for each in settings:
-            if sections := lists.get(each.get(key)):
+            if sections := lists.get(str(each.get(key))):
                 each[key] = " + ".join(_called(section, apart) for section in sections)
 
 
-def _sections(value: Value) -> list[dict[str, Any]]:
+def _sections(value: str) -> list[dict[str, Any]]:
     """The sections that a setting lists, as `word` writes it; none if it is anything else."""
-    listed = json.loads(value) if str(value).startswith("[{") else []
+    listed = json.loads(value) if value.startswith("[{") else []
     return listed if all("name" in one for one in listed) else []
 
 
