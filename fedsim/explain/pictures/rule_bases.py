@@ -429,14 +429,17 @@ def draw_bars(
     scale = np.where(np.isfinite(scale), scale, 0)
     order = np.argsort(-np.abs(scale).max(axis=0), kind="stable")[:shown][::-1]
     low, top = min(scale.min(), 0), max(scale.max(), 0)
-    margin = 0.16 * (top - low) or 1.0  # for the values
+    letters = 1 + max(len(f"{value:+.3g}") for value in scale[:, order].ravel())
+    share = max(0.16, letters / (75 - 2 * letters))  # of the 75 letters that fit
+    margin = share * (top - low) or 1.0  # for the values
     high, gap = 0.16 * shown + 0.1, 0.14 + 0.14 * max(text.count("\n") + 1 for text in captions)
     figure = new_figure(6.0, len(relevance) * (high + gap))
     for k, (row, caption) in enumerate(zip(relevance, captions, strict=True)):
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
         colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
         bars = axes.barh(range(shown), row[order], color=colours)
-        axes.bar_label(bars, [f"{row[i]:+.3g}" for i in order], padding=2, fontsize=_SMALL - 2)
+        texts = [f"{row[i]:+.3g}".replace("-", "−") for i in order]
+        axes.bar_label(bars, texts, padding=2, fontsize=_SMALL - 2)
         axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=_SMALL - 1)
         axes.set(xlim=(low - margin, top + margin), ylim=(-0.7, shown - 0.3))
         axes.tick_params(axis="x", labelsize=_SMALL - 1, labelbottom=k == len(relevance) - 1)

@@ -105,6 +105,17 @@ def test_captions_do_not_run_into_each_other(
     assert overlapping(figure) == []
 
 
+def test_a_wide_image_has_a_frame_and_its_map_close_below(
+    drawn: list[Figure], tmp_path: Path
+) -> None:
+    images.draw_relevances([np.ones((3, 10, 30))], [np.eye(10, 30)], ["a"], tmp_path / "a.png")
+    image, heatmap, _ = drawn[0].axes
+    boxes = [axes.get_window_extent() for axes in (image, heatmap)]
+    assert boxes[0].y0 - boxes[1].y1 < 0.1 * boxes[0].height
+    assert all(spine.get_visible() for spine in image.spines.values())
+    assert image.axison
+
+
 def test_a_hundred_are_drawn_and_more_are_said(
     digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +149,7 @@ def test_bars_of_several_hospitals_have_one_order_and_one_scale(
     for axes, row in zip(panels[:2], found[0].relevance, strict=True):  # type: ignore[attr-defined]
         values = [text.get_text() for text in axes.texts]
         told = [f"{row[int(name.removeprefix('marker'))]:+.3g}" for name in order]
-        assert values == told
+        assert [value.replace("−", "-") for value in values] == told
     assert "12 most relevant of 13 features" in panels[1].get_xlabel()
     for figure, site in zip(drawn, SITES, strict=True):
         assert f"({site})" in figure.texts[-1].get_text().replace("\n", " ")
