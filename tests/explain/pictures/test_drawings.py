@@ -16,8 +16,9 @@ from PIL import Image
 
 from experiments import Say, ran, small_experiment
 from fedsim import Run, explanations, run
+from fedsim.analysis.explanations import _clients
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain.explainers import attributed, tasks
 from fedsim.explain.explainers.attribution import Gradient
 from fedsim.explain.inputs import Inputs
@@ -168,7 +169,11 @@ def test_clients_by_name(clinics: Run) -> None:
     [
         ("clinics", "Uln", "there is no client 'Uln'; did you mean 'Ulm'?"),
         ("clinics", "Rome", "there is no client 'Rome'; known: Kiel, St. Mary's, Ulm"),
-        ("clinics", "7", "there is no client 7; there are 3, counted from 0"),
+        (
+            "clinics",
+            "7",
+            f"there is no client 7; there are 3, counted from 0; by name: {', '.join(SITES)}",
+        ),
         ("digits", "Kiel", "there is no client 'Kiel'; here clients have numbers, not names"),
     ],
 )
@@ -178,6 +183,16 @@ def test_names_that_no_client_has(
     done: Run = request.getfixturevalue(of)
     code, text, error = say("explain", str(done.path), "--client", name)
     assert (code, text, error) == (2, "", f"error: {message}\n")
+
+
+def test_a_number_that_is_in_the_name_of_another_client(
+    clinics: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(clinics.manifest, "client_names", ["site 1", "site 2", "site 5"])
+    line = "client 1, counted from 0, is site 2; for the other write client 'site 1'"
+    with pytest.warns(FedsimWarning, match=f"^{re.escape(line)}$"):
+        assert _clients(clinics, "1") == [1]
+    assert _clients(clinics, [0, "site 1"]) == [0, 0]  # none is called 0
 
 
 def test_names_on_the_command_line_and_in_the_report(clinics: Run, say: Say) -> None:
