@@ -383,6 +383,4 @@ def _print_explained(done: Run) -> None:
     ]
     print_table(["explainer", "model", *heads], rows[:MOST_EXPLAINED], right=heads, whole=heads)
     more = f"… and {len(rows) - MOST_EXPLAINED} more; " if len(rows) > MOST_EXPLAINED else ""
-    out.print(
-        f"{more}all scores: fedsim report, or run.explanations in Python\n"
-    )
+    out.print(f"{more}all scores: fedsim report, or run.explanations in Python\n")
