@@ -47,6 +47,28 @@ def test_run_prints_rounds_and_a_summary(say: Say) -> None:
     assert re.search(rf"^accuracy, last round +{last}$", text, re.MULTILINE)
 
 
+def test_scores_of_explanations_are_a_small_table(say: Say) -> None:
+    explain = "explain={explainers: [random, gradient], inputs: 2}"
+    code, text, _ = say("run", "small.yaml", "train.rounds=1", explain)
+    assert code == 0
+    table, facts = re.split(r"\n\n", text.partition("explainer ")[2])
+    assert "accuracy, last round" in facts
+    assert " by random" not in facts
+    head, *rows, where = table.splitlines()
+    assert head.split("  ")[-1] == "global agreement"
+    assert [row.split()[:2] for row in rows] == [
+        [name, model] for name in ("random", "gradient") for model in ("global", "cohort")
+    ]
+    (path,) = Path("runs/small").iterdir()
+    last = load(path).rounds.iloc[-1]
+    assert rows[1].split()[2:] == [
+        f"{last[f'random/client_{score}']:.4f}"
+        for score in ("deletion", "insertion", "agreement_rank", "global_agreement_rank")
+    ]
+    assert max(map(len, rows)) <= 100
+    assert where == "all scores: fedsim report, or run.explanations in Python"
+
+
 def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
     private = "privacy={clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-4}"
     code, text, _ = say("run", "small.yaml", "train.rounds=2", "train.participation=0.5", private)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedsim.config.arguments import checked
 from fedsim.config.registry import first_line, nearest
 from fedsim.data import Dataset, load_dataset
 from fedsim.data.labels import picture_format
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
@@ -253,6 +254,14 @@ def _clients(run: Run, given: Clients | None) -> list[int]:
             raise BadInput(f"there is no client '{one}'{hint}")
         else:
             found.append(int(one))
+            other = next((name for name in names if name.endswith(f" {int(one)}")), None)
+            if found[-1] < len(names) and other not in (None, names[found[-1]]):
+                warnings.warn(
+                    f"client {one}, counted from 0, is {names[found[-1]]}; for the other write "
+                    f"client '{other}'",
+                    FedsimWarning,
+                    stacklevel=2,
+                )
     return found
 
 

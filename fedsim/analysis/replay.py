@@ -64,6 +64,7 @@ from fedsim.training import FlatModel
 ClientModel = Tensor | nn.Module | Arrays
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
+_NAMED = 5  # clients in a message
 Whose = Literal["cohort", "personal"]  # the model that a client trained, or predicts with
 
 
@@ -189,9 +190,11 @@ def _check_round(run: Run, t: int) -> None:
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    K = run.manifest["clients"]
+    K, names = run.manifest["clients"], run.manifest.get("client_names", ())
     if not 0 <= client < K:
-        raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
+        more = ", …" if len(names) > _NAMED else ""
+        told = f"; by name: {', '.join(names[:_NAMED])}{more}" if names else ""
+        raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0{told}")
 
 
 def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:

@@ -40,6 +40,15 @@ if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim.simulate import Progress
 
 MOST_SCORES = 4  # of a grid, beside the primary metric, in the terminal
+MOST_EXPLAINED = 10  # rows of scores of explanations
+# The scores of explanations in the terminal; the first others if there are none of these.
+MAIN_SCORES = (
+    "deletion",
+    "insertion",
+    "agreement_rank",
+    "global_agreement_rank",
+    "relevance_mass_signal",
+)
 
 
 @app.command("run")
@@ -318,6 +327,7 @@ def _summary(done: Run) -> None:
     from fedsim.objectives.continual import continual
     from fedsim.results.summary import score_facts
 
+    _print_explained(done)
     table = score_facts(done)
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
@@ -333,3 +343,31 @@ def _summary(done: Run) -> None:
     table["result hash"] = done.result_hash
     table["run folder"] = short(done.path)
     print_table(("what", "value"), table.items(), whole=("what",), header=False)
+
+
+def _print_explained(done: Run) -> None:
+    """The main scores of explanations: a row for each explainer and kind of models."""
+    from fedsim.explain.section import PREFIXES
+    from fedsim.results.summary import digits
+
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for metric in done.explained:
+        explainer, _, score = metric.column.rpartition("/")
+        fitting = [whose for whose, prefix in PREFIXES.items() if score.startswith(prefix)]
+        whose = max(fitting, key=lambda whose: len(PREFIXES[whose]))  # "" is the global model's
+        scores = done.rounds[metric.column].dropna()
+        if len(scores):
+            own = table.setdefault((explainer, whose), {})
+            own[score.removeprefix(PREFIXES[whose])] = digits(scores.iloc[-1])
+    if not table:
+        return
+    known = dict.fromkeys(score for own in table.values() for score in own)
+    shown = [s for s in MAIN_SCORES if s in known] or [*known][:MOST_SCORES]
+    heads = [s.removesuffix("_rank").removesuffix("_signal").replace("_", " ") for s in shown]
+    rows = [
+        (name if len(name) <= 24 else f"…{name[-23:]}", whose, *(own.get(s, "") for s in shown))
+        for (name, whose), own in table.items()
+    ]
+    print_table(["explainer", "model", *heads], rows[:MOST_EXPLAINED], right=heads, whole=heads)
+    more = f"… and {len(rows) - MOST_EXPLAINED} more; " if len(rows) > MOST_EXPLAINED else ""
+    out.print(f"{more}all scores: fedsim report, or run.explanations in Python\n")

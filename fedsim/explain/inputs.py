@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,10 @@ class Inputs:
             raise DataError(f"{path}: is empty")
         if not np.isfinite(found.x).all():
             raise DataError(f"{path}: contains missing or infinite values")
-        return replace(found, suffix=_as_suffix(path.name if path.is_dir() else path.stem))
+        words, folder = path.name if path.is_dir() else path.stem, path.parent
+        if folder.name and len([*folder.parent.glob(f"*/{escape(path.name)}")]) > 1:
+            words = f"{folder.name} {words}"  # `a/00.jpg` beside `b/00.jpg`
+        return replace(found, suffix=_as_suffix(words))
 
     @classmethod
     def _of_pictures(cls, data: Dataset, path: Path) -> Inputs:

@@ -299,16 +299,16 @@ class Conditions:
         if feature is not None and name != feature.name:  # one of several: 1 if it is so, or 0
             _, _, word = name.partition(f"{feature.name}=")
             return f"{feature.name} {'≠' if low is None else '='} {word}"
-        least, most = (None if t is None else self._shown(f, t, feature) for t in (low, high))
+        least, most = (None if t is None else self.shown(f, t) for t in (low, high))
         if least is None:
             return f"{name} {self.below} {most}"
         if most is None:
             return f"{name} {self.above} {least}"
         return f"{least} {'≤' if self.below == '<' else '<'} {name} {self.below} {most}"
 
-    def _shown(self, f: int, threshold: float, feature: Feature | None) -> str:
-        """A threshold in the units and words of the data's files."""
-        data, value = self.dataset, threshold
+    def shown(self, f: int, threshold: float) -> str:
+        """A threshold of an entry in the units and words of the data's files."""
+        data, value, (_, feature) = self.dataset, threshold, self._entries[f]
         if data.mean:
             channel = f * len(data.mean) // math.prod(data.shape)
             value = value * data.std[channel] + data.mean[channel]
@@ -316,6 +316,7 @@ class Conditions:
             value *= 255
         low, span = (np.asarray(a).reshape(-1) for a in (data.scaling.low, data.scaling.span))
         value = float(value * span[f % len(span)] + low[f % len(low)])
-        if feature is not None and feature.kind in ("ordinal", "date"):  # the first that is above
-            return feature.shown(np.array([math.ceil(value), 0.0][: len(feature.entries)]))
+        if feature is not None and feature.kind in ("ordinal", "date"):
+            whole = math.ceil(value) if self.below == "<" else math.floor(value)
+            return feature.shown(np.array([whole, 0.0][: len(feature.entries)]))
         return f"{value:.5g} {feature.unit if feature else ''}".strip()

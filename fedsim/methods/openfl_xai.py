@@ -17,7 +17,7 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError, ExperimentError, RunError
-from fedsim.explain.explainers.rules import global_explanation, measures
+from fedsim.explain.explainers.rules import global_explanation, measures, readable
 from fedsim.federation import Client, Examples, Federation, NotCounted, Server, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
@@ -75,7 +75,8 @@ class RuleMethod(Method[RuleState]):
         """Record scores on the central test set, measures of interpretability, and all rules."""
         (x, y), names = fed.server.test_data.table, fed.server.data.entry_names
         model = rule_model(fed.server)
-        found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
+        found = model.predict(state.rules, x)
+        rules = readable(model, state.rules, fed.server.data)
         fed.log(**regression(fed.server).scores_of(found.values, y))
         fed.log(**validated(fed.server, state.rules, fed.server.validation_data))
         fed.log(**measures(rules, found, state.sources))

@@ -57,6 +57,8 @@ class Condition:
             1.
         category: of an entry that is 0 or 1, `ward=north`: the feature, and whether it must be
             that category; None for numbers.
+        bounds: (low, high) if it holds for low < x ≤ high, None for an open side; None if it is
+            no interval.
     """
 
     feature: int
@@ -64,6 +66,7 @@ class Condition:
     term: str
     membership: Callable[[Array], Array]
     category: tuple[str, bool] | None = None
+    bounds: tuple[float | None, float | None] | None = None
 
 
 def of_category(name: OfCategory, holds: bool) -> tuple[str, tuple[str, bool]]:

@@ -113,7 +113,9 @@ class TreeRules(RuleModel):
                 category = None
                 if isinstance(name, OfCategory) and below != above:
                     words, category = of_category(name, bool(below))
-                found.append(Condition(f, words, words, partial(_within, *bounds), category))
+                within = partial(_within, *bounds)
+                ends = (bounds[0] if below else None, bounds[1] if above else None)
+                found.append(Condition(f, words, words, within, category, ends))
             return tuple(found)
 
         return [

@@ -147,10 +147,13 @@ def further(run: Run) -> list[Metric]:
 
 
 def score_facts(run: Run) -> dict[str, str]:
-    """What a run's scores came to: what each figure is called, and the figure in words."""
-    rounds, metric = run.rounds, run.primary_metric
+    """What a run's scores came to: what each figure is called, and the figure in words.
+
+    Without the scores of explanations, of which there are many.
+    """
+    rounds, metric, explained = run.rounds, run.primary_metric, {m.column for m in run.explained}
     found = {}
-    for each in (metric, *further(run)):
+    for each in (metric, *(m for m in further(run) if m.column not in explained)):
         if len(scores := rounds.get(each.column, rounds["round"][:0]).dropna()):
             found[f"{each.label}, {FIGURES['last']}"] = digits(scores.iloc[-1])
         if each == metric and len(scores) >= LAST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import pytest
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
+from fedsim.data import Dataset
 from fedsim.data.dataset import fitted
-from fedsim.data.encoding import OfCategory
-from fedsim.explain.explainers.rules import RuleBase, RulesExplainer, in_words
+from fedsim.data.encoding import Feature, OfCategory, Scaling
+from fedsim.explain.explainers.rules import (
+    RuleBase,
+    RulesExplainer,
+    by_column,
+    in_words,
+    ranges_in_words,
+    readable,
+)
+from fedsim.explain.pictures.rule_bases import draw_partitions, draw_rules
 from fedsim.models.tree_rules import GREATEST, LEAST, TreeRules
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report.comparison import ReportData
@@ -193,6 +203,57 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     value = base.dataset.target_scaling.undo(found.values[0])
     assert f"rate = {value:.6g}, by rule {found.deciding[0] + 1}: " in text
     assert (done.path / "explanations" / "rules-client-2-round-1.png").exists()
+
+
+def encoded_table() -> Dataset:
+    """Ages from 20 to 80 years and three grades, scaled to [0, 1]; stages in their order."""
+    features = (
+        Feature("age", unit="years"),
+        Feature("grade", "one_hot", codes=("low", "high"), words=("low", "high")),
+        Feature("stage", "ordinal", codes=("I", "II", "III"), words=("I", "II", "III")),
+    )
+    x = np.array([[0.0, 1, 0, 0, 0.5], [1.0, 0, 0, 1, 1.0]])
+    low, span = np.array([20.0, 0, 0, 0, 0]), np.array([60.0, 1, 1, 1, 2])
+    names = tuple(feature.name for feature in features)
+    more: dict[str, Any] = {"features": names, "encoding": features, "target": "rate"}
+    return Dataset(x, np.zeros(2), x, np.zeros(2), (), scaling=Scaling(low, span), **more)
+
+
+def test_rules_of_a_table_are_in_its_units() -> None:
+    data = encoded_table()
+    low = np.array([[0.5, LEAST, LEAST, LEAST, LEAST], [LEAST, LEAST, LEAST, LEAST, 0.25]])
+    high = np.array([[0.75, GREATEST, 0.5, GREATEST, GREATEST], [GREATEST] * 4 + [0.75]])
+    trees = {"low": low, "high": high, "values": np.zeros(2), "weights": np.ones(2)}
+    rules = readable(TreeRules(), trees, data)
+    assert [in_words(rule, data.entry_names) for rule in rules] == [
+        "IF 50 years < age ≤ 65 years AND grade is not high THEN y = 0",
+        "IF I < stage ≤ II THEN y = 0",
+    ]
+    assert ranges_in_words(rules, data) == ""
+    together, x, names, ticks = by_column(rules, np.asarray(data.test_x), data)
+    assert names == ["age", "grade", "stage"]
+    assert ticks == [("20 years", "80 years"), ("low", "high", "(other)"), ("I", "III")]
+    assert x.tolist() == [[0, 0, 0.5], [1, 1, 1]]
+    of_grade = together[0].conditions[1]
+    assert (of_grade.feature, of_grade.words) == (1, "grade is low or (other)")
+    assert of_grade.membership(np.array([0, 0.5, 1])).tolist() == [1, 0, 1]
+    figure = draw_partitions(together, x, names, ticks)
+    shown = [[label.get_text() for label in p.get_xticklabels()] for p in figure.axes]
+    assert shown[0] == ["20 years", "80 years"]
+    assert "≠" in {
+        text.get_text() for text in draw_rules(together, np.ones(2, np.int64), names).axes[0].texts
+    }
+
+
+def test_fuzzy_sets_of_a_table_are_in_its_units() -> None:
+    data = encoded_table()
+    base = {"antecedents": np.array([[0, 0, 2, 0, 2], [2, 2, 0, 0, 1]])}
+    base |= {"consequents": np.zeros((2, 6)), "weights": np.ones(2)}
+    told = "LOW (0) and HIGH (1) lie at: age 20 years and 80 years; stage I and III"
+    rules = readable(Tsk(), base, data)
+    assert ranges_in_words(rules, data) == told
+    unscaled = replace(data, encoding=(), features=(), scaling=Scaling())
+    assert ranges_in_words(rules, unscaled) == ""  # as published, in [0, 1]
 
 
 def test_rules_on_categories_in_words() -> None:

@@ -91,6 +91,8 @@ def scene(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
 
 def test_a_picture_of_another_kind_and_size_is_converted(tmp_path: Path) -> None:
     """To gray pixels from the least to the greatest value that the data have."""
+    tmp_path = tmp_path / "only here"
+    tmp_path.mkdir()
     data = Digits().load()
     for name, made, note in [
         ("photo.png", scene((64, 48)), "photo.png: 64×48 RGB, resized to 8×8 gray"),
@@ -110,8 +112,8 @@ def test_a_picture_of_another_kind_and_size_is_converted(tmp_path: Path) -> None
 
 
 def test_a_folder_of_pictures(tmp_path: Path) -> None:
-    folder = tmp_path / "my pictures"
-    folder.mkdir()
+    folder = tmp_path / "of a test" / "my pictures"
+    folder.mkdir(parents=True)
     for name, size in {"b.jpg": (20, 10), "a.png": (20, 10), "c.png": (5, 4)}.items():
         scene(size).save(folder / name)
     (folder / "notes.txt").write_text("of the pictures")
@@ -141,6 +143,15 @@ def test_other_inputs_have_other_names_of_files() -> None:
     assert text.suffix == "-text-good-beer"
     long = Inputs.of_texts(documents(), ["beer " * 99], ["it"]).suffix
     assert 30 < len(long) < 50
+
+
+def test_files_of_one_name_in_neighbouring_folders(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a/0.png", "b/0.png", "b/1.png")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        scene((8, 8)).save(path)
+    found = [Inputs.of_file(images(), path).suffix for path in paths]
+    assert found == ["-a-0", "-b-0", "-1"]
 
 
 def test_arrays(tmp_path: Path) -> None:

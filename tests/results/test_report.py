@@ -225,6 +225,19 @@ def settings(path: Path) -> list[Path]:
     ]
 
 
+def explainers(path: Path) -> list[Path]:
+    """Runs with different explainers, of which one has one round."""
+    lists = [
+        ["random", {"name": "occlusion", "size": 2}],
+        [{"name": "occlusion", "size": 4}],
+        ["random"],
+    ]
+    return [
+        classification(path / str(k), 0.6 + k / 10, rounds=1 + k, explain={"explainers": one})
+        for k, one in enumerate(lists)
+    ]
+
+
 def going_on(path: Path) -> Path:
     """A grid that does not know yet which runs it has."""
     grid = several(path, [{"lr": 1}, {"lr": 2}])
@@ -286,6 +299,7 @@ PAGES: dict[str, Callable[[Path], Report]] = {
     "grid": lambda path: Report([skewed(path)]),
     "three_axes": lambda path: Report([three_axes(path)], columns="skew"),
     "settings": lambda path: Report(settings(path)),
+    "explainers": lambda path: Report(explainers(path)),
     "every_score": lambda path: Report([scored(path)]),
     "chosen_scores": lambda path: Report([scored(path)], metrics=CHOSEN),
     "ties": lambda path: Report(
@@ -527,6 +541,28 @@ class TestInChromium:
             "[...document.querySelectorAll('.scroll')].map((s) => s.scrollWidth - s.clientWidth)"
         )
         assert max(wide) > 0  # tables scroll in their own boxes
+
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_long_names_and_values_stay_in_their_places(
+        self, browser: Browser, page: Path, tmp_path: Path, width: int
+    ) -> None:
+        long = tmp_path / "long.html"
+        pair = (
+            f"<div><dt>test_fraction (partition.test_fraction)</dt><dd>{'0.2, ' * 40}</dd></div>"
+        )
+        long.write_text(page.read_text().replace("<dl>", f"<dl>{pair}", 1))
+        browser.open(long, width=width)
+        spans = browser.run(
+            "[...document.querySelector('dl div').children].map((e) => e.getBoundingClientRect())"
+            ".map((r) => [r.left, r.right, r.width, r.height])"
+        )
+        left, right, *_ = browser.run(
+            "[document.querySelector('dl div').getBoundingClientRect()].map((r) => "
+            "[r.left, r.right])[0]"
+        )
+        for start, end, wide, high in spans:
+            assert left <= start <= end <= right + 0.5
+            assert high < 3 * wide
 
     def test_nothing_is_cut_off_on_paper(self, browser: Browser, page: Path) -> None:
         browser.open(page, width=690)  # of A4 within its margins

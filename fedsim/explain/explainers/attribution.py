@@ -35,7 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.config.registry import Registry, import_object
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Baseline, baseline_of, in_words
+from fedsim.explain.baselines import Baseline, Reference, baseline_of, in_words
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -65,6 +65,11 @@ class OfDecision(FeatureExplainer, ABC):
         """What inputs are compared with, in words; empty if with nothing."""
         return ""
 
+    @property
+    def file(self) -> str:
+        """How names of pictures begin."""
+        return self.name
+
     def explain(
         self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: Generator
     ) -> Explanation:
@@ -83,7 +88,7 @@ class OfDecision(FeatureExplainer, ABC):
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
         return Attributed(
             title=model.title,
-            file=f"{self.name}{model.suffix}{inputs.suffix}",
+            file=f"{self.file}{model.suffix}{inputs.suffix}",
             attribution=self.name,
             dataset=data.dataset,
             inputs=inputs,
@@ -206,6 +211,14 @@ class _FromBaseline(Attribution):
 
     def about_baseline(self, data: Dataset) -> str:
         return in_words(self.baseline, data)
+
+    @property
+    def file(self) -> str:
+        if self.baseline == "zero":
+            return self.name
+        chosen = self.baseline
+        told = f"row-{chosen.reference}" if isinstance(chosen, Reference) else chosen
+        return f"{self.name}-baseline-{told}"
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         if self.baseline != "zero":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.data.encoding import UNSCALED, Scaling
+from fedsim.data.encoding import OTHER, UNSCALED, Scaling, feature_of
 from fedsim.errors import ExperimentError
 from fedsim.explain import ExplainedData, ExplainedModel, Explanation
 from fedsim.explain.explainer import FeatureExplainer, explainers
@@ -30,11 +30,37 @@ from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import picture, save
 from fedsim.explain.pictures.rule_bases import draw_activations, draw_partitions, draw_rules
-from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, count, quality
+from fedsim.explain.tree import Conditions
+from fedsim.models.rules import (
+    Array,
+    Condition,
+    Prediction,
+    Rule,
+    RuleModel,
+    Rules,
+    count,
+    quality,
+)
 from fedsim.models.tsk import Tsk, write_published
-from fedsim.support.words import short
+from fedsim.support.words import MOST_NAMED, short
 
 NEGLIGIBLE = 1e-9  # relative to the greatest coefficient of a rule
+
+
+def readable(model: RuleModel, rules: Rules, dataset: Dataset) -> list[Rule]:
+    """The rules in readable form, with the thresholds of intervals in the units of the table."""
+    found = model.explain(rules, dataset.entry_names)
+    if not dataset.encoding:
+        return found
+    told = Conditions(dataset)
+
+    def in_units(one: Condition) -> Condition:
+        if one.bounds is None or one.category is not None:
+            return one
+        words = told.words(one.feature, *one.bounds)
+        return replace(one, words=words, term=words)
+
+    return [replace(rule, conditions=tuple(map(in_units, rule.conditions))) for rule in found]
 
 
 def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
@@ -133,6 +159,26 @@ def scale_in_words(target: str, scaling: Scaling) -> str:
     return f"in the rules {target} is scaled, 0 for {low:.6g} and 1 for {high:.6g}"
 
 
+def ranges_in_words(rules: Sequence[Rule], dataset: Dataset) -> str:
+    """Where the lowest and the highest fuzzy set of each number lie in the units of the table."""
+    if not dataset.encoding:
+        return ""
+    own = {feature.name for feature in dataset.encoding}
+    names, told = dataset.entry_names, Conditions(dataset)
+    fuzzy = [c for rule in rules for c in rule.conditions if c.bounds is None]
+    ends = np.array([0.0, 1.0])
+    terms = {c.term: c.membership(ends) for c in fuzzy if c.term != c.words}
+    low, high = (next((f"{t} " for t, at in terms.items() if at[k] == 1), "") for k in (0, 1))
+    ranges = [
+        f"{names[f]} {told.shown(f, 0)} and {told.shown(f, 1)}"
+        for f in sorted({c.feature for c in fuzzy})
+        if names[f] in own
+    ]
+    more = f"; and {len(ranges) - MOST_NAMED} more" if len(ranges) > MOST_NAMED else ""
+    where = f"{low}(0) and {high}(1) lie at: " if ranges else ""
+    return where + "; ".join(ranges[:MOST_NAMED]) + more
+
+
 @dataclass(frozen=True)
 class LocalExplanation:
     """Why the rules predict what they predict for one input.
@@ -146,6 +192,7 @@ class LocalExplanation:
         output: its output, which is the prediction unless outputs are averaged.
         memberships: how well each condition of the rule holds.
         contributions: (F + 1,) what the constant and each feature add to the rule's output.
+        shown: (F,) the input in the units of the table; empty if it has no others.
     """
 
     prediction: float
@@ -157,6 +204,7 @@ class LocalExplanation:
     x: Array
     memberships: Array
     contributions: Array
+    shown: Sequence[str] = ()
 
     def in_words(self, names: Sequence[str], target: str = "y") -> str:
         lines = [f"{target} = {self.prediction:.6g}, by rule {self.number}: "]
@@ -168,11 +216,14 @@ class LocalExplanation:
         if not np.isclose(self.output, self.prediction):
             lines.append(f"  (the mean of all rules that fire; alone it says {self.output:.6g})")
         width = max((len(condition.words) for condition in self.rule.conditions), default=0)
-        lines.append("  its conditions, of inputs in [0, 1], and how well they hold:")
+        scaled = "of inputs in [0, 1], "
+        lines.append(f"  its conditions, {'' if self.shown else scaled}and how well they hold:")
         for condition, membership in zip(self.rule.conditions, self.memberships, strict=True):
-            value = f"{names[condition.feature]} = {self.x[condition.feature]:.4g}"
+            f = condition.feature
+            value = self.shown[f] if self.shown else f"{names[f]} = {self.x[f]:.4g}"
             lines.append(f"    {condition.words:{width}}  {membership:5.3f}   {value}")
-        lines.append(f"  its output, {self.output:.6g}, is the sum of:")
+        scaled = scaled if self.shown and _rounded(self.rule)[1:].any() else ""
+        lines.append(f"  its output, {self.output:.6g}, {scaled}is the sum of:")
         lines.append(f"    {self.contributions[0]:+10.4g}   constant")
         parts, coefficients = self.contributions[1:], _rounded(self.rule)[1:]
         for f in np.argsort(-np.abs(parts), kind="stable"):
@@ -207,6 +258,64 @@ def local_explanation(
         memberships=np.array([float(c.membership(x[c.feature])) for c in rule.conditions]),
         contributions=rule.consequent * np.concatenate([[1.0], x]),
     )
+
+
+def by_column(
+    rules: Sequence[Rule], x: Array, dataset: Dataset
+) -> tuple[Sequence[Rule], Array, Sequence[str], list[Sequence[str]]]:
+    """Rules and inputs (n, F) in which each feature of categories takes one entry, for pictures.
+
+    The entry is evenly spaced over [0, 1], from the first category to the last.
+
+    Returns:
+        The rules, the inputs, names, and for each entry the words or numbers that stand evenly
+        along [0, 1]; none for data in [0, 1] without units.
+    """
+    if not dataset.encoding:
+        return rules, x, dataset.entry_names, []
+    told, names, ticks = Conditions(dataset), list[str](), list[Sequence[str]]()
+    columns, places, start = list[Array](), list[tuple[int, int]](), 0
+    for feature in dataset.encoding:
+        categories = (*feature.words, OTHER) if feature.kind == "one_hot" else ()
+        if categories:
+            places += [(len(names), k) for k in range(len(categories))]
+            names.append(feature.name)
+            ticks.append(categories)
+            chosen = x[:, start : start + len(categories)].argmax(axis=1)
+            columns.append(chosen / (len(categories) - 1))
+        for f, name in enumerate(feature.entries[len(categories) :], start + len(categories)):
+            places.append((len(names), -1))
+            names.append(name)
+            ticks.append(
+                ("0", "1") if name != feature.name else (told.shown(f, 0), told.shown(f, 1))
+            )
+            columns.append(x[:, f])
+        start += len(feature.entries)
+
+    def together(rule: Rule) -> Rule:
+        found, of_categories = list[Condition](), dict[int, list[tuple[int, Condition]]]()
+        for condition in rule.conditions:
+            column, k = places[condition.feature]
+            if k < 0:
+                found.append(replace(condition, feature=column))
+            else:
+                of_categories.setdefault(column, []).append((k, condition))
+        for column, own in of_categories.items():
+            is_so = np.eye(len(ticks[column]))
+            holds = np.min([one.membership(is_so[:, k]) for k, one in own], axis=0)
+            some = [word for word, so in zip(ticks[column], holds, strict=True) if so]
+            words = f"{names[column]} is {' or '.join(some)}"
+            found.append(Condition(column, words, words, partial(_of_nearest, holds)))
+        return replace(rule, conditions=tuple(found))
+
+    return [together(rule) for rule in rules], np.column_stack(columns), names, ticks
+
+
+def _of_nearest(holds: Array, values: Array) -> Array:
+    """How well a condition holds for categories that are evenly spaced over [0, 1]."""
+    last = len(holds) - 1
+    found: Array = holds[np.clip(np.rint(values * last), 0, last).astype(np.int64)]
+    return found
 
 
 @explainers.register
@@ -309,7 +418,8 @@ class RuleBase(Explanation):
 
     @cached_property
     def readable(self) -> list[Rule]:
-        return self.model.explain(self.rules, self.names)
+        """The rules in readable form, in their order."""
+        return readable(self.model, self.rules, self.dataset)
 
     def text(self) -> str:
         found = measures(self.readable, self.prediction, self.sources)
@@ -323,6 +433,8 @@ class RuleBase(Explanation):
         ]
         if scale := scale_in_words(self.target, self.dataset.target_scaling):
             lines.append(scale)
+        if ranges := ranges_in_words(self.readable, self.dataset):
+            lines.append(ranges)
         rules: list[dict[str, Any]] = self.rows()
         for row in rules[: self.most]:
             figures = ", ".join(f"{n} {row[n]:.4g}" for n in ("weight", "support", "confidence"))
@@ -350,13 +462,31 @@ class RuleBase(Explanation):
             *(self.sources, self.names, self.target),
         )
 
+    def why(self) -> list[LocalExplanation]:
+        """Explanations of the predictions for the inputs."""
+        rows = self.inputs.x.astype(np.float64)
+        about = self.names, self.dataset.target_scaling
+        found = [local_explanation(self.model, self.rules, row, *about) for row in rows]
+        if not self.dataset.encoding:
+            return found
+        owners = feature_of(self.dataset.encoding)
+        return [
+            replace(
+                one,
+                rule=replace(one.rule, conditions=self.readable[one.number - 1].conditions),
+                shown=[self.inputs.shown(self.dataset, k)[f] for f in owners],
+            )
+            for k, one in enumerate(found)
+        ]
+
     def save(self, folder: Path) -> list[Path]:
         names = ("partitions", "rules", "activations")
         paths = [picture(folder, f"{name}{self.about.suffix}") for name in names]
         title = self.about.title
+        rules, x, columns, ticks = by_column(self.readable, self.test_x, self.dataset)
         drawn = {
-            "what its conditions mean": draw_partitions(self.readable, self.test_x, self.names),
-            "its rules": draw_rules(self.readable, self.sources, self.names),
+            "what its conditions mean": draw_partitions(rules, x, columns, ticks),
+            "its rules": draw_rules(rules, self.sources, columns),
             "rules that fire on the test set": draw_activations(self.prediction),
         }
         for path, (what, figure) in zip(paths, drawn.items(), strict=True):

@@ -63,15 +63,16 @@ def draw_shared(
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
     width = _LEFT + _SIDE * len(labels)
-    height = len(clients) * (_SIDE * len(_ROWS) + _GAP)
+    high = _SIDE * flatness(examples[0].heatmap)
+    of_client = high * len(_ROWS) + _GAP
+    height = len(clients) * of_client
     figure = new_figure(width, height)
     for e in examples:
         column = labels.index(e.label)
-        top = clients.index(e.client) * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        top = clients.index(e.client) * of_client + _GAP
         for row, kind in enumerate(_ROWS):
-            left, side = _LEFT + column * _SIDE, 0.94 * _SIDE
-            axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
-            axes.set_axis_off()
+            left, lower = _LEFT + column * _SIDE, top + (row + 0.06) * high
+            axes = _framed(figure, left, lower, 0.94 * _SIDE, 0.94 * high)
             if kind == "relevance":
                 show_relevance(axes, e.heatmap)
             elif kind == "kept":
@@ -82,11 +83,11 @@ def draw_shared(
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
     about: dict[str, Any] = {"fontsize": _FONT, "va": "center", "transform": figure.transFigure}
     for number, client in enumerate(clients):
-        top = number * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        top = number * of_client + _GAP
         name = plain(client_name(client, called))
         figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
-            figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
+            figure.text(0.06 / width, 1 - (top + (row + 0.5) * high) / height, kind, **about)
     _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
     save(figure, path, title)
 
@@ -113,16 +114,16 @@ def draw_relevances(
         heatmaps: (H, W) each, signed relevances.
     """
     side, below = 1.3, 0.2
+    high = side * flatness(heatmaps[0])
     captions = [wrapped(caption, _LETTERS, 6) for caption in captions]
     above = 0.13 + 0.135 * max((text.count("\n") + 1 for text in captions), default=1)
-    down = above + 2 * side + below
+    down = above + 2 * high + below
     lines = -(-len(images) // _ACROSS)
     figure = new_figure(side * min(len(images), _ACROSS), lines * down)
     for k, (image, heatmap, caption) in enumerate(zip(images, heatmaps, captions, strict=True)):
         left, top = k % _ACROSS * side, k // _ACROSS * down + above
         for row in range(2):
-            axes = place(figure, left, top + row * side, 0.94 * side, 0.94 * side)
-            axes.set_axis_off()
+            axes = _framed(figure, left, top + row * high, 0.94 * side, 0.94 * high)
             if row == 0:
                 _show(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
@@ -132,6 +133,20 @@ def draw_relevances(
                 axes.text(0.5, -0.03, scale, style, transform=axes.transAxes)
     _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
     save(figure, path, title)
+
+
+def flatness(heatmap: NDArray[np.floating]) -> float:
+    """Height of an image's place relative to its width: below 1 for wide images."""
+    H, W = heatmap.shape
+    return min(max(H / W, 0.25), 1)
+
+
+def _framed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes for an image, in a thin frame."""
+    axes = place(figure, left, top, width, height)
+    axes.set(xticks=(), yticks=())
+    axes.spines[:].set(color="0.7", linewidth=0.5)
+    return axes
 
 
 def _show(axes: Axes, image: Array) -> None:

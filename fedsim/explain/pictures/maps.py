@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.pictures.canvas import new_figure, place, save_cropped
-from fedsim.explain.pictures.images import show_relevance
+from fedsim.explain.pictures.images import flatness, show_relevance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,11 +72,12 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
 
 def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> bytes:
     """Draw maps (H, W) of the same inputs by round, as a PNG: red is for the decision."""
-    figure = new_figure(_SIDE * len(maps) + 1.0, _SIDE * len(names) + 0.4)
+    high = _SIDE * flatness(next(iter(maps.values()))[0])
+    figure = new_figure(_SIDE * len(maps) + 1.0, high * len(names) + 0.4)
     for column, (t, of_inputs) in enumerate(maps.items()):
         for row, relevance in enumerate(of_inputs):
-            left, top = 0.9 + column * _SIDE, 0.3 + row * _SIDE
-            axes = place(figure, left, top, 0.94 * _SIDE, 0.94 * _SIDE)
+            left, top = 0.9 + column * _SIDE, 0.3 + row * high
+            axes = place(figure, left, top, 0.94 * _SIDE, 0.94 * high)
             show_relevance(axes, relevance)
             axes.set_xticks([])
             axes.set_yticks([])

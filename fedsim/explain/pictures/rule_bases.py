@@ -79,12 +79,17 @@ def _sample(conditions: Sequence[Condition]) -> _Shape:
     return _Shape(points, np.min([c.membership(points) for c in conditions], axis=0))
 
 
-def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure:
+def draw_partitions(
+    rules: Sequence[Rule], x: Array, names: Sequence[str], ticks: Sequence[Sequence[str]] = ()
+) -> Figure:
     """Draw what the conditions mean: a panel for each feature, over a histogram of its values.
 
     Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
     hold, one above the other so that none hides another. Their colours say where they point, as
     in `draw_rules`. Of more than 40 features, the 40 that most rules use are drawn.
+
+    Args:
+        ticks: for each feature what stands evenly along its range; by default numbers from 0 to 1.
     """
     features = _most_used(rules, len(names), MOST_PANELS)
     shapes = _shapes(rules, features)
@@ -98,9 +103,9 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     titles = [plain(wrapped(names[f], letters, 2)) for f in features]
     across = width + _GAP
     above = 0.4 if any("\n" in title for title in titles) else 0.26
-    down = height + above
+    down = height + above + (0.18 if ticks else 0)
 
-    figure = new_figure(columns * across - _GAP, rows * down - above)
+    figure = new_figure(columns * across - _GAP, rows * down + height - down)
     colours = _colours()
     for k, (f, title) in enumerate(zip(features, titles, strict=True)):
         row, column = divmod(k, columns)
@@ -115,8 +120,10 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
                 panel.plot(*shape.support, color=colour, linewidth=1.6, label=words)
         else:
             _draw_boxes(panel, shapes[f], colours)
-        panel.set(xlim=(0, 1), ylim=(0, 1.06), xticks=(0, 0.5, 1), yticks=())
-        panel.set_xticklabels(("0", "0.5", "1") if k + columns >= len(features) else ())
+        panel.set(xlim=(0, 1), ylim=(0, 1.06), yticks=())
+        _set_ticks(panel, ticks[f] if ticks else ("0", "0.5", "1"), letters)
+        if not ticks and k + columns < len(features):
+            panel.set_xticklabels(())
         if f in fuzzy or (fuzzy and not shapes[f]):
             panel.set_yticks((0, 0.5, 1), labels=("0", "0.5", "1") if column == 0 else ())
             if column == 0:
@@ -128,7 +135,7 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
         from matplotlib.lines import Line2D
 
         handles = [Line2D([], [], color=colours(at), linewidth=1.6) for at in terms.values()]
-        place_of = (0, 1 + (above + 0.05) / (rows * down - above))
+        place_of = (0, 1 + (above + 0.05) / figure.get_size_inches()[1])
         style = {**LEGEND, "ncols": len(terms), "fontsize": _FONT, "borderpad": 0}
         figure.legend(handles, [*map(plain, terms)], bbox_to_anchor=place_of, **style)
     notes = []
@@ -139,11 +146,26 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Fi
     scale = ", highest bar = 1" if fuzzy else ""
     notes.append(f"Grey: histogram of the feature's values in {_many(len(x), 'example')}{scale}.")
     if outside := int(((x[:, features] < 0) | (x[:, features] > 1)).sum()):
-        notes.append(f"Not drawn: {_many(outside, 'value')} outside [0, 1].")
+        where = "the axes" if ticks else "[0, 1]"
+        notes.append(f"Not drawn: {_many(outside, 'value')} outside {where}.")
     if left_out := len(names) - len(features):
         notes.append(f"Left out: {_many(left_out, 'feature')} that the fewest rules use.")
     _note(figure, notes, max(columns * across, 4.2), 0.35)
     return figure
+
+
+def _set_ticks(panel: Axes, ticks: Sequence[str], letters: int) -> None:
+    """Words evenly along the range, cut so that they do not run into each other.
+
+    Args:
+        letters: how many fit beside each other.
+    """
+    fitting = max(letters // len(ticks), 2)
+    words = [plain(wrapped(tick, fitting, 1)) for tick in ticks]
+    panel.set_xticks(np.linspace(0, 1, len(ticks)), labels=words)
+    if len(ticks) != 3 or max(map(len, ticks)) > 3:  # within the panel's own width
+        panel.get_xticklabels()[0].set_horizontalalignment("left")
+        panel.get_xticklabels()[-1].set_horizontalalignment("right")
 
 
 def _shapes(rules: Sequence[Rule], features: Sequence[int]) -> dict[int, dict[str, _Shape]]:
@@ -188,7 +210,7 @@ def draw_rules(
     order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)[:most]
     shown = [rules[j] for j in order]
     features = _most_used(shown, len(names), MOST_COLUMNS)
-    centres, nowhere = _centres(shown, features)
+    centres, nowhere, apart = _centres(shown, features)
     cell = float(np.clip(6 / len(features), 0.19, 0.36))
     wide, high, gap, bars = cell * len(features), _ROW * len(shown), 0.15, 1.3
 
@@ -235,6 +257,10 @@ def draw_rules(
         "The weightiest rules first.",
         "Colour: centre of the region where the condition holds best; blank: no condition.",
     ]
+    if apart.any():
+        for j, f in np.argwhere(apart):
+            heat.text(f, j, "≠", fontsize=_SMALL, color="0.3", **CENTRED)
+        notes.append("≠: the condition excludes values in the middle.")
     if nowhere.any():
         notes.append("Cross: the condition holds nowhere in [0, 1].")
     if lighter := len(rules) - len(shown):
@@ -245,15 +271,19 @@ def draw_rules(
     return figure
 
 
-def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDArray[np.bool_]]:
-    """(R, features) centres of conditions, NaN for none; and which hold nowhere in [0, 1].
+def _centres(
+    rules: Sequence[Rule], features: Sequence[int]
+) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    """(R, features) centres of conditions; which hold nowhere in [0, 1]; which hold best apart.
+
+    A centre is NaN where there is no condition, or no single region where it holds best.
 
     Several conditions of a rule on one feature are combined by the minimum of their memberships.
     """
     column = {f: k for k, f in enumerate(features)}
     centres = np.full((len(rules), len(features)), np.nan)
-    there = np.zeros(centres.shape, np.bool_)
-    known: dict[tuple[int, tuple[str, ...]], float] = {}
+    nowhere, apart = np.zeros((2, *centres.shape), np.bool_)
+    known: dict[tuple[int, tuple[str, ...]], _Shape] = {}
     for j, rule in enumerate(rules):
         on: dict[int, list[Condition]] = {}
         for condition in rule.conditions:
@@ -261,9 +291,12 @@ def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDA
         for f in on.keys() & column.keys():
             key = f, tuple(condition.words for condition in on[f])
             if key not in known:
-                known[key] = _sample(on[f]).centre
-            centres[j, column[f]], there[j, column[f]] = known[key], True
-    return centres, there & np.isnan(centres)
+                known[key] = _sample(on[f])
+            shape, at = known[key], (j, column[f])
+            nowhere[at], apart[at] = not len(shape.stretches), len(shape.stretches) > 1
+            if not apart[at]:
+                centres[at] = shape.centre
+    return centres, nowhere, apart
 
 
 def draw_activations(found: Prediction) -> Figure:
@@ -383,14 +416,17 @@ def draw_bars(
     scale = np.where(np.isfinite(scale), scale, 0)
     order = np.argsort(-np.abs(scale).max(axis=0), kind="stable")[:shown][::-1]
     low, top = min(scale.min(), 0), max(scale.max(), 0)
-    margin = 0.16 * (top - low) or 1.0  # for the values
+    letters = 1 + max(len(f"{value:+.3g}") for value in scale[:, order].ravel())
+    share = max(0.16, letters / (75 - 2 * letters))  # of the 75 letters that fit
+    margin = share * (top - low) or 1.0  # for the values
     high, gap = 0.16 * shown + 0.1, 0.14 + 0.14 * max(text.count("\n") + 1 for text in captions)
     figure = new_figure(6.0, len(relevance) * (high + gap))
     for k, (row, caption) in enumerate(zip(relevance, captions, strict=True)):
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
         colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
         bars = axes.barh(range(shown), row[order], color=colours)
-        axes.bar_label(bars, [f"{row[i]:+.3g}" for i in order], padding=2, fontsize=_SMALL - 2)
+        texts = [f"{row[i]:+.3g}".replace("-", "−") for i in order]
+        axes.bar_label(bars, texts, padding=2, fontsize=_SMALL - 2)
         axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=_SMALL - 1)
         axes.set(xlim=(low - margin, top + margin), ylim=(-0.7, shown - 0.3))
         axes.tick_params(axis="x", labelsize=_SMALL - 1, labelbottom=k == len(relevance) - 1)

@@ -101,6 +101,8 @@ def _draw_line(axes: Axes, line: Line, look: Look, limits: tuple[float, float] |
     width = (0.9 if line.style is None else 1.9) * look.scale
     (drawn,) = axes.plot(line.x, line.mean, color=colour, linewidth=width,
                          dashes=dashes or (None, None), gid=gid)  # fmt: skip
+    if len(line.x) == 1:
+        drawn.set(marker="o", markersize=3 * look.scale)
     if line.style is None:
         return
     drawn.set(label=line.label, marker="o", markevery=[-1], markersize=4.5 * look.scale)

@@ -17,7 +17,15 @@ from fedsim.objectives import VALIDATION, Metric
 from fedsim.results import summary
 from fedsim.results.figures.look import STYLES
 from fedsim.results.report.axes import axis_labels, layout
-from fedsim.results.report.entries import Entry, Value, differing, entries_of, names_of, word
+from fedsim.results.report.entries import (
+    Entry,
+    Value,
+    differing,
+    entries_of,
+    name_sections,
+    names_of,
+    word,
+)
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search, open_folder
 
@@ -97,6 +105,7 @@ class ReportData:
         called = names_of([folder.path for folder in opened])
         pairs = zip(opened, called, strict=True)
         entries = [entry for folder, name in pairs for entry in entries_of(folder, name)]
+        name_sections(entries)
         self.entries, self.axes = distinguish(entries)
         self.labels = axis_labels(self.axes, self.entries)
         values = [entry.cell for entry in self.entries]

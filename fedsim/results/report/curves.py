@@ -128,11 +128,11 @@ def draw(
                 value=rows[column].replace([np.inf, -np.inf], np.nan),
             ).dropna(subset="value")
             line = Line.of(cell.line, cell.style, scored, "value", scale)
-            if len(line.x) > (scale == "round"):
+            if len(line.x):
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
-    if not lines:
+    if not lines or (scale == "round" and all(len(line.x) < 2 for line in lines)):
         return None
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
     means = np.concatenate([line.mean for line in lines])

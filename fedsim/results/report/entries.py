@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,35 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
     }
     status, error = manifest["status"], manifest.get("error") or ""
     return Entry(Run(folder), {}, manifest["seed"], place, given, status, error, settings)
+
+
+def name_sections(entries: Iterable[Entry]) -> None:
+    """Write settings that list sections, such as explainers, by the names of these sections.
+
+    Where sections of one name differ, the settings in which they do follow the name:
+    `occlusion (size 2) + random`.
+    """
+    settings = [entry.settings for entry in entries]
+    for key in dict.fromkeys(key for each in settings for key in each):
+        lists = {(text := str(each[key])): _sections(text) for each in settings if key in each}
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for section in (section for sections in lists.values() for section in sections):
+            by_name.setdefault(section["name"], []).append(section)
+        apart = {name: differing(sections) for name, sections in by_name.items()}
+        for each in settings:
+            if sections := lists.get(str(each.get(key))):
+                each[key] = " + ".join(_called(section, apart) for section in sections)
+
+
+def _sections(value: str) -> list[dict[str, Any]]:
+    """The sections that a setting lists, as `word` writes it; none if it is anything else."""
+    listed = json.loads(value) if value.startswith("[{") else []
+    return listed if all("name" in one for one in listed) else []
+
+
+def _called(section: Mapping[str, Any], apart: Mapping[str, Sequence[str]]) -> str:
+    told = ", ".join(f"{k} {section[k]}" for k in apart[section["name"]] if k in section)
+    return f"{section['name']} ({told})" if told else str(section["name"])
 
 
 def word(value: Any) -> Value:

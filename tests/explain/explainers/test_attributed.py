@@ -138,6 +138,12 @@ def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str)
         text = explainer.explain(model, given, inputs, rng).text()
         assert text.splitlines()[1].startswith(f"(baseline: {words}")
     assert "baseline" not in Gradient().explain(model, given, inputs, rng).text()
+    files = {
+        Occlusion.model_validate({"baseline": baseline}).explain(model, given, inputs, rng).file
+        for baseline in ("zero", "mean", {"reference": 1})
+    }
+    beside = {"", "-baseline-mean", "-baseline-row-1"}
+    assert files == {f"occlusion{baseline}-row-0" for baseline in beside}
 
 
 @pytest.mark.parametrize("predicts", [{"label": "grown"}, {"target": "cells"}])

@@ -217,6 +217,10 @@ def test_conditions_on_columns_of_a_table() -> None:
     assert told(4, None, 1.5) == "grade < high"
     assert told(5, None, 365.5) == "day < 1971-01-02"
     assert told(6, None, 0.5) == "day ≠ (blank)"
+    told = Conditions(data).words
+    assert told(4, 0.5, None) == "grade > low"
+    assert told(4, None, 1.0) == "grade ≤ medium"
+    assert told(5, None, 365.5) == "day ≤ 1971-01-01"
 
 
 def test_entries_of_a_feature_are_added_up(finish: Finish) -> None:

@@ -16,8 +16,9 @@ from PIL import Image
 
 from experiments import Say, ran, small_experiment
 from fedsim import Run, explanations, run
+from fedsim.analysis.explanations import _clients
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain.explainers import attributed, tasks
 from fedsim.explain.explainers.attribution import Gradient
 from fedsim.explain.inputs import Inputs
@@ -105,6 +106,17 @@ def test_captions_do_not_run_into_each_other(
     assert overlapping(figure) == []
 
 
+def test_a_wide_image_has_a_frame_and_its_map_close_below(
+    drawn: list[Figure], tmp_path: Path
+) -> None:
+    images.draw_relevances([np.ones((3, 10, 30))], [np.eye(10, 30)], ["a"], tmp_path / "a.png")
+    image, heatmap, _ = drawn[0].axes
+    boxes = [axes.get_window_extent() for axes in (image, heatmap)]
+    assert boxes[0].y0 - boxes[1].y1 < 0.1 * boxes[0].height
+    assert all(spine.get_visible() for spine in image.spines.values())
+    assert image.axison
+
+
 def test_a_hundred_are_drawn_and_more_are_said(
     digits: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +150,7 @@ def test_bars_of_several_hospitals_have_one_order_and_one_scale(
     for axes, row in zip(panels[:2], found[0].relevance, strict=True):  # type: ignore[attr-defined]
         values = [text.get_text() for text in axes.texts]
         told = [f"{row[int(name.removeprefix('marker'))]:+.3g}" for name in order]
-        assert values == told
+        assert [value.replace("−", "-") for value in values] == told
     assert "12 most relevant of 13 features" in panels[1].get_xlabel()
     for figure, site in zip(drawn, SITES, strict=True):
         assert f"({site})" in figure.texts[-1].get_text().replace("\n", " ")
@@ -157,7 +169,11 @@ def test_clients_by_name(clinics: Run) -> None:
     [
         ("clinics", "Uln", "there is no client 'Uln'; did you mean 'Ulm'?"),
         ("clinics", "Rome", "there is no client 'Rome'; known: Kiel, St. Mary's, Ulm"),
-        ("clinics", "7", "there is no client 7; there are 3, counted from 0"),
+        (
+            "clinics",
+            "7",
+            f"there is no client 7; there are 3, counted from 0; by name: {', '.join(SITES)}",
+        ),
         ("digits", "Kiel", "there is no client 'Kiel'; here clients have numbers, not names"),
     ],
 )
@@ -167,6 +183,16 @@ def test_names_that_no_client_has(
     done: Run = request.getfixturevalue(of)
     code, text, error = say("explain", str(done.path), "--client", name)
     assert (code, text, error) == (2, "", f"error: {message}\n")
+
+
+def test_a_number_that_is_in_the_name_of_another_client(
+    clinics: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(clinics.manifest, "client_names", ["site 1", "site 2", "site 5"])
+    line = "client 1, counted from 0, is site 2; for the other write client 'site 1'"
+    with pytest.warns(FedsimWarning, match=f"^{re.escape(line)}$"):
+        assert _clients(clinics, "1") == [1]
+    assert _clients(clinics, [0, "site 1"]) == [0, 0]  # none is called 0
 
 
 def test_names_on_the_command_line_and_in_the_report(clinics: Run, say: Say) -> None:

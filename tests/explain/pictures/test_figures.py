@@ -289,3 +289,17 @@ def test_bars_share_a_scale_that_holds_all(
     (legend,) = drawn[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["for it", "against it"]
     assert not drawn[1].legends
+
+
+def test_values_beside_bars_do_not_touch_the_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, title: drawn.append(figure))
+    draw_bars(np.array([[4.35e7, -1.9e7]]), ["a", "b"], [""], tmp_path)
+    (axes,) = drawn[0].axes
+    assert {text.get_text() for text in axes.texts} == {"+4.35e+07", "−1.9e+07"}
+    frame = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 + 2 < box.x0 < box.x1 < frame.x1 - 2
