@@ -72,7 +72,7 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
 
 def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> bytes:
     """Draw maps (H, W) of the same inputs by round, as a PNG: red is for the decision."""
-    high = _SIDE * flatness(next(iter(maps.values()))[0])
+    high = _SIDE * max((flatness(one) for each in maps.values() for one in each[:1]), default=1)
     figure = new_figure(_SIDE * len(maps) + 1.0, high * len(names) + 0.4)
     for column, (t, of_inputs) in enumerate(maps.items()):
         for row, relevance in enumerate(of_inputs):
