@@ -69,6 +69,7 @@ EXCLUSIVE = (  # two keys that cannot be used together, and why
     ("adversaries.attack", "secure_aggregation", _NEEDS_UPDATES),
 )
 _NO_MODELS = "sends no weights of models, so it would have no effect"
+_SUMS = "averages counts and sums that must fit together, not weights of models"
 _NO_MEANS = "does not average clients' updates, so it would have no effect"
 UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: ignore[type-arg]
     (
@@ -93,6 +94,8 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
     ),
     ("aggregation", lambda method: method.learns.averages, _NO_MEANS),
     ("adversaries.attack", lambda method: method.learns.averages, _NO_MEANS),
+    ("aggregation", lambda method: method.exchanges_models, _SUMS),
+    ("adversaries.attack", lambda method: method.exchanges_models, _SUMS),
 )  # keys, which methods support them, and why others do not
 
 

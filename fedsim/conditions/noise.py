@@ -92,7 +92,9 @@ class NoisyMean(WeightedMean):
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
         if message.vectors:
+            wide = {n for n, sent in message.vectors.items() if sent.dtype == torch.float64}
             self.add(id, 1.0, clipped(message.vectors, arguments, self.privacy.clip))
+            self.wide = wide
 
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
         self.check_alike()
@@ -105,7 +107,7 @@ class NoisyMean(WeightedMean):
             scale = self.privacy.noise_multiplier * self.privacy.clip
             change = (total.value() + scale * self._noise.standard_normal(size)) / self.count
             sent = reference(to_arrays(arguments.get(name)), size)
-            mean[name] = (sent + change).astype(np.float32)
+            mean[name] = self.as_sent(name, sent + change)
         return Mean(mean, self.count)
 
     def forget(self) -> None:

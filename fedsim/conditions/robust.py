@@ -117,13 +117,13 @@ class AdversaryRecords(Condition):
         return () if self.attack.success is None else (self.attack.success,)
 
     @torch.no_grad()
-    def totals(self, context: WorkerContext, part: slice) -> Totals:
+    def totals(self, context: WorkerContext, network: nn.Module, part: slice) -> Totals:
         if self.attack.success is None:
             return {}
         found = context.prepare(*self.attack.triggered(context.dataset, part))
         if not len(found):
             return {}
-        objective, network = context.spec.objective, context.model.module
+        objective = context.spec.objective
         predicted = objective.predictions(objective.outputs(network, found.x)).argmax(dim=1)
         return {"hits": int((predicted == found.y).sum()), "tried": len(found)}
 
@@ -168,6 +168,7 @@ class GatheredMean(WeightedMean):
         self.weights[id] = weight
         self.lengths[id] = {name: vectors[name].numel() for name in sorted(vectors)}
         parts = [to_arrays(vectors[name].detach().reshape(-1)) for name in sorted(vectors)]
+        self.wide |= {name for name in vectors if vectors[name].dtype == torch.float64}
         self.sent[id] = np.concatenate(parts)
 
     def merge(self, other: WeightedMean) -> None:
@@ -202,8 +203,8 @@ class GatheredMean(WeightedMean):
         by_rule = self.rule.aggregate(changes[:, ~numbers], weights)
         _check(f"aggregation.name={self.rule.name}", by_rule, change[~numbers].shape)
         change[~numbers] = by_rule
-        found = (before + change).astype(np.float32)
-        return Mean(self._named(found), len(self.weights), self.weights, self.messages)
+        found = self._named(before + change)
+        return Mean(found, len(self.weights), self.weights, self.messages)
 
     def _forge(self, clients: Sequence[int], before: NDArray[np.float64]) -> None:
         """Replace the updates of adversaries."""
@@ -247,10 +248,11 @@ class GatheredMean(WeightedMean):
         return {name: torch.tensor(part) for name, part in self._named(self.sent[k]).items()}
 
     def _named(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The vectors of an update by name."""
+        """The vectors of an update by name, in the bits in which clients send them."""
         lengths = next(iter(self.lengths.values()))
         ends = np.cumsum(list(lengths.values()))[:-1]
-        return dict(zip(lengths, np.split(flat, ends), strict=True))
+        parts = zip(lengths, np.split(flat, ends), strict=True)
+        return {name: self.as_sent(name, part) for name, part in parts}
 
 
 def _check(what: str, found: Any, shape: tuple[int, ...]) -> None:

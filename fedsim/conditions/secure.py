@@ -361,5 +361,5 @@ class MaskedMean(WeightedMean):
         weight = float(totals.pop(WEIGHT).value()[0])
         if weight <= 0:
             raise NothingToReduce("no client of the cohort gave a contribution of any weight")
-        vectors = {name: self.mean(name, total, weight) for name, total in totals.items()}
+        vectors = {name: self.as_sent(name, total.value(weight)) for name, total in totals.items()}
         return Mean(vectors, len(sent), sent)

@@ -434,8 +434,8 @@ class Condition(Component):
         """
         raise NotImplementedError
 
-    def totals(self, context: Any, part: slice) -> Totals:
-        """(worker) Totals of a part of the test set, of the network that is loaded."""
+    def totals(self, context: Any, network: nn.Module, part: slice) -> Totals:
+        """(worker) Totals of a part of the test set, of the network that is evaluated."""
         return {}
 
     def scores(self, totals: Totals) -> dict[str, float]:

@@ -362,13 +362,13 @@ class WeightedMean(Reduction):
         weight = math.fsum(self.weights.values())  # exactly rounded, so independent of the order
         if weight <= 0:
             raise NothingToReduce("the weights of the cohort's updates sum to 0")
-        vectors = {name: self.mean(name, sum, weight) for (name, _), sum in self.sums.items()}
+        sums = self.sums.items()
+        vectors = {name: self.as_sent(name, sum.value(weight)) for (name, _), sum in sums}
         return Mean(vectors, len(self.weights), self.weights, self.messages)
 
-    def mean(self, name: str, total: ExactSum, weight: float) -> NDArray[Any]:
-        """A sum divided by a weight, in the 32 or 64 bits in which clients sent it."""
-        found = total.value(weight)
-        return found if name in self.wide else found.astype(np.float32)
+    def as_sent(self, name: str, vector: NDArray[Any]) -> NDArray[Any]:
+        """A vector in the 32 or 64 bits in which clients sent it."""
+        return vector if name in self.wide else vector.astype(np.float32, copy=False)
 
     def check_alike(self) -> None:
         """Check that all clients sent vectors of the same names and lengths."""

@@ -496,7 +496,7 @@ class Worker:
                 return {"": evaluate(context.spec.objective, network, batch)}
             totals = dict(context.slices.totals(network, context.test_batch(part), start))
             for condition in context.spec.conditions:
-                if own := condition.totals(context, part):
+                if own := condition.totals(context, network, part):
                     totals[totals_of(condition)] = own
             return totals
 

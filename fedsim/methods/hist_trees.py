@@ -11,15 +11,17 @@ bit.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsim.errors import ExperimentError
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError, FedsimWarning, NobodyAnswers
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.federation.cohort import Cohort
 from fedsim.methods.learns import Learns
@@ -28,18 +30,22 @@ from fedsim.methods.shared.trees import (
     TreeMethod,
     TreeState,
     arrays_of,
+    base_of,
+    check_bounds,
     own_gradients,
+    own_totals,
     rows,
     targets,
     tree_model,
+    units_of,
 )
 from fedsim.models.arrays import Arrays
 from fedsim.models.bins import Array, Ints, count_keys, encode, even_cuts, find_cuts
 from fedsim.models.boosted_trees import (
-    STEP,
     appended,
     histograms,
-    step_of,
+    leaf_of,
+    places,
     to_step,
 )
 from fedsim.objectives import Classification, Regression
@@ -51,13 +57,12 @@ class HistState(TreeState):
     """The global ensemble, and what clients have agreed on.
 
     Attributes:
-        cuts: of the bins, see `fedsim.models.bins.find_cuts`; empty before the first
-            round.
-        step: gradients are multiples of it.
+        cuts: of the bins, see `fedsim.models.bins.find_cuts`; empty before they are agreed on.
+        units: of gradients and hessians, which are multiples of 2^-26 of them.
     """
 
     cuts: Arrays
-    step: float = STEP
+    units: tuple[float, float] = (1.0, 1.0)
 
 
 @methods.register
@@ -73,19 +78,21 @@ class HistTrees(TreeMethod[HistState]):
     exchanges: the server sends the unfinished tree, and clients the sums G = Σ g_i and H = Σ h_i
     of their examples' gradients and hessians by node, feature and bin (16 bytes for both), of the
     smaller child of each node alone; the other's are the difference. The server finds the splits.
+    If all clients leave a round (`devices.deadline`), its tree has the levels that are done.
 
     A round begins with the ensemble and the cuts, which are counted as sent to each client of the
     cohort. Everything that clients send is a sum, so masks change nothing. Gradients are rounded
-    to multiples of 2^-26 (of a regression: times the size of its targets), so that sums are
-    exact; up to 2^25 examples.
+    to 2^-26 of their size (the largest target, or class weight), so that sums are exact; up to
+    2^25 examples.
 
-    Noise (`privacy`) needs `range`, because counts that are clipped to a norm and made noisy give
-    no bins. `privacy.clip` has to be of the size of a client's histograms, in the order of
-    n·√(F/bins) for n examples. `trees` in `rounds` is how many there are.
+    Noise (`privacy`) needs `range`, because noisy counts give no bins. `privacy.clip` has to be of
+    the size of a client's histograms, in the order of n·√(F/bins) for n examples. `trees` in
+    `rounds` is how many there are.
 
     Args:
-        range: bounds of all features, known without looking at the data. Bins are then of equal
-            width, trees begin with the score 0, and nothing is agreed on.
+        range: bounds of all features and of a regression's target, known without looking at the
+            data. Bins are then of equal width, trees begin with the score 0, and nothing is agreed
+            on.
     """
 
     name: str = "hist_trees"
@@ -96,7 +103,8 @@ class HistTrees(TreeMethod[HistState]):
     range: tuple[float, float] | None = None
 
     def check(self, train: Train) -> None:
-        if self.range is not None and not np.diff(np.array(self.range, np.float32)) > 0:
+        super().check(train)
+        if self.range is not None and not np.float32(self.range[0]) < np.float32(self.range[1]):
             raise ExperimentError(
                 f"method.range={list(self.range)}: the first number must be below the second"
             )
@@ -109,36 +117,44 @@ class HistTrees(TreeMethod[HistState]):
                 "of all features ([0, 1] with data.scale=minmax)"
             )
 
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        super().check_data(dataset, splits, network)
+        if self.range is not None:
+            check_bounds(*self.range, dataset, splits)
+
     def init(self, fed: Federation) -> HistState:
         trees = tree_model(fed.server).empty(fed.server.num_classes)
         return HistState(fed.initial_weights(), trees, {})
 
     def round(self, fed: Federation, state: HistState, t: int) -> HistState:
         cohort, model = fed.sample(t), tree_model(fed.server)
-        if not state.cuts:
-            state = self.agree(fed, state, cohort)
-        C, B = len(state.trees["base"]), int(state.cuts["starts"][-1])
-        ensemble, cuts = state.trees, state.cuts
-        begun = False
+        known: dict[str, Any] = {}
 
-        def ask(tree: Arrays, nodes: Ints) -> tuple[Array, frozenset[int]]:
-            nonlocal begun
-            known = (lambda arrays: NotCounted(arrays)) if begun else (lambda arrays: arrays)
-            begun = True
-            mean = fed.mean(
-                self.histograms,
-                cohort,
-                ensemble=known(ensemble),
-                cuts=known(cuts),
-                step=state.step,
-                tree={name: tree[name].copy() for name in ("feature", "threshold")},
-                nodes=nodes,
-            )
-            summed = mean.histograms.astype(np.float64) * mean.count
-            G, H = np.moveaxis(summed.reshape(len(nodes), 2, B), 1, 0)
-            return np.stack([to_step(G, state.step), to_step(H, STEP)], axis=1), mean.clients
+        def ask(tree: Arrays, nodes: Ints) -> tuple[Array, frozenset[int]] | None:
+            sent = known or {"ensemble": state.trees, "cuts": state.cuts}
+            tree = {name: array.copy() for name, array in tree.items()}
+            try:
+                mean = fed.mean(
+                    *(self.histograms, cohort), units=state.units, tree=tree, nodes=nodes, **sent
+                )
+            except NobodyAnswers:
+                if not known:
+                    raise
+                return None
+            if not known:  # by all that take part from now on
+                known.update({name: NotCounted(arrays) for name, arrays in sent.items()})
+            summed = to_step(mean.histograms.astype(np.float64) * mean.count)
+            of_node = summed.reshape(len(nodes), 2, -1)
+            return of_node * np.array(state.units)[:, None], mean.clients
 
-        tree = model.grow(ask, state.cuts, C)
+        try:
+            if not state.cuts:
+                state = self.agree(fed, state, cohort)
+            tree = model.grow(ask, state.cuts, len(state.trees["base"]))
+        except NobodyAnswers as nobody:  # what is agreed on is kept
+            again = "" if state.cuts else ", and bins have to be agreed on again"
+            warnings.warn(f"{nobody}: no tree is grown{again}", FedsimWarning, stacklevel=2)
+            return state
         return replace(state, trees=appended(state.trees, tree))
 
     @client_function("histograms")
@@ -147,27 +163,29 @@ class HistTrees(TreeMethod[HistState]):
         client: Client,
         ensemble: Mapping[str, Tensor],
         cuts: Mapping[str, Tensor],
-        step: float,
+        units: tuple[float, float],
         tree: Mapping[str, Tensor],
         nodes: Tensor,
     ) -> Update:
         """(client) G and H of some nodes of the unfinished tree, by feature and bin."""
-        agreed, x = arrays_of(cuts), rows(client)
-        codes = client.once("codes", lambda: encode(x, agreed), agreed["edges"])
-        g, h = own_gradients(client, arrays_of(ensemble), step)
-        client.visit(len(x))
+        agreed = arrays_of(cuts)
+        codes = client.once("codes", lambda: encode(rows(client), agreed), agreed["edges"])
+        g, h = own_gradients(client, arrays_of(ensemble), units)
+        place = places(leaf_of(arrays_of(tree), codes.T), nodes.cpu().numpy())
+        client.visit(int((place >= 0).any(axis=0).sum()))
         client.report(steps=1)  # a tree, of which this is a level
-        found = histograms(arrays_of(tree), nodes.cpu().numpy(), x, codes, agreed, g, h)
+        found = histograms(place, len(nodes), codes, agreed, g, h) / np.array(units)[:, None]
         return Update(histograms=torch.from_numpy(found.reshape(-1)))
 
     # -- what clients agree on -----------------------------------------------------------------
 
     def agree(self, fed: Federation, state: HistState, cohort: Cohort) -> HistState:
-        """The bins, the step of gradients, and the score with which sums begin."""
+        """The bins, the units of gradients, and the score with which sums begin."""
         model, F = tree_model(fed.server), int(np.prod(fed.server.shape))
-        classes = fed.server.num_classes
+        classes, objective = fed.server.num_classes, fed.server.objective
         if self.range is not None:
-            return replace(state, cuts=even_cuts(*self.range, F, model.bins))
+            units = units_of(objective, classes, max(-self.range[0], self.range[1]))
+            return replace(state, cuts=even_cuts(*self.range, F, model.bins), units=units)
 
         def count(feature: Ints, first: Ints, shift: int) -> Array:
             mean = fed.mean(self.counts, cohort, feature=feature, first=first, shift=shift)
@@ -175,24 +193,20 @@ class HistTrees(TreeMethod[HistState]):
             return counts.reshape(-1, 16)
 
         with fed.setup_traffic():
-            # A regression's target is counted like a feature: its bounds give the step.
+            # A regression's target is counted like a feature: its bounds give the units.
             cuts = find_cuts(count, F if classes else F + 1, model.bins)
-            step = STEP if classes else step_of(cuts["low"][-1], cuts["high"][-1])
-            mean = fed.mean(self.totals, cohort, step=step)
-        totals = mean.totals.astype(np.float64) * mean.count
-        n = np.rint(totals)
+            units = units_of(objective, classes, max(-cuts["low"][-1], cuts["high"][-1]))
+            mean = fed.mean(self.totals, cohort, unit=units[0])
+        totals = to_step(mean.totals.astype(np.float64) * mean.count)
         if not classes:
-            base = to_step(totals[:1], step) / max(n[1], 1)
+            totals[0] *= units[0]
             last = int(cuts["starts"][-2])
             cuts = {
                 "edges": cuts["edges"][: last - F],
                 **{name: cuts[name][:-1] for name in ("starts", "low", "high")},
             }
-        else:
-            # As if there were an example more of each class.
-            p = (n + 1) / (n + 1).sum()
-            base = np.log(p[1:] / p[0]) if classes == 2 else np.log(p)
-        return replace(state, trees=model.empty(classes, base), cuts=cuts, step=float(step))
+        base = base_of(totals, objective, classes)
+        return replace(state, trees=model.empty(classes, base), cuts=cuts, units=units)
 
     @client_function("counts")
     def counts(self, client: Client, feature: Tensor, first: Tensor, shift: int) -> Update:
@@ -204,11 +218,6 @@ class HistTrees(TreeMethod[HistState]):
         return Update(counts=torch.from_numpy(found.reshape(-1)))
 
     @client_function("totals")
-    def totals(self, client: Client, step: float) -> Update:
-        """(client) Its number of examples of each class; or the sum of its targets, and n."""
-        if client.num_classes:
-            found = np.bincount(targets(client), minlength=client.num_classes).astype(np.float64)
-        else:
-            y = to_step(targets(client), step)
-            found = np.array([y.sum(), len(y)])
-        return Update(totals=torch.from_numpy(found))
+    def totals(self, client: Client, unit: float) -> Update:
+        """(client) What the score with which sums begin is made of."""
+        return Update(totals=torch.from_numpy(own_totals(client, unit)))

@@ -55,7 +55,7 @@ class Method(Component, ABC, Generic[S]):
         trains_clients: whether clients train the experiment's model.
         needs_labels: whether clients train on their labelled examples alone.
         exchanges_models: whether clients and server send each other weights of models, which
-            `uplink` and `downlink` compress.
+            `uplink` and `downlink` compress, `aggregation` averages and `adversaries` forge.
         takes_downlink: whether clients train from what arrives of the model, not from the model.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
             their examples for training (`privacy.level=example`).

@@ -18,9 +18,7 @@ from fedsim.federation.cohort import Cohort
 from fedsim.methods.method import methods
 from fedsim.methods.shared.trees import TreeState
 from fedsim.methods.xgb_bagging import XgbBagging
-from fedsim.models.boosted_trees import (
-    appended,
-)
+from fedsim.models.boosted_trees import appended
 from fedsim.support.rng import keyed_rng
 
 
@@ -30,7 +28,8 @@ class XgbCyclic(XgbBagging):
 
     Turns are in the order of the clients' numbers, as in Flower, or in random orders. Of a cohort
     that lacks the client whose turn it is, the next in the order takes it; a client that drops
-    out in its turn loses it. `trees` in `rounds` is how many there are.
+    out in its turn loses it. Sums begin with the mean target, or the log-odds, of the first.
+    `trees` in `rounds` is how many there are.
 
     Args:
         local_rounds: rounds of boosting by a client; Flower's example takes 1.
@@ -42,6 +41,7 @@ class XgbCyclic(XgbBagging):
 
     def round(self, fed: Federation, state: TreeState, t: int) -> TreeState:
         chosen = self.turn(fed.sample(t), t, fed.num_clients, fed.server.seed)
+        state = self.begun(fed, state, [chosen])
         sent = fed.gather(self.boost, [chosen], trees=state.trees)
         if not sent and fed.server.loses_clients:
             return state

@@ -34,18 +34,20 @@ class ArrayModel(Model, ABC):
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A network without weights, as a placeholder."""
-        return nn.Module()
+        return self.as_network({})
 
     def as_network(self, arrays: Arrays) -> nn.Module:
         """Arrays as something that is called like a network."""
-        return _ArraysNetwork(self, arrays)
+        return ArraysNetwork(self, arrays)
 
 
-class _ArraysNetwork(nn.Module):
+class ArraysNetwork(nn.Module):
+    """Arrays of a model as a network."""
+
     def __init__(self, section: ArrayModel, arrays: Arrays) -> None:
         super().__init__()
-        self._section, self._arrays = section, arrays
+        self.section, self._arrays = section, arrays
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self._section.outputs(self._arrays, x.detach().cpu().numpy())
+        found = self.section.outputs(self._arrays, x.detach().cpu().numpy())
         return torch.from_numpy(found).to(x)

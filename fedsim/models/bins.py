@@ -123,6 +123,19 @@ def even_cuts(low: float, high: float, features: int, bins: int) -> Arrays:
     }
 
 
+def lost(x: Floats, low: float, high: float) -> NDArray[np.bool_]:
+    """(F,) whether bounds do not fit a feature of (n, F), so that bins between them lose it.
+
+    More than a tenth of its values lie outside, or more values than one or two in one or two of
+    256 bins.
+    """
+    outside = ((x < low) | (x > high)).mean(axis=0) > 0.1
+    bins = np.ptp(encode(x, even_cuts(low, high, x.shape[1], 256)), axis=1)
+    values = np.array([len(np.unique(column)) for column in x.T])
+    found: NDArray[np.bool_] = (values > 1) & (outside | (bins < np.minimum(values - 1, 2)))
+    return found
+
+
 def encode(x: Floats, cuts: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     """(F, n) the bin of each value of (n, F)."""
     codes = np.empty(x.shape[::-1], np.uint8)

@@ -28,14 +28,16 @@ from fedsim.models.model import models
 
 TREES = ("feature", "threshold", "value", "cover")  # the arrays (T, C, N) of an ensemble
 LEAF = -1  # instead of a feature
-# The largest number of digits of a sum of n gradients up to 1 is n·2^26: exact in 64-bit floats,
-# also after a division by the number of clients and back, for n up to 2^25.
+# A sum of n gradients up to 1 is a multiple of 2^-26 below n, exact in float64 for n ≤ 2^25, also
+# after a division by the number of clients and back.
 STEP = 2.0**-26
 ROW_LIMIT = 1 << 20  # (tree, row) pairs at a time, which limits memory
+BIN_LIMIT = 1 << 19  # likewise (node, bin) pairs
 
 # (tree, nodes) -> what `histograms` returns, summed over all examples, and whose examples these
-# are: equal values for the same ones.
-AskSums = Callable[[Arrays, Ints], tuple[Array, Any]]
+# are: equal values for the same ones. The tree's thresholds are numbers of bins. None if nobody
+# answers: then the tree ends.
+AskSums = Callable[[Arrays, Ints], tuple[Array, Any] | None]
 
 
 @models.register
@@ -44,9 +46,10 @@ class BoostedTrees(ArrayModel):
 
     For classification and regression, on tables and images (each pixel is a feature). A leaf with
     the sums G of gradients and H of hessians has the value −η·G/(H + λ) (Eq. 5); a split into a
-    left and a right part gains ½·[G_l²/(H_l + λ) + G_r²/(H_r + λ) − G²/(H + λ)] − γ (Eq. 7), and
-    the greatest gain wins, of equal ones that of the first feature and the lowest threshold. An
-    example goes left if x < threshold.
+    left and a right part gains G_l²/(H_l + λ) + G_r²/(H_r + λ) − G²/(H + λ), and must gain more
+    than γ (Eq. 7 without its factor ½, as in XGBoost's code). The greatest gain wins, of equal
+    ones that of the first feature and the lowest threshold. An example goes left if
+    x < threshold.
 
     Two classes have one tree a round, whose sum f is the log-odds of the second class (logits −f/2
     and f/2); more classes have one tree each, for the softmax; a regression has one.
@@ -88,6 +91,11 @@ class BoostedTrees(ArrayModel):
         trees["classes"] = np.array([classes])
         return trees
 
+    def histogram_bytes(self, classes: int, features: int, examples: int) -> int:
+        """Memory of the sums of a level of all trees of a round, at most."""
+        nodes = min(2 ** (self.depth - 1), examples) * (classes if classes > 2 else 1)
+        return 16 * nodes * features * self.bins
+
     def grow(self, ask: AskSums, cuts: Arrays, C: int) -> Arrays:
         """C trees, from the root down, level by level; as an ensemble of one round.
 
@@ -102,8 +110,11 @@ class BoostedTrees(ArrayModel):
         N = 2 ** (self.depth + 1) - 1
         tree: Arrays = {name: np.zeros((1, C, N), np.float32) for name in TREES}
         tree["feature"] = np.full((1, C, N), LEAF, np.int32)
+        by_bin = {"feature": tree["feature"], "threshold": np.zeros((1, C, N), np.float32)}
         nodes = np.stack([np.arange(C), np.zeros(C, np.int64)], axis=1)
-        sums, who = ask(tree, nodes)
+        if (answer := ask(by_bin, nodes)) is None:
+            return tree
+        sums, who = answer
         for level in range(self.depth):
             feature, cut, left, total = self.best_splits(sums, cuts)
             if level == 0:
@@ -111,6 +122,7 @@ class BoostedTrees(ArrayModel):
             split = np.flatnonzero(feature != LEAF)
             parents, at = nodes[split], tuple(nodes[split].T)
             tree["feature"][0][at] = feature[split]
+            by_bin["threshold"][0][at] = cut[split] + 1
             tree["threshold"][0][at] = cuts["edges"][
                 cuts["starts"][feature[split]] - feature[split] + cut[split]
             ]
@@ -123,11 +135,15 @@ class BoostedTrees(ArrayModel):
             fewer = (left[:, 1] <= right[:, 1])[:, None]
             smaller = np.where(fewer, children[0], children[1])
             larger = np.where(fewer, children[1], children[0])
-            of_smaller, now = ask(tree, smaller)
+            if (answer := ask(by_bin, smaller)) is None:
+                break
+            of_smaller, now = answer
             if now == who:
                 of_larger = sums[split] - of_smaller
             else:  # others have answered
-                of_larger, last = ask(tree, larger)
+                if (answer := ask(by_bin, larger)) is None:
+                    break
+                of_larger, last = answer
                 who = now if last == now else object()
             nodes = np.concatenate([smaller, larger])
             order = np.lexsort(nodes.T[::-1])
@@ -150,6 +166,9 @@ class BoostedTrees(ArrayModel):
         """
         size = np.diff(cuts["starts"])
         A, F, most = len(sums), len(size), int(size.max())
+        if (together := max(1, BIN_LIMIT // (F * most))) < A:
+            parts = [self.best_splits(sums[a : a + together], cuts) for a in range(0, A, together)]
+            return tuple(map(np.concatenate, zip(*parts, strict=True)))  # type: ignore[return-value]
         by_bin = np.zeros((A, 2, F, most))
         by_bin[:, :, np.arange(most) < size[:, None]] = sums
         left = by_bin.cumsum(axis=3)
@@ -163,7 +182,7 @@ class BoostedTrees(ArrayModel):
         lam = self.lam
         with np.errstate(divide="ignore", invalid="ignore"):
             score = G_l * G_l / (H_l + lam) + G_r * G_r / (H_r + lam) - G * G / (H + lam)
-        np.copyto(gain, score / 2 - self.gamma, where=allowed)
+        np.copyto(gain, score - self.gamma, where=allowed)
         best = gain.reshape(A, -1).argmax(axis=1)
         feature, cut = np.divmod(best, most)
         nodes = np.arange(A)
@@ -175,42 +194,42 @@ class BoostedTrees(ArrayModel):
             total[nodes, :, np.where(gains, feature, 0), 0],
         )
 
-    def boost(
-        self, f: Array, x: Floats, codes: NDArray[np.uint8], cuts: Arrays, of: Gradients
-    ) -> Arrays:
+    def boost(self, g: Array, h: Array, codes: NDArray[np.uint8], cuts: Arrays) -> Arrays:
         """C trees, grown on examples in one place.
 
         Args:
-            f: (C, n) their scores so far.
-            x: (n, F) inputs.
+            g, h: (C, n) their gradients and hessians.
             codes: (F, n) their bins.
-            of: the gradients of scores.
         """
-        g, h = of(f)
-        return self.grow(
-            lambda tree, nodes: (histograms(tree, nodes, x, codes, cuts, g, h), None),
-            cuts,
-            len(f),
-        )
+
+        def ask(tree: Arrays, nodes: Ints) -> tuple[Array, None]:
+            place = places(leaf_of(tree, codes.T), nodes)
+            return histograms(place, len(nodes), codes, cuts, g, h), None
+
+        return self.grow(ask, cuts, len(g))
 
 
 class Gradients:
-    """Gradients g and hessians h of the loss at scores, as multiples of a step.
+    """Gradients g and hessians h of the loss at scores, as multiples of their units times 2^-26.
 
-    Cross-entropy of the log-odds (two classes) or of the softmax, h = p·(1 − p); for a regression
-    half the squared error, h = 1.
+    Cross-entropy of the log-odds of two classes, h = p·(1 − p), or of the softmax, where XGBoost
+    takes h = 2·p·(1 − p); for a regression half the squared error, h = 1.
 
     Args:
         y: (n,) classes or targets.
         classes: 0 for a regression.
         weights: (n,) factor of each example's loss; by default 1.
-        step: a power of two, of the size of gradients times 2^-26.
+        units: powers of two of the size of g and of h.
     """
 
     def __init__(
-        self, y: NDArray[Any], classes: int, weights: Array | None = None, step: float = STEP
+        self,
+        y: NDArray[Any],
+        classes: int,
+        weights: Array | None = None,
+        units: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        self.y, self.classes, self.weights, self.step = y, classes, weights, step
+        self.y, self.classes, self.weights, self.units = y, classes, weights, units
 
     def __call__(self, f: Array) -> tuple[Array, Array]:
         """(C, n) g and h, of scores (C, n)."""
@@ -219,10 +238,10 @@ class Gradients:
         else:
             p = expit(f) if self.classes == 2 else softmax(f)
             own = self.y if self.classes == 2 else self.y == np.arange(self.classes)[:, None]
-            g, h = p - own, p * (1 - p)
+            g, h = p - own, p * (1 - p) * (1 if self.classes == 2 else 2)
         if self.weights is not None:
             g, h = g * self.weights, h * self.weights
-        return to_step(g, self.step), to_step(h, STEP)
+        return to_step(g, self.units[0]), to_step(h, self.units[1])
 
 
 def softmax(f: Array) -> Array:
@@ -232,16 +251,15 @@ def softmax(f: Array) -> Array:
     return p
 
 
-def to_step(values: Array, step: float) -> Array:
-    """Values rounded to multiples of a step, a power of two."""
-    rounded: Array = np.rint(values / step) * step
+def to_step(values: Array, unit: float = 1.0) -> Array:
+    """Values rounded to multiples of 2^-26 of a unit, a power of two."""
+    rounded: Array = np.rint(values / (STEP * unit)) * (STEP * unit)
     return rounded
 
 
-def step_of(low: float, high: float) -> float:
-    """The step of a regression's gradients, for targets in a range."""
-    size = max(abs(low), abs(high))
-    return STEP * 2.0 ** np.ceil(np.log2(size)) if size > 0 else STEP
+def unit_of(size: float) -> float:
+    """The least power of two that numbers up to a size do not exceed; 1 for none but 0."""
+    return 2.0 ** float(np.ceil(np.log2(size))) if size > 0 else 1.0
 
 
 def rows_of(x: NDArray[Any]) -> Floats:
@@ -249,19 +267,20 @@ def rows_of(x: NDArray[Any]) -> Floats:
     return np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float32)
 
 
-def leaf_of(trees: Arrays, x: Floats) -> Ints:
-    """(T·C, n) the node of each tree at which each row ends."""
+def leaf_of(trees: Arrays, x: NDArray[Any]) -> Ints:
+    """(T·C, n) the node of each tree at which each row of (n, F) ends; or row of bins."""
     feature, threshold = (trees[name].reshape(-1) for name in ("feature", "threshold"))
     N = trees["feature"].shape[-1]
     root = np.arange(0, len(feature), N)[:, None]
     node = np.zeros((len(root), len(x)), np.int64)
-    first = np.arange(0, x.size, x.shape[1])
-    entries = x.reshape(-1)
+    by_row, by_feature = (stride // x.itemsize for stride in x.strides)
+    first, entries = np.arange(len(x)) * by_row, x.ravel(order="K")
     for _ in range(N.bit_length() - 1):
         f = feature.take(root + node)
         if f.max(initial=LEAF) == LEAF:  # all have arrived
             break
-        right = entries.take(first + np.maximum(f, 0)) >= threshold.take(root + node)
+        at = first + np.maximum(f, 0) * by_feature
+        right = entries.take(at) >= threshold.take(root + node)
         node = np.where(f == LEAF, node, 2 * node + 1 + right)
     return node
 
@@ -294,42 +313,42 @@ def appended(trees: Arrays, *more: Arrays, scale: float = 1.0) -> Arrays:
     return {**trees, **found}
 
 
+def places(leaves: Ints, nodes: Ints) -> Ints:
+    """(C, n) which of some nodes each row is in, −1 if in none of them.
+
+    Args:
+        leaves: (C, n) the node of each tree at which it ends.
+        nodes: (A, 2) tree and number of each node.
+    """
+    found = np.full((len(leaves), max(leaves.max(initial=0), nodes[:, 1].max()) + 1), -1)
+    found[tuple(nodes.T)] = np.arange(len(nodes))
+    return np.take_along_axis(found, leaves, axis=1)
+
+
 def histograms(
-    tree: Arrays,
-    nodes: Ints,
-    x: Floats,
-    codes: NDArray[np.uint8],
-    cuts: Arrays,
-    g: Array,
-    h: Array,
+    place: Ints, A: int, codes: NDArray[np.uint8], cuts: Arrays, g: Array, h: Array
 ) -> Array:
     """(A, 2, B) sums of g and h by node, and by feature and bin.
 
     Args:
-        tree: C trees, unfinished.
-        nodes: (A, 2) tree and number of each node, in ascending order.
-        x: (n, F) inputs.
-        codes: (F, n) their bins.
+        place: (C, n) which of the A nodes each row is in; see `places`.
+        codes: (F, n) the rows' bins.
         g, h: (C, n) by tree.
     """
-    _, C, N = tree["feature"].shape
     starts = cuts["starts"]
-    most, found = int(np.diff(starts).max()), np.zeros((len(nodes), 2, int(starts[-1])))
-    leaves = leaf_of(tree, x)
-    for c in range(C):
-        own = np.flatnonzero(nodes[:, 0] == c)
-        if not len(own):
+    most, found = int(np.diff(starts).max()), np.zeros((A, 2, int(starts[-1])))
+    for c in range(len(place)):
+        rows = np.flatnonzero(place[c] >= 0)
+        if not len(rows):
             continue
-        place = np.full(N, -1)
-        place[nodes[own, 1]] = np.arange(len(own))
-        row_place = place.take(leaves[c])
-        rows = np.flatnonzero(row_place >= 0)
-        first, g_c, h_c = row_place.take(rows) * most, g[c].take(rows), h[c].take(rows)
-        part = found[own[0] : own[-1] + 1]
-        for f, column in enumerate(codes if len(rows) == len(x) else codes.take(rows, axis=1)):
-            at = first + column
-            bins = slice(starts[f], starts[f + 1])
+        node, g_c, h_c = (array.take(rows) for array in (place[c], g[c], h[c]))
+        own = slice(node.min(), node.max() + 1)
+        first, size = (node - own.start) * most, (own.stop - own.start) * most
+        for f, column in enumerate(
+            codes if len(rows) == place.shape[1] else codes.take(rows, axis=1)
+        ):
+            at, bins = first + column, slice(starts[f], starts[f + 1])
             for k, weights in enumerate((g_c, h_c)):
-                summed = np.bincount(at, weights, minlength=len(own) * most)
-                part[:, k, bins] = summed.reshape(-1, most)[:, : bins.stop - bins.start]
+                summed = np.bincount(at, weights, minlength=size).reshape(-1, most)
+                found[own, k, bins] = summed[:, : bins.stop - bins.start]
     return found

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from experiments import federation, server_states, small_experiment, with_method
 from fedsim import Run
@@ -302,9 +303,9 @@ class Scores(Condition):
     def metrics(self) -> tuple[Metric, ...]:
         return (Metric(self.column, "length of outputs"),)
 
-    def totals(self, context: Any, part: slice) -> dict[str, Any]:
+    def totals(self, context: Any, network: nn.Module, part: slice) -> dict[str, Any]:
         with torch.no_grad():
-            outputs = context.model.module(context.test_batch(part).x)
+            outputs = network(context.test_batch(part).x)
         return {"length": float(outputs.norm(dim=1).sum()), "count": len(outputs)}
 
     def scores(self, totals: dict[str, Any]) -> dict[str, float]:

@@ -16,6 +16,11 @@ from own_components import CoordinateMedian
 
 from experiments import server_states, small_experiment
 from fedsim import Run
+from fedsim.conditions.adversaries.on_updates import SignFlip
+from fedsim.conditions.aggregators import aggregators
+from fedsim.conditions.noise import NoisyMean
+from fedsim.conditions.privacy import Privacy
+from fedsim.conditions.robust import GatheredMean
 from fedsim.conditions.secure import MaskedMean, Masks
 from fedsim.errors import Diverged
 from fedsim.federation import Update
@@ -48,13 +53,24 @@ def plain(result: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_is_sent_in_64_bits_is_averaged_in_64(masked: bool) -> None:
+NOBODY = frozenset[int]()
+RNG = np.random.default_rng(0)
+MEANS: dict[str, Callable[[], WeightedMean]] = {
+    "plain": WeightedMean,
+    "masked": lambda: MaskedMean(Masks(0, "", 1, [0, 1]), frozenset(), 0.6),
+    "noisy": lambda: NoisyMean(Privacy(clip=1e10, noise_multiplier=0), 2, RNG),
+    "robust": lambda: GatheredMean(aggregators.parse({"name": "median"}), None, NOBODY, {}, RNG),
+    "forged": lambda: GatheredMean(None, SignFlip(), NOBODY, {}, RNG),
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_what_is_sent_in_64_bits_is_averaged_in_64(kind: str) -> None:
     """Up to the last bit of whole numbers, beside vectors of 32 bits."""
     wide = torch.tensor([2.0**29 + 2.0**-23, -1.0], dtype=torch.float64)
-    made = MaskedMean(Masks(0, "", 1, [0, 1]), frozenset(), 0.6) if masked else WeightedMean()
+    made = MEANS[kind]()
     for id, sign in enumerate((1, -1)):
-        message = Update(wide=sign * wide + id, narrow=torch.tensor([0.1]))
+        message = Update(wide=sign * wide + id, narrow=torch.tensor([0.1, 0.1]))
         made.check(message)
         made.fold(id, message, {})
         made.end_block()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,22 +22,22 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Run, predictions
-from fedsim.errors import BadInput, ExperimentError
+from fedsim import Dataset, Run, predictions
+from fedsim.errors import BadInput, DataError, ExperimentError, FedsimWarning
+from fedsim.federation import Client
 from fedsim.launch.prepare import prepare
 from fedsim.methods.hist_trees import HistState
+from fedsim.methods.shared import trees as shared
 from fedsim.methods.xgb_cyclic import XgbCyclic
 from fedsim.models.bins import encode
 from fedsim.models.boosted_trees import (
-    TREES as ARRAYS,
-)
-from fedsim.models.boosted_trees import (
+    TREES,
     Arrays,
     Gradients,
     appended,
     raw_scores,
     rows_of,
-    step_of,
+    unit_of,
 )
 from fedsim.testing import check_method
 
@@ -47,7 +51,10 @@ KINDS = {"ten classes": DIGITS, "two classes": TWO, "a number": NUMBERS}
 
 
 def trees(name: str, clients: int = 4, rounds: int = 3, **sections: Any) -> Sections:
-    usual = {"partition": {"kind": "iid", "clients": clients}, "train": {"rounds": rounds}}
+    usual: Sections = {
+        "partition": {"kind": "iid", "clients": clients},
+        "train": {"rounds": rounds},
+    }
     return with_method(name, **{**usual, **sections})
 
 
@@ -64,12 +71,12 @@ def pooled(experiment: Any, state: HistState) -> Arrays:
     held = context.examples(np.sort(context.splits.train.values))
     x, classes = rows_of(held.x.numpy()), len(dataset.classes)
     y: NDArray[Any] = held.y.numpy() if classes else held.y.double().numpy()
-    assert state.step == (2.0**-26 if classes else step_of(float(y.min()), float(y.max())))
-    codes, of = encode(x, state.cuts), Gradients(y, classes, None, state.step)
+    assert state.units == ((1, 1) if classes else (unit_of(float(np.abs(y).max())), 1))
+    codes, of = encode(x, state.cuts), Gradients(y, classes, None, state.units)
     model: Any = spec.model
     found = model.empty(classes, state.trees["base"])
     for _ in range(experiment.train.rounds):
-        found = appended(found, model.boost(raw_scores(found, x), x, codes, state.cuts, of))
+        found = appended(found, model.boost(*of(raw_scores(found, x)), codes, state.cuts))
     return found
 
 
@@ -78,7 +85,7 @@ def test_trees_are_the_same_over_any_number_of_clients_and_pooled(kind: str) -> 
     made = [small_experiment(**trees("hist_trees", K, **KINDS[kind])) for K in (1, 3, 10)]
     one, three, ten = (server_states(experiment)[-1] for experiment in made)
     for other in (three, ten):
-        assert one.step == other.step
+        assert one.units == other.units
         same(one.cuts, other.cuts)
         same(one.trees, other.trees)
     same(one.trees, pooled(made[0], one))
@@ -136,7 +143,7 @@ def test_bytes_are_those_of_the_sums(finish: Finish) -> None:
     asked = 1 + int((feature[:3] >= 0).sum())
     rows = done.clients.query("round == 2")
     assert set(rows["bytes_up"]) == {16 * B * asked}
-    ensemble = sum(weights[name][:1].nbytes for name in ARRAYS)
+    ensemble = sum(weights[name][:1].nbytes for name in TREES)
     ensemble += weights["base"].nbytes + weights["classes"].nbytes
     cuts = sum(array.nbytes for array in state.cuts.values())
     levels = 1 + sum(bool((feature[2**k - 1 : 2 ** (k + 1) - 1] >= 0).any()) for k in range(2))
@@ -145,6 +152,126 @@ def test_bytes_are_those_of_the_sums(finish: Finish) -> None:
     first = done.clients.query("round == 1")
     assert (first["one_off_up"] > 0).all()
     assert done.rounds["one_off_up"].iloc[1:].sum() == 0
+
+
+@pytest.fixture
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where data sets that are given as objects are kept."""
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+
+
+def regression(scale: float) -> Dataset:
+    """A hundred and fifty points on a curved surface, and forty to test."""
+    x = np.random.default_rng(0).normal(size=(190, 3)).astype(np.float32)
+    y = ((x[:, 0] * x[:, 1] + x[:, 2]) * scale).astype(np.float32)
+    return Dataset(x[:150], y[:150], x[150:], y[150:], ())
+
+
+@pytest.mark.usefixtures("own_data")
+@pytest.mark.filterwarnings("ignore:data. scales")
+@pytest.mark.parametrize("exponent", [24, -60])
+@pytest.mark.parametrize("name", TREE_METHODS)
+def test_the_unit_of_a_target_does_not_matter(name: str, exponent: int) -> None:
+    """Times a power of two it gives the same trees, times as much."""
+    scale = 2.0**exponent
+    one, other = (
+        server_states(small_experiment(**trees(name, 3), data=regression(s)))[-1].trees
+        for s in (1.0, scale)
+    )
+    for of in ("feature", "threshold", "cover"):
+        np.testing.assert_array_equal(one[of], other[of])
+    np.testing.assert_array_equal(one["value"] * np.float32(scale), other["value"])
+    np.testing.assert_allclose(one["base"] * scale, other["base"], rtol=1e-12)
+    assert (one["feature"] >= 0).sum() > 10
+
+
+@pytest.mark.usefixtures("own_data")
+@pytest.mark.filterwarnings("ignore:data. scales")
+@pytest.mark.parametrize("name", TREE_METHODS)
+def test_a_target_far_from_0_is_learnt(name: str, finish: Finish) -> None:
+    data = regression(10)
+    far = replace(data, y=data.y + np.float32(1e7), test_y=data.test_y + np.float32(1e7))
+    done = finish(**trees(name, 2, rounds=12), data=far)
+    assert done.rounds["r2"].iloc[-1] > 0.2
+
+
+@pytest.mark.usefixtures("own_data")
+def test_known_bounds_have_to_fit() -> None:
+    def prepared(low: float, high: float, data: Any) -> None:
+        made = trees("hist_trees", 3, method={"range": [low, high]})
+        prepare(small_experiment(**made, data=data))
+
+    for low, high in ((5, 6), (-3e38, 3e38), (0, 0.1)):
+        line = rf"method.range=\[{low:g}.* does not fit x1, x2, .*x10: more than a tenth"
+        with pytest.warns(FedsimWarning, match=line.replace("+", r"\+")):
+            prepared(low, high, TWO["data"])
+    with pytest.warns(FedsimWarning, match="does not fit input 1, input 2, .* more: more than a"):
+        prepared(2, 3, FEW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(-4, 4, TWO["data"])
+        prepared(-4, 4, regression(1))
+    for scale in (1e4, 1e-4):
+        with pytest.raises(DataError, match=r"method.range=\[-4, 4\]: .* scale the target"):
+            prepared(-4, 4, regression(scale))
+
+
+DEVICES = {"speed": 100, "deadline": 0.79}
+
+
+def test_a_deadline_ends_a_tree_and_not_what_was_agreed_on(finish: Finish) -> None:
+    """75 examples take 0.75 s: in the first round, no time is left after it; later for a level."""
+    made = trees("hist_trees", 4, rounds=4, **TWO, devices=DEVICES)
+    with pytest.warns(FedsimWarning, match="finishes before the deadline: no tree is grown"):
+        done = finish(**made)
+    assert done.rounds["trees"].tolist() == [0, 1, 2, 3]
+    assert (done.rounds["one_off_up"] > 0).tolist() == [True, False, False, False]
+    feature = done.weights()["feature"][:, 0]
+    assert (feature[:, 0] >= 0).all()
+    assert (feature[:, 1:] < 0).all()
+    assert done.rounds["accuracy"].iloc[-1] > 0.6
+    hurry = {**DEVICES, "deadline": 0.7501, "download": 1e-3, "upload": 1e3}
+    with pytest.warns(FedsimWarning, match="and bins have to be agreed on again"):
+        finish(**{**made, "train": {"rounds": 1}, "devices": hurry})
+
+
+def test_a_level_takes_the_time_of_the_rows_that_it_adds_up(finish: Finish) -> None:
+    done = finish(**trees("hist_trees", 1, rounds=2, **TWO, devices={"speed": 100}))
+    rows = done.clients.query("round == 2").iloc[0]
+    moved = (rows["bytes_down"] / 20e6 + rows["bytes_up"] / 5e6) * 8
+    assert 3 < rows["simulated_seconds"] - moved <= 3 * (1 + 2 / 2)
+
+
+def test_what_clients_keep_tells_ensembles_apart() -> None:
+    made = federation(small_experiment(**trees("hist_trees", 1, **TWO)))
+    context, calls = made.runner.context, list[Any]()
+
+    def scores(trees: Arrays) -> NDArray[Any]:
+        client: Any = Client(context, 0, 1, "", {}, None, {})  # type: ignore[arg-type]
+
+        def counted(*given: Any) -> NDArray[Any]:
+            calls.append(given)
+            return raw_scores(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared, "raw_scores", counted)
+            found: NDArray[Any] = shared.own_scores(client, trees)
+        np.testing.assert_array_equal(found, raw_scores(trees, shared.rows(client)))
+        return found
+
+    states = server_states(small_experiment(**trees("hist_trees", 1, rounds=3, **TWO)))
+    _, _, two, three = (state.trees for state in states)
+    empty = {**two, **{name: two[name][:0] for name in TREES}}
+    other = {**two, "value": two["value"] * 2}
+    first = scores(empty)
+    assert scores(empty) is first  # also of no rounds
+    assert len(calls) == 1
+    scores(two)
+    scores(three)
+    assert [call[3] for call in calls] == [0, 0, 2]
+    scores(other)
+    scores(two)
+    assert [call[3] for call in calls[3:]] == [0, 0]
 
 
 # -- bagging, and by turns
@@ -164,7 +291,7 @@ def test_bagging_appends_what_each_client_has_grown(kind: str) -> None:
         np.testing.assert_array_equal(
             second.trees["value"][3 + k], own[k]["value"][0] * np.float32(1 / 3)
         )
-    same({n: second.trees[n][:3] for n in ARRAYS}, {n: first.trees[n] for n in ARRAYS})
+    same({n: second.trees[n][:3] for n in TREES}, {n: first.trees[n] for n in TREES})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -225,6 +352,33 @@ class TestTrees:
             assert right == done.rounds["accuracy"].iloc[-1]
 
 
+@pytest.mark.parametrize("name", TREE_METHODS)
+def test_poisoned_data(name: str, finish: Finish) -> None:
+    """Trees are asked for the triggers, too."""
+    for attack in ({"name": "backdoor", "target": "3"}, {"name": "label_flip"}):
+        made = trees(
+            name, 4, data={"name": "digits"}, adversaries={"share": 0.5, "attack": attack}
+        )
+        done = finish(**made)
+        assert ("backdoor_success" in done.rounds) == (attack["name"] == "backdoor")
+
+
+@pytest.mark.parametrize("name", TREE_METHODS)
+def test_class_weights_weigh_the_score_with_which_sums_begin(name: str) -> None:
+    def of(*weights: float) -> tuple[float, float]:
+        objective = {"name": "classification", "class_weights": weights}
+        made = small_experiment(**trees(name, 1, rounds=1, **TWO, objective=objective))
+        state = server_states(made)[-1]
+        return float(state.trees["base"][0]), float(state.trees["cover"][0, 0, 0])
+
+    base, cover = of(1, 1)
+    assert of(2, 2)[0] == pytest.approx(base)
+    assert of(2, 2)[1] == pytest.approx(2 * cover, rel=1e-6)
+    assert of(2, 6)[0] == pytest.approx(base + np.log(3), abs=0.02)
+    assert of(1e9, 1e9)[1] == pytest.approx(1e9 * cover, rel=1e-6)
+    assert of(0, 1)[0] > 3
+
+
 def test_class_weights_weigh_gradients() -> None:
     balanced = {"objective": {"name": "classification", "class_weights": [1.0, 3.0]}}
     plain, weighted = (
@@ -255,8 +409,29 @@ def test_class_weights_weigh_gradients() -> None:
             {"method": {"name": "xgb_bagging"}, "secure_aggregation": {}},
             "asks for what each",
         ),
+        *(
+            (section, "method.name=hist_trees averages counts and sums that must fit together")
+            for section in (
+                {"aggregation": {"name": "median"}},
+                {"adversaries": {"share": 0.3, "attack": {"name": "gaussian"}}},
+            )
+        ),
         ({"uplink": {"name": "int8"}}, "sends no weights of models"),
         ({"train": {"participation": 0.01}}, "participation"),
+        *(
+            ({"method": {"name": name}, "train": train}, f"train.{next(iter(train))}: method.name")
+            for name in TREE_METHODS
+            for train in (
+                *({"local_epochs": 5}, {"local_steps": 3}, {"batch_size": 7}, {"clip_norm": 1.0}),
+                *({"sampler": "balanced"}, {"precision": "bfloat16"}, {"optimizer": {"lr": 9}}),
+                *({"lr_decay": 0.9}, {"accumulate": 2}, {"initial_weights": "w.safetensors"}),
+                {"schedule": {"name": "cosine"}},
+            )
+        ),
+        (
+            {"objective": {"name": "classification", "class_weights": [1e9, *[1e-9] * 9]}},
+            "objective.class_weights: 1e+09 is more than 65536 times 1e-09, beside which",
+        ),
         ({"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}}, "DP-SGD covers"),
         (
             {
@@ -280,6 +455,14 @@ def test_what_is_refused(sections: Sections, line: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_histograms_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1e6))
+    model: Sections = {"model": {"name": "boosted_trees", "depth": 6}}
+    with pytest.raises(DataError, match=r"64 features for 10 classes take about 0.0 GB"):
+        prepare(small_experiment(**trees("hist_trees", **DIGITS, **model)))
+    prepare(small_experiment(**trees("hist_trees", **TWO)))
+
+
 def test_from_the_command_line(say: Say, finish: Finish) -> None:
     done = finish(**trees("hist_trees", **TWO))
     code, text, _ = say("explain", str(done.path), "--explainer", "occlusion", "--row", "0")
@@ -289,3 +472,8 @@ def test_from_the_command_line(say: Say, finish: Finish) -> None:
     assert code == 0
     assert "\ntree 1, for " in text
     assert "… and 2 more; --most shows more" in text
+    code, _, error = say("attack", str(done.path))
+    assert code == 2
+    assert error.endswith(
+        ": model.name=boosted_trees is a tree ensemble; attacks need a network\n"
+    )

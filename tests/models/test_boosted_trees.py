@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
@@ -21,14 +22,14 @@ from fedsim.models.arrays import Arrays
 from fedsim.models.bins import count_keys, encode, even_cuts, find_cuts, keys_of, values_of
 from fedsim.models.boosted_trees import (
     LEAF,
-    STEP,
+    TREES,
     BoostedTrees,
     Gradients,
     appended,
     histograms,
     leaf_of,
+    places,
     raw_scores,
-    step_of,
 )
 
 Array = NDArray[Any]
@@ -42,11 +43,15 @@ def cuts_of(x: Array, bins: int) -> Arrays:
 def fitted(model: BoostedTrees, x: Array, y: Array, classes: int, rounds: int) -> Arrays:
     """An ensemble of pooled examples."""
     cuts = cuts_of(x, model.bins)
-    codes, of = encode(x, cuts), Gradients(y, classes, None, STEP if classes else step_of(-4, 4))
+    codes, of = encode(x, cuts), Gradients(y, classes)
     trees = model.empty(classes)
     for _ in range(rounds):
-        trees = appended(trees, model.boost(raw_scores(trees, x), x, codes, cuts, of))
+        trees = appended(trees, model.boost(*of(raw_scores(trees, x)), codes, cuts))
     return trees
+
+
+def summed(tree: Arrays, nodes: Any, codes: Array, cuts: Arrays, g: Array, h: Array) -> Array:
+    return histograms(places(leaf_of(tree, codes.T), nodes), len(nodes), codes, cuts, g, h)
 
 
 def some(seed: int, n: int = 60, features: int = 3) -> tuple[Array, NDArray[np.int64]]:
@@ -119,7 +124,7 @@ def grown_by_hand(
                 gain = -model.gamma
                 for part, sign in ((left, 1), (right, 1), (rows, -1)):
                     if h[part].sum() + model.lam > 0:
-                        gain += sign * g[part].sum() ** 2 / (h[part].sum() + model.lam) / 2
+                        gain += sign * g[part].sum() ** 2 / (h[part].sum() + model.lam)
                 least = min(h[left].sum(), h[right].sum())
                 if least >= model.min_child_weight and least > 0 and gain > best[0] + 1e-12:
                     best = gain, f, float(edge)
@@ -150,7 +155,7 @@ def test_a_tree_is_that_of_loops_over_examples(
     f = np.random.default_rng(seed).normal(size=(classes if classes > 2 else 1, len(x)))
     of = Gradients(y, classes)
     g, h = of(f)
-    tree = model.boost(f, x, encode(x, cuts), cuts, of)
+    tree = model.boost(g, h, encode(x, cuts), cuts)
     for c in range(len(f)):
         feature, threshold, value = (tree[n][0, c] for n in ("feature", "threshold", "value"))
         for node, (own, edge, w) in grown_by_hand(model, x, cuts, g[c], h[c]).items():
@@ -177,7 +182,7 @@ def test_other_answers_are_asked_again_and_give_the_same_tree(classes: int) -> N
     def ask(changes: bool, tree: Arrays, nodes: Any) -> tuple[Array, Any]:
         calls.append(len(nodes))
         who = frozenset([len(calls) if changes else 0])
-        return histograms(tree, nodes, x, codes, cuts, g, h), who
+        return summed(tree, nodes, codes, cuts, g, h), who
 
     once = model.grow(partial(ask, False), cuts, C)
     few = sum(calls)
@@ -212,7 +217,7 @@ def test_sums_do_not_depend_on_how_examples_are_divided(
 def _sums(x: Array, y: Array, classes: int, cuts: Arrays, tree: Arrays, nodes: Any) -> Any:
     f = np.log1p(np.arange(3 if classes == 3 else 1.0))[:, None] + 0.3 * x[:, 0]
     g, h = Gradients(y, classes)(f.astype(np.float64))
-    return histograms(tree, nodes, x, encode(x, cuts), cuts, g, h), None
+    return summed(tree, nodes, encode(x, cuts), cuts, g, h), None
 
 
 def test_gradients_are_those_of_the_losses() -> None:
@@ -232,7 +237,8 @@ def test_gradients_are_those_of_the_losses() -> None:
             e = d * (np.arange(C) == c)[:, None]
             up, down = 2 * loss(f + e), 2 * loss(f - e)
             np.testing.assert_allclose(g[c], (up - down) / (2 * d), atol=1e-6)
-            np.testing.assert_allclose(h[c], (up + down - 4 * loss(f)) / d**2, atol=1e-4)
+            second = (up + down - 4 * loss(f)) / d**2 * (2 if classes == 3 else 1)
+            np.testing.assert_allclose(h[c], second, atol=1e-4)
 
 
 def test_scores_are_continued() -> None:
@@ -247,7 +253,52 @@ def test_scores_are_continued() -> None:
     np.testing.assert_array_equal(raw_scores(BoostedTrees().empty(2), x), 0 * whole)
 
 
-# -- against a library
+# -- against libraries
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"gamma": 3.0}, {"lam": 0.3, "eta": 0.1}, {"min_child_weight": 9.0}]
+)
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_tree_is_xgboosts_on_the_same_bins(classes: int, settings: dict[str, float]) -> None:
+    xgboost: Any = pytest.importorskip("xgboost")
+    rng = np.random.default_rng(classes)
+    x = rng.normal(size=(600, 5)).astype(np.float32)
+    y = x[:, 0] * x[:, 1] + x[:, 2] + rng.normal(0, 0.5, 600)
+    y = np.digitize(y, np.arange(1, classes) - classes / 2) if classes else y
+    model = BoostedTrees(depth=5, bins=16, **settings)  # type: ignore[arg-type]
+    cuts = cuts_of(x, model.bins)
+    codes, f = encode(x, cuts), np.zeros((3 if classes == 3 else 1, 600))
+    tree = model.boost(*Gradients(y, classes)(f), codes, cuts)
+    objective = {0: "reg:squarederror", 2: "binary:logistic", 3: "multi:softprob"}[classes]
+    booster = xgboost.train(
+        {
+            **{"objective": objective, "tree_method": "hist", "max_bin": 256, "nthread": 1},
+            **({"num_class": 3} if classes == 3 else {}),
+            **{"max_depth": model.depth, "eta": model.eta, "lambda": model.lam},
+            **{"gamma": model.gamma, "min_child_weight": model.min_child_weight},
+            "base_score": 0.5 if classes else 0,
+        },
+        xgboost.DMatrix(codes.T.astype(np.float32), y),
+        1,
+    )
+    splits = 0
+    for c, dump in enumerate(booster.get_dump(dump_format="json", with_stats=True)):
+        feature, threshold, value, cover = (tree[name][0, c] for name in TREES)
+        nodes = [(0, json.loads(dump))]
+        for node, theirs in nodes:
+            assert cover[node] == pytest.approx(theirs["cover"], rel=1e-4)
+            if "leaf" in theirs:
+                assert feature[node] == LEAF
+                assert value[node] == pytest.approx(theirs["leaf"], rel=1e-3, abs=1e-6)
+                continue
+            own = int(feature[node])
+            assert f"f{own}" == theirs["split"]
+            edges = cuts["edges"][cuts["starts"][own] - own :]
+            assert threshold[node] == edges[int(theirs["split_condition"]) - 1]
+            nodes += zip((2 * node + 1, 2 * node + 2), theirs["children"], strict=True)
+            splits += 1
+    assert splits > 3
 
 
 def numbers(load: Any) -> tuple[Array, Array]:
@@ -286,7 +337,7 @@ def test_as_good_as_scikit_learn_on_the_same_bins(name: str) -> None:
     p = y.mean()
     trees = model.empty(2, np.array([np.log(p / (1 - p))]))
     for _ in range(60):
-        trees = appended(trees, model.boost(raw_scores(trees, x), x, codes, cuts, of))
+        trees = appended(trees, model.boost(*of(raw_scores(trees, x)), codes, cuts))
     (first,) = theirs._predictors[0]
     root = first.nodes[0]
     f = int(trees["feature"][0, 0, 0])

@@ -108,6 +108,10 @@ class PrivacyAudit:
         self.fed, self.state = again.fed, again.state
         self._dataset, self._spec = again.dataset, again.spec
         self._splits = again.splits.held(again.after)
+        if not (model := again.spec.model).builds_network:
+            raise RunFolderError(
+                f"{run.path}: model.name={model.name} is a {model.kind}; attacks need a network"
+            )
         classifies = isinstance(again.spec.objective, Classification)
         own = again.global_model()
         if not classifies or not isinstance(own, Tensor):

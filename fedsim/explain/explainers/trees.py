@@ -104,20 +104,22 @@ def _as_xgboost(trees: Arrays, features: int) -> dict[str, Any]:
     """An ensemble as XGBoost's JSON model, without `base`."""
     T, C, _ = trees["feature"].shape
     flat = {name: trees[name].reshape(T * C, -1) for name in ("feature", "threshold", "value")}
-    cover = trees["cover"].reshape(T * C, -1)
+    # Of the leaves alone: with noise, the children's do not add up to the parent's.
+    inner, cover = flat["feature"] != LEAF, np.maximum(trees["cover"].reshape(T * C, -1), 1e-30)
+    for node in range(inner.shape[1] // 2 - 1, -1, -1):
+        both = cover[:, 2 * node + 1] + cover[:, 2 * node + 2]
+        cover[:, node] = np.where(inner[:, node], both, cover[:, node])
     found = []
     for number in range(T * C):
         feature = flat["feature"][number]
         nodes, parent = [0], [2**31 - 1]  # those that are reached, in ascending order
         left, right = [], []
         for place, node in enumerate(nodes):  # which grows
-            inner = feature[node] != LEAF
-            left.append(len(nodes) if inner else -1)
-            right.append(len(nodes) + 1 if inner else -1)
-            if inner:
+            left.append(len(nodes) if inner[number, node] else -1)
+            right.append(len(nodes) + 1 if inner[number, node] else -1)
+            if inner[number, node]:
                 nodes += [2 * node + 1, 2 * node + 2]
                 parent += [place, place]
-        inner = feature[nodes] != LEAF
         count = len(nodes)
         found.append(
             {
@@ -130,7 +132,9 @@ def _as_xgboost(trees: Arrays, features: int) -> dict[str, Any]:
                 "parents": parent,
                 "right_children": right,
                 "split_conditions": np.where(
-                    inner, flat["threshold"][number, nodes], flat["value"][number, nodes]
+                    inner[number, nodes],
+                    flat["threshold"][number, nodes],
+                    flat["value"][number, nodes],
                 ).tolist(),
                 "split_indices": np.maximum(feature[nodes], 0).tolist(),
                 "split_type": [0] * count,
@@ -219,7 +223,7 @@ class Leaf:
     cover: float
 
     def __str__(self) -> str:
-        return f"{self.conditions or 'always'} → {self.value:+.4g}"
+        return f"{self.conditions or 'always'} → {self.value + 0.0:+.4g}"
 
 
 @dataclass(frozen=True)
@@ -277,9 +281,8 @@ class LeavesInWords(Explanation):
     def text(self) -> str:
         """The first trees, a line for each leaf."""
         T, C, _ = self.trees["feature"].shape
-        lines = [f"{self.title}: {T * C} tree(s); what they add up begins with"]
-        begin = [f"{value:+.4g} for {self._of(c)}" for c, value in enumerate(self._base)]
-        lines[0] += f" {', '.join(begin)}"
+        begin = [f"{value + 0.0:+.4g} ({self._of(c)})" for c, value in enumerate(self._base)]
+        lines = [f"{self.title}: {T * C} tree(s); scores start from {', '.join(begin)}"]
         for number in range(min(self.most, T * C)):
             leaves = self.leaves(number)
             lines.append(f"\ntree {number + 1}, for {leaves[0].of}:")

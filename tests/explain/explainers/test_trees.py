@@ -112,6 +112,25 @@ class TestTreeShap:
             check_explainer(explainers.parse({"name": name}), done)
 
 
+def test_noise_on_covers_changes_no_sum(finish: Finish) -> None:
+    """Children's covers do not add up to their parent's, of which some are below 0."""
+    pytest.importorskip("xgboost")
+    privacy = {"clip": 40.0, "noise_multiplier": 0.2}
+    with_noise = with_method("hist_trees", data=TWO, train={"rounds": 6}, privacy=privacy)
+    with_noise["method"]["range"] = [-4, 4]
+    found = ModelSnapshot.of(finish(**with_noise, partition={"kind": "iid", "clients": 3}))
+    trees: Any = {name: array.copy() for name, array in found.own.items()}  # type: ignore[union-attr]
+    trees["cover"][1, 0] *= -1
+    x = np.asarray(found.dataset.test_x[:5], np.float32)
+    phi, base = tree_shap(trees, x)
+    scores = raw_scores(trees, x)
+    np.testing.assert_allclose(phi.sum(axis=2) + base[:, None], scores, atol=1e-4)
+    # Expected scores are means of leaves, so between the least and the greatest of each tree.
+    leaves = np.where(trees["feature"] == LEAF, trees["value"], 0)
+    low, high = leaves.min(axis=2).sum(axis=0), leaves.max(axis=2).sum(axis=0)
+    assert low < base - trees["base"] < high
+
+
 def test_no_trees_no_shares() -> None:
     pytest.importorskip("xgboost")
     empty = BoostedTrees().empty(3, np.array([1.0, 2.0, 3.0]))
@@ -188,7 +207,7 @@ def test_leaves_are_told_in_the_units_of_the_files() -> None:
     trees, data = ensemble()
     found = LeavesInWords("the global model", trees, data, 3)
     assert found.text() == (
-        "the global model: 1 tree(s); what they add up begins with -0.25 for ill\n"
+        "the global model: 1 tree(s); scores start from -0.25 (ill)\n"
         "\n"
         "tree 1, for ill:\n"
         "  age < 53 and thal < 4 → +0.31\n"
