@@ -89,7 +89,7 @@ class MaskedAutoencoder(nn.Module):
         decoder_heads: int = 3,
     ) -> None:
         super().__init__()
-        C, rows, columns = _grid(shape, patch)
+        C, rows, columns = patch_grid(shape, patch)
         _check_width("width", width, "heads", heads)
         _check_width("decoder_width", decoder_width, "decoder_heads", decoder_heads)
         self.shape, self.patch, self.patches = shape, patch, rows * columns
@@ -109,7 +109,7 @@ class MaskedAutoencoder(nn.Module):
 
         # Not saved, so that they are no part of the weights.
         for name, size in (("positions", width), ("decoder_positions", decoder_width)):
-            self.register_buffer(name, _positions(rows, columns, size), persistent=False)
+            self.register_buffer(name, patch_positions(rows, columns, size), persistent=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -203,24 +203,26 @@ class _Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def _positions(rows: int, columns: int, width: int) -> Tensor:
-    """(N, width) position codes of the patches, row by row.
+def position_codes(count: int, width: int) -> Tensor:
+    """(count, width) codes of positions r < count, in double precision; the width is even.
 
-    One half encodes the row, the other the column r: sin(ωₖr), then cos(ωₖr), with ωₖ =
-    10000^(−4k/width), k < width/4.
+    sin(ωₖr), then cos(ωₖr), with ωₖ = 10000^(−2k/width), k < width/2.
+
+    Source: Vaswani et al., Attention Is All You Need (NeurIPS 2017), sines first.
     """
-    rates = 10_000 ** (-torch.arange(0, width, 4, dtype=torch.float64) / width)
+    rates = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
-    def codes(count: int) -> Tensor:
-        angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
-        return torch.cat([angles.sin(), angles.cos()], dim=1)
 
-    by_row = codes(rows).repeat_interleave(columns, dim=0)
-    by_column = codes(columns).repeat(rows, 1)
+def patch_positions(rows: int, columns: int, width: int) -> Tensor:
+    """(N, width) codes of patches, row by row: half of each encodes the row, half the column."""
+    by_row = position_codes(rows, width // 2).repeat_interleave(columns, dim=0)
+    by_column = position_codes(columns, width // 2).repeat(rows, 1)
     return torch.cat([by_row, by_column], dim=1).to(torch.get_default_dtype())
 
 
-def _grid(shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
+def patch_grid(shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
     """C, and the numbers of rows and columns of patches."""
     if len(shape) != 3 or min(shape) < 1:
         raise ExperimentError(f"shape={shape}: must be (C, H, W) of images")
