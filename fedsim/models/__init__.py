@@ -1,6 +1,7 @@
 """Network architectures, rule models and boosted trees."""
 
 from fedsim.models import boosted_trees as _boosted_trees
+from fedsim.models import huggingface as _huggingface
 from fedsim.models import networks as _networks  # they fill the registry
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
@@ -21,4 +22,4 @@ __all__ = [
     "TextModel",
     "models",
 ]
-del _boosted_trees, _networks, _rationale, _text, _transformer, _tree_rules, _tsk
+del _boosted_trees, _huggingface, _networks, _rationale, _text, _transformer, _tree_rules, _tsk

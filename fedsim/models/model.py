@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -60,7 +61,7 @@ class Model(Component):
     Attributes:
         kind: the kind of model that a method must support; see `fedsim.methods.Learns`.
         builds_network: whether there are weights to train.
-        inputs: the inputs that it takes, `numbers` or `documents`.
+        inputs: the inputs that it takes: `numbers`, `documents`, or `either`, as its fields say.
         explainer: name of its default explainer, used unless the user or the method chooses one.
     """
 
@@ -73,6 +74,10 @@ class Model(Component):
     def objective(self, data: Dataset) -> Objective:
         """The default objective for a data set, unless the experiment sets one."""
         return default_objective(data)
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that its initial weights depend on, for the run's hash of data."""
+        return ()
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         """Build a network for a data set's inputs, from torch's current random state.

@@ -213,6 +213,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> di
         experiment.train.initial_weights,
         devices.capacity_trace,
         devices.availability_trace,
+        *experiment.model.files(),
     )
     held = [splits] if splits.change is None else [splits, splits.change.splits]
     parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
