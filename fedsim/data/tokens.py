@@ -41,22 +41,32 @@ class TrainedTokenizer(Config):
         import tokenizers
         from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-        settings: dict[str, Any] = {
-            "vocab_size": self.size,
-            "special_tokens": [*SPECIAL],
-            "show_progress": False,
-        }
+        settings: dict[str, Any] = {"vocab_size": self.size, "show_progress": False}
         if self.kind == "wordpiece":
-            found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-            found.normalizer = normalizers.BertNormalizer()
-            found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-            trainer: Any = trainers.WordPieceTrainer(**settings)
+            normalizer, parts = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+            plain = map(normalizer.normalize_str, texts)
+            words = {word for text in plain for word, _ in parts.pre_tokenize_str(text)}
+            # The trainer numbers letters within words in a random order, which decides ties
+            # between pairs; unless they are listed.
+            letters = [f"##{letter}" for letter in sorted({c for word in words for c in word[1:]})]
+            learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+            learner.normalizer, learner.pre_tokenizer = normalizer, parts
+            trainer = trainers.WordPieceTrainer(special_tokens=[*SPECIAL, *letters], **settings)
+            learner.train_from_iterator(texts, trainer)
+            vocabulary = learner.get_vocab()
+            found = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+            found.normalizer, found.pre_tokenizer = normalizer, parts
+            found.add_special_tokens([*SPECIAL])
         else:
             found = tokenizers.Tokenizer(models.BPE())
             found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
             alphabet = pre_tokenizers.ByteLevel.alphabet()
-            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **settings)
-        found.train_from_iterator(texts, trainer)
+            found.train_from_iterator(
+                texts,
+                trainers.BpeTrainer(
+                    initial_alphabet=alphabet, special_tokens=[*SPECIAL], **settings
+                ),
+            )
         found.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
         )
@@ -84,8 +94,8 @@ def tokenizer(choice: TokenizerChoice, texts: Sequence[str], length: int) -> tup
             loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if not loaded.is_fast:
             raise DataError(
-                f"data.tokenizer={choice}: {type(loaded).__name__} is not a fast tokenizer, of the "
-                "library tokenizers"
+                f"data.tokenizer={choice}: {type(loaded).__name__} is not a fast tokenizer, "
+                "of the library tokenizers"
             )
         if loaded.pad_token_id is None:
             raise DataError(

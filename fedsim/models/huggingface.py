@@ -106,12 +106,12 @@ class HuggingFaceModel(Model):
         if data.embeddings is not None:
             self._check_vocabulary(len(data.embeddings[0]), model)
             model.config.pad_token_id = data.padding  # by which some find the last token
-        *_, (name, head) = [*self._heads(model, outputs)] or [("", nn.Identity())]
-        if not isinstance(head, nn.Linear):
+        if not (heads := self._heads(model, outputs)):
             raise ExperimentError(
                 f"model.checkpoint={self.checkpoint}: {type(model).__name__} does not end in a "
                 "linear layer"
             )
+        name, head = heads[-1]
         if self.head == "new":
             head.reset_parameters()
         model.set_submodule(name, nn.Identity())
@@ -151,9 +151,7 @@ class HuggingFaceModel(Model):
                     "without weights of a checkpoint has init=random"
                 )
             if name.startswith(heads) and self.head == "checkpoint":
-                raise DataError(
-                    f"model.head=checkpoint: {self.checkpoint} has no weights '{name}'"
-                )
+                raise DataError(f"model.head=checkpoint: the checkpoint has no weights '{name}'")
         return model
 
     @staticmethod
