@@ -19,6 +19,7 @@ from fedsim.config.registry import Config
 from fedsim.errors import DataError
 from fedsim.support.extras import require
 
+FILES = ("tokenizer.json", "vocab.*", "*.model")  # one of them; else it would have no vocabulary
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # of those that are trained here
 
 
@@ -91,6 +92,8 @@ def tokenizer(choice: TokenizerChoice, texts: Sequence[str], length: int) -> tup
         with reading("data.tokenizer", choice) as folder:
             from transformers import AutoTokenizer
 
+            if not any(path for pattern in FILES for path in folder.glob(pattern)):
+                raise DataError(f"data.tokenizer={choice}: has no tokenizer.json")
             loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if not loaded.is_fast:
             raise DataError(
