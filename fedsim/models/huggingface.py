@@ -144,11 +144,12 @@ class HuggingFaceModel(Model):
         )
         heads = tuple(f"{name}." for name, _ in self._heads(model, outputs))
         below = model.base_model_prefix + "."
-        for name in sorted(found["missing_keys"]):
+        mismatched = {name for name, *_ in found["mismatched_keys"]}
+        for name in sorted(mismatched | {*found["missing_keys"]}):
             if name.startswith(below) and ".pooler." not in name:
                 raise DataError(
-                    f"model.checkpoint={self.checkpoint}: lacks the weights '{name}'; a model "
-                    "without weights of a checkpoint has init=random"
+                    f"model.checkpoint={self.checkpoint}: has no weights '{name}' of the shape "
+                    "that its config.json says; without weights of a checkpoint, set init=random"
                 )
             if name.startswith(heads) and self.head == "checkpoint":
                 raise DataError(f"model.head=checkpoint: the checkpoint has no weights '{name}'")

@@ -113,7 +113,7 @@ class Words(nn.Module):
         if not (self.training and self.dropout):
             x = x[:, : longest(x)]
         words = self.embedding(x)
-        return words + position_codes(x.shape[1], self.dim).to(words), x == 0
+        return words + position_codes(x.shape[1], self.dim, x.device).to(words), x == 0
 
 
 def longest(x: Tensor) -> int:

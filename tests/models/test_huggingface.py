@@ -219,7 +219,11 @@ def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
     BertModel(config).save_pretrained(tmp_path / "short")
     config.num_hidden_layers = 2
     config.save_pretrained(tmp_path / "short")
-    with pytest.raises(DataError, match=r"lacks the weights 'bert\.encoder\.layer\.1\."):
+    with pytest.raises(DataError, match=r"has no weights 'bert\.encoder\.layer\.1\."):
+        built(**sections(tmp_path / "short"))
+    config.num_hidden_layers, config.intermediate_size = 1, 48
+    config.save_pretrained(tmp_path / "short")
+    with pytest.raises(DataError, match=r"has no weights '.*dense\.bias' of the shape that its"):
         built(**sections(tmp_path / "short"))
 
 

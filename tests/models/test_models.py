@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.models import ArrayModel, Classifier, Model, TextModel, models
+from fedsim.models import ArrayModel, Classifier, Model, models
 from fedsim.training import FlatModel
 
 CPU = torch.device("cpu")
