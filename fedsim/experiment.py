@@ -32,6 +32,7 @@ from fedsim.federation import conditions as own_conditions  # the field has this
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
+from fedsim.models.adapters import Adapters
 from fedsim.objectives import Objective, objectives
 from fedsim.objectives.metrics import check_name
 from fedsim.training import Train
@@ -191,6 +192,7 @@ class Experiment(Config):
         data: the data set.
         partition: how the examples are distributed to clients.
         model: the network architecture, or the kind of rules or trees.
+        adapters: low-rank adapters of the network, trained in its place; by default none.
         method: the federated algorithm.
         objective: the training loss and the scores; by default chosen by the model and the data.
         train: rounds, cohort and local training.
@@ -217,6 +219,7 @@ class Experiment(Config):
     data: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(partitions.parse)]
     model: Annotated[SerializeAsAny[Model], BeforeValidator(models.parse)]
+    adapters: Adapters | None = None
     method: Annotated[SerializeAsAny[Method], BeforeValidator(methods.parse)]  # type: ignore[type-arg]
     objective: Annotated[SerializeAsAny[Objective], BeforeValidator(objectives.parse)] | None = (
         None

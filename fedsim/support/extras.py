@@ -20,6 +20,7 @@ OPTIONAL = {
     "transformers": ("transformers", "hf"),
     "wandb": ("wandb", "wandb"),
     "xgboost": ("xgboost-cpu", "explain"),
+    "peft": ("peft", "hf"),
     "zennit": ("zennit", "lrp"),
 }
 

@@ -250,7 +250,7 @@ class PrivacyAudit:
     ) -> Iterator[nn.Module]:
         spec = self._spec
         return shadow_models(
-            lambda: spec.model.build_for(spec.data, spec.outputs),
+            spec.build,
             x,
             y,
             parts,

@@ -1,0 +1,174 @@
+"""Low-rank adapters beside frozen layers, through the library peft.
+
+A layer computes W·x + (α/r)·B·A·x: W is frozen, A (r, in) and B (out, r) are trained (Hu et al.,
+LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedsim.config.registry import Config, nearest
+from fedsim.errors import ExperimentError
+from fedsim.models.model import Classifier, Model
+from fedsim.support.extras import require
+
+if TYPE_CHECKING:
+    from fedsim.training import FlatModel
+
+A, B, ADDED = "lora_A.default.weight", "lora_B.default.weight", "base_layer.added"
+
+
+class Adapters(Config):
+    """Adapters of a network: they and the head are trained, sent and saved, and nothing else.
+
+    A begins as torch's default of a linear layer, drawn from the run's seed, and B as zero.
+
+    Args:
+        kind: `lora`, low-rank adapters of linear layers.
+        r: the rank.
+        alpha: α; what adapters add is multiplied by α/r.
+        targets: the linear layers that get adapters, by their names or the ends of these; `auto`
+            for all except the head, which is the last one.
+        dropout: of what goes into adapters, in training.
+    """
+
+    kind: Literal["lora"] = "lora"
+    r: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    def check(self, model: Model) -> None:
+        """Refuse models that are no networks."""
+        if not model.builds_network:
+            raise ExperimentError(
+                f"adapters: model.name={model.name} is a {model.kind}, and has no layers"
+            )
+
+    def applied(self, network: nn.Module, fixed: bool, added: bool) -> nn.Module:
+        """Freeze a network and put adapters into it, from torch's current random state.
+
+        Args:
+            fixed: whether A stays as it is drawn.
+            added: whether layers have a sum of their own to which the server can add, the buffer
+                `added` (out, in).
+
+        Raises:
+            ExperimentError: there are no layers for them.
+        """
+        require("peft", "adapters")
+        import peft
+
+        layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+        head = "head" if isinstance(network, Classifier) else next(reversed(layers), "")
+        names = [name for name in self._targets(layers, head) if name != head]
+        if added:
+            for name in names:
+                network.set_submodule(name, _WithAdded(layers[name]))
+        config: Any = peft.LoraConfig(
+            r=self.r,
+            lora_alpha=self.alpha,
+            target_modules="|".join(name.replace(".", r"\.") for name in names),
+            lora_dropout=self.dropout,
+        )
+        peft.inject_adapter_in_model(config, network)
+        adapters = (f".{A}", f".{B}")
+        network.backbone = {  # type: ignore[assignment]
+            name
+            for name, _ in network.named_parameters()
+            if not name.endswith(adapters) and not name.startswith(f"{head}.")
+        }
+        network.get_submodule(head).requires_grad_(True)
+        for name in names if fixed else ():
+            network.get_parameter(f"{name}.{A}").requires_grad_(False)
+        return network
+
+    def _targets(self, layers: dict[str, nn.Linear], head: str) -> list[str]:
+        below = [name for name in layers if name != head]
+        if not below:
+            raise ExperimentError("adapters: the model has no linear layer before its last one")
+        if self.targets == "auto":
+            return below
+        for target in self.targets:
+            if not any(f".{name}".endswith(f".{target}") for name in below):
+                known = dict.fromkeys(part for n in below for part in (n, n.rpartition(".")[2]))
+                raise ExperimentError(
+                    f"adapters.targets: no linear layer before the last one is called '{target}'"
+                    f"{nearest(target, known)}"
+                )
+        ends = tuple(f".{target}" for target in self.targets)
+        return [name for name in below if f".{name}".endswith(ends)]
+
+
+class _WithAdded(nn.Linear):
+    """A linear layer with a sum beside its frozen weight."""
+
+    added: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.register_buffer("added", torch.zeros_like(layer.weight))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight + self.added, self.bias)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Where the adapters of a layer lie in the flat vector of weights.
+
+    Args:
+        layer: its name.
+        a: of A (r, in); None if A is frozen.
+        b: of B (out, r).
+        added: of the sum (out, in) beside the frozen weight, if it has one.
+        scale: α/r.
+    """
+
+    layer: str
+    a: slice | None
+    b: slice
+    added: slice | None
+    shape: tuple[int, int, int]
+    scale: float
+
+    def factors(self, weights: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A (r, in) and B (out, r) of a vector, as float64."""
+        assert self.a is not None
+        out, r, within = self.shape
+        a, b = (weights[where].astype(np.float64) for where in (self.a, self.b))
+        return a.reshape(r, within), b.reshape(out, r)
+
+
+def pairs(model: FlatModel) -> Iterator[Pair]:
+    """The adapters of a network, in the order of its layers; none if it has none."""
+    places, start = dict[str, slice](), 0
+    for name, shape in model.shapes.items():
+        places[name] = slice(start, start + math.prod(shape))
+        start = places[name].stop
+    for name, where in places.items():
+        if name.endswith(f".{B}"):
+            layer = name.removesuffix(f".{B}")
+            module: Any = model.module.get_submodule(layer)
+            out, r = module.lora_B["default"].weight.shape
+            yield Pair(
+                layer,
+                places.get(f"{layer}.{A}"),
+                where,
+                places.get(f"{layer}.{ADDED}"),
+                (out, r, module.in_features),
+                module.scaling["default"],
+            )
