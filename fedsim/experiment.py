@@ -71,6 +71,7 @@ EXCLUSIVE = (  # two keys that cannot be used together, and why
 )
 _NO_MODELS = "sends no weights of models, so it would have no effect"
 _NO_MEANS = "does not average clients' updates, so it would have no effect"
+_OWN_PRODUCTS = "multiplies clients' own adapters, which it does not reach"
 UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: ignore[type-arg]
     (
         "privacy.level=example",
@@ -94,6 +95,10 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
     ),
     ("aggregation", lambda method: method.learns.averages, _NO_MEANS),
     ("adversaries.attack", lambda method: method.learns.averages, _NO_MEANS),
+    *(
+        (key, lambda method: method.adapts != "both, exactly", _OWN_PRODUCTS)
+        for key in ("uplink", "downlink", "aggregation", "adversaries.attack")
+    ),
 )  # keys, which methods support them, and why others do not
 
 
@@ -270,6 +275,12 @@ class Experiment(Config):
         self.method.check_fit(problem)
         self.method.check(self.train)
         self.method.check_hidden(problem.hidden)
+        if self.adapters is not None:
+            self.adapters.check(self.model)
+        elif self.method.adapts:
+            raise ExperimentError(
+                f"method.name={self.method.name} averages adapters; set adapters={{r: 8}}"
+            )
         self._check_pairs()
         self._check_asynchronous()
         if self.privacy is not None:

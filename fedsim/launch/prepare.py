@@ -163,17 +163,10 @@ def prepare(
 
 def _adapted(experiment: Experiment) -> Callable[[nn.Module], nn.Module] | None:
     """What the network becomes with the experiment's adapters."""
-    adapters, method = experiment.adapters, experiment.method
+    adapters, how = experiment.adapters, experiment.method.adapts
     if adapters is None:
-        if method.adapts:
-            raise ExperimentError(
-                f"method.name={method.name} averages adapters; set adapters={{r: 8}}"
-            )
         return None
-    adapters.check(experiment.model)
-    return partial(
-        adapters.applied, fixed=method.adapts == "b", added=method.adapts == "both, exactly"
-    )
+    return partial(adapters.applied, fixed=how == "b", added=how == "both, exactly")
 
 
 def dealt(
