@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.federation import Condition, Update
 from fedsim.federation.condition import Round, Sent
-from fedsim.models.adapters import pairs
+from fedsim.training.adapters import pairs
 
 Factors = tuple[NDArray[np.float64], NDArray[np.float64]]
 

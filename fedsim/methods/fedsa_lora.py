@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedsim.methods.method import methods
 from fedsim.methods.shared.personal import SharedPart
-from fedsim.models.adapters import pairs
 from fedsim.training import FlatModel
+from fedsim.training.adapters import pairs
 
 
 @methods.register

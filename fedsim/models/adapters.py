@@ -6,14 +6,9 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -22,9 +17,6 @@ from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
 from fedsim.models.model import Classifier, Model
 from fedsim.support.extras import require
-
-if TYPE_CHECKING:
-    from fedsim.training import FlatModel
 
 A, B, ADDED = "lora_A.default.weight", "lora_B.default.weight", "base_layer.added"
 
@@ -124,51 +116,3 @@ class _WithAdded(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight + self.added, self.bias)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Where the adapters of a layer lie in the flat vector of weights.
-
-    Args:
-        layer: its name.
-        a: of A (r, in); None if A is frozen.
-        b: of B (out, r).
-        added: of the sum (out, in) beside the frozen weight, if it has one.
-        scale: α/r.
-    """
-
-    layer: str
-    a: slice | None
-    b: slice
-    added: slice | None
-    shape: tuple[int, int, int]
-    scale: float
-
-    def factors(self, weights: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A (r, in) and B (out, r) of a vector, as float64."""
-        assert self.a is not None
-        out, r, within = self.shape
-        a, b = (weights[where].astype(np.float64) for where in (self.a, self.b))
-        return a.reshape(r, within), b.reshape(out, r)
-
-
-def pairs(model: FlatModel) -> Iterator[Pair]:
-    """The adapters of a network, in the order of its layers; none if it has none."""
-    places, start = dict[str, slice](), 0
-    for name, shape in model.shapes.items():
-        places[name] = slice(start, start + math.prod(shape))
-        start = places[name].stop
-    for name, where in places.items():
-        if name.endswith(f".{B}"):
-            layer = name.removesuffix(f".{B}")
-            module: Any = model.module.get_submodule(layer)
-            out, r = module.lora_B["default"].weight.shape
-            yield Pair(
-                layer,
-                places.get(f"{layer}.{A}"),
-                where,
-                places.get(f"{layer}.{ADDED}"),
-                (out, r, module.in_features),
-                module.scaling["default"],
-            )

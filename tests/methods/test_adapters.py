@@ -18,8 +18,9 @@ from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import FedsimError
 from fedsim.methods import methods
 from fedsim.models import Classifier
-from fedsim.models.adapters import Adapters, pairs
+from fedsim.models.adapters import Adapters
 from fedsim.training import FlatModel, load_weights
+from fedsim.training.adapters import pairs
 
 Finish = Callable[..., Run]
 
@@ -82,7 +83,7 @@ def test_averaged_adapters_miss_it_by_the_gap(finish: Finish) -> None:
         for layer in mean:
             missed = np.linalg.norm(new[layer] - mean[layer]) / scale
             assert missed == pytest.approx(rows.loc[layer, "gap"], rel=1e-3)
-            assert missed > 1e-3 * rows.loc[layer, "norm"]
+            assert missed > 1e-4 * rows.loc[layer, "norm"]
         gap, norm = (np.linalg.norm(rows[column]) for column in ("gap", "norm"))
         assert run.rounds.set_index("round").loc[t, "adapter_gap"] == pytest.approx(gap / norm)
 

@@ -59,7 +59,7 @@ ROUND = {
     "fedbn": (WEIGHTS, WEIGHTS),  # without its batch norm
     "fedftg": (WEIGHTS + COUNTS, WEIGHTS),
     "fedsa_lora": (4 * (A + HEAD), 4 * (A + HEAD)),
-    "ffa_lora": (4 * (B + HEAD), 4 * (B + HEAD)),
+    "ffa_lora": (4 * (4 * B + HEAD), 4 * (4 * B + HEAD)),  # of rank 16
     "flora": (4 * (A + B + HEAD), 4 * (A + B + HEAD + 64 * 32)),
     "fednova": (WEIGHTS + 4, WEIGHTS),  # with the number of steps
     "mime_lite": (2 * WEIGHTS, 2 * WEIGHTS),

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedsim.federation import Client, Federation, Mean, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State
-from fedsim.models.adapters import Pair, pairs
 from fedsim.training import FlatModel
+from fedsim.training.adapters import Pair, pairs
 
 Array = NDArray[np.float64]
 Share = tuple[float, Array, Array]
