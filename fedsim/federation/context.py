@@ -20,6 +20,7 @@ from fedsim.federation.wire import to_arrays
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.objectives import Batch, Metric, Objective
 from fedsim.objectives.slices import slices_of
+from fedsim.support.memory import give_back_memory
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import (
     FlatModel,
@@ -129,6 +130,8 @@ class RunSpec:
             network = self.build()
         for name, array in self.frozen.items():
             network.get_parameter(name).data = torch.from_numpy(array)
+        if self.frozen:
+            give_back_memory()  # of what was built in their place
         if self.train.initial_weights is not None:
             load_weights(self.train.initial_weights, network)
         return network

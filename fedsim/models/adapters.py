@@ -6,10 +6,13 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -63,7 +66,7 @@ class Adapters(Config):
         import peft
 
         layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
-        head = "head" if isinstance(network, Classifier) else next(reversed(layers), "")
+        head = "head" if isinstance(network, Classifier) else _last(network)
         names = [name for name in self._targets(layers, head) if name != head]
         if added:
             for name in names:
@@ -103,6 +106,12 @@ class Adapters(Config):
         return [name for name in below if f".{name}".endswith(ends)]
 
 
+def _last(network: nn.Module) -> str:
+    """The name of the last linear layer; empty for none."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return names[-1] if names else ""
+
+
 class _WithAdded(nn.Linear):
     """A linear layer with a sum beside its frozen weight."""
 
@@ -116,3 +125,50 @@ class _WithAdded(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight + self.added, self.bias)
+
+
+def merged(network: nn.Module) -> nn.Module:
+    """The network without adapters: what they add is added to the layers below, in place."""
+    for name, module in list(network.named_modules()):
+        if hasattr(module, "lora_A"):
+            part: Any = module
+            part.merge()
+            below = part.base_layer
+            layer = nn.Linear(below.in_features, below.out_features, below.bias is not None)
+            layer.weight.data = below.weight.data + getattr(below, "added", 0.0)
+            if below.bias is not None:
+                layer.bias.data = below.bias.data
+            network.set_submodule(name, layer)
+    return network
+
+
+def save_for_peft(
+    network: nn.Module, folder: Path, adapters: Adapters, outside: Callable[[str], str]
+) -> None:
+    """Write the adapters and the head of a network as peft reads them.
+
+    Args:
+        outside: the name that a layer has in the network that peft puts them into.
+    """
+    import peft
+
+    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    names = [name.removesuffix(f".{A}") for name in state if name.endswith(f".{A}")]
+    head = "head" if isinstance(network, Classifier) else _last(network)
+    found = {}
+    for name in names:
+        for part in (A, B):
+            key = f"base_model.model.{outside(name)}.{part.replace('.default', '')}"
+            found[key] = state[f"{name}.{part}"]
+    for key, tensor in state.items():
+        if key.startswith(f"{head}."):
+            found[f"base_model.model.{outside(head)}{key.removeprefix(head)}"] = tensor
+    config: Any = peft.LoraConfig(
+        r=adapters.r,
+        lora_alpha=adapters.alpha,
+        target_modules=[outside(name) for name in names],
+        lora_dropout=adapters.dropout,
+        modules_to_save=[outside(head)],
+    )
+    config.save_pretrained(folder)
+    save_file(found, folder / "adapter_model.safetensors")

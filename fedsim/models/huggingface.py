@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,11 +33,12 @@ class Body(nn.Module):
     Args:
         model: the network, with an identity in place of that layer.
         padding: of documents, the tokenizer's id of padding, which is 0 in their rows.
+        head: the name of the last linear layer.
     """
 
-    def __init__(self, model: nn.Module, padding: int | None) -> None:
+    def __init__(self, model: nn.Module, padding: int | None, head: str) -> None:
         super().__init__()
-        self.model, self.padding = model, padding
+        self.model, self.padding, self.head = model, padding, head
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D) of images (B, C, H, W), or of documents (B, L)."""
@@ -115,10 +118,27 @@ class HuggingFaceModel(Model):
         if self.head == "new":
             head.reset_parameters()
         model.set_submodule(name, nn.Identity())
-        classifier = Classifier(Body(model, data.padding if of_texts else None), head)
+        classifier = Classifier(Body(model, data.padding if of_texts else None, name), head)
         if of_texts:
             self._check_length(classifier, data.shape[0])
         return classifier.train()
+
+    def outside(self, network: nn.Module, layer: str) -> str:
+        body: Any = network.get_submodule("features")
+        return str(body.head) if layer == "head" else layer.removeprefix("features.model.")
+
+    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
+        body: Any = network.get_submodule("features")
+        model = body.model
+        model.set_submodule(body.head, network.get_submodule("head"))
+        if classes:
+            model.config.id2label = dict(enumerate(classes))
+            model.config.label2id = {name: c for c, name in enumerate(classes)}
+        model.save_pretrained(folder)
+        with reading("model.checkpoint", self.checkpoint) as source:
+            for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+                if (source / file).exists():
+                    shutil.copy(source / file, folder)
 
     def _load(self, folder: Path, outputs: int) -> Any:
         import transformers

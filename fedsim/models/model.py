@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedsim.config.registry import (
@@ -111,6 +112,15 @@ class Model(Component):
             ExperimentError: the architecture does not take inputs of this shape.
         """
         raise NotImplementedError
+
+    def outside(self, network: nn.Module, layer: str) -> str:
+        """The name that a layer of its network has where others build it."""
+        return layer
+
+    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
+        """Write a network's weights into a folder, as others read them."""
+        state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+        save_file(state, folder / "model.safetensors")
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
         """Build a network for documents, from torch's current random state.
