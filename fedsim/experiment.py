@@ -32,6 +32,7 @@ from fedsim.federation import conditions as own_conditions  # the field has this
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
+from fedsim.models.adapters import Adapters
 from fedsim.objectives import Objective, objectives
 from fedsim.objectives.metrics import check_name
 from fedsim.training import Train
@@ -71,6 +72,7 @@ EXCLUSIVE = (  # two keys that cannot be used together, and why
 _NO_MODELS = "sends no weights of models, so it would have no effect"
 _SUMS = "averages counts and sums that must fit together, not weights of models"
 _NO_MEANS = "does not average clients' updates, so it would have no effect"
+_OWN_PRODUCTS = "multiplies clients' own adapters, which it does not reach"
 UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: ignore[type-arg]
     (
         "privacy.level=example",
@@ -96,6 +98,10 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
     ("adversaries.attack", lambda method: method.learns.averages, _NO_MEANS),
     ("aggregation", lambda method: method.exchanges_models, _SUMS),
     ("adversaries.attack", lambda method: method.exchanges_models, _SUMS),
+    *(
+        (key, lambda method: method.adapts != "both, exactly", _OWN_PRODUCTS)
+        for key in ("uplink", "downlink", "aggregation", "adversaries.attack")
+    ),
 )  # keys, which methods support them, and why others do not
 
 
@@ -194,6 +200,7 @@ class Experiment(Config):
         data: the data set.
         partition: how the examples are distributed to clients.
         model: the network architecture, or the kind of rules or trees.
+        adapters: low-rank adapters of the network, trained in its place; by default none.
         method: the federated algorithm.
         objective: the training loss and the scores; by default chosen by the model and the data.
         train: rounds, cohort and local training.
@@ -220,6 +227,7 @@ class Experiment(Config):
     data: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(partitions.parse)]
     model: Annotated[SerializeAsAny[Model], BeforeValidator(models.parse)]
+    adapters: Adapters | None = None
     method: Annotated[SerializeAsAny[Method], BeforeValidator(methods.parse)]  # type: ignore[type-arg]
     objective: Annotated[SerializeAsAny[Objective], BeforeValidator(objectives.parse)] | None = (
         None
@@ -270,6 +278,12 @@ class Experiment(Config):
         self.method.check_fit(problem)
         self.method.check(self.train)
         self.method.check_hidden(problem.hidden)
+        if self.adapters is not None:
+            self.adapters.check(self.model)
+        elif self.method.adapts:
+            raise ExperimentError(
+                f"method.name={self.method.name} averages adapters; set adapters={{r: 8}}"
+            )
         self._check_pairs()
         self._check_asynchronous()
         if self.privacy is not None:

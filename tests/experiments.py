@@ -103,6 +103,8 @@ TREES: dict[str, Any] = {"model": {"name": "boosted_trees", "depth": 3, "bins": 
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(TREE_METHODS, TREES),
+    **{name: {"adapters": {"r": 4}} for name, method in methods.items() if method.adapts},
+    "ffa_lora": {"adapters": {"r": 16}},
     "fedaux": {
         "method": {"name": "fedaux", "pretrain_epochs": 3},
         "partition": {"server_fraction": 0.2},

@@ -33,6 +33,7 @@ from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
 from fedsim.experiment import plain
 from fedsim.federation import EngineSettings
+from fedsim.launch.prepare import prepare
 from fedsim.results.manifest import NAMES
 
 __all__ = ["Experiment", "files", "plain", "run"]  # what refusals.yaml uses as well
@@ -217,6 +218,17 @@ def arrays(**changed: Any) -> Dataset:
     return dataclasses.replace(own_objects.data(), **changed)
 
 
+def reads(data: dict[str, Any], model: dict[str, Any]) -> None:
+    """Prepare a run on documents of a model of transformers, with other keys of both sections."""
+    documents = {"name": "planted_reviews", "reviews": 4, "test_reviews": 2, "length": 30}
+    checkpoint = {"checkpoint": "package:checkpoints/bert", "init": "random"}
+    sections = {
+        "data": {**documents, "tokenizer": {"kind": "wordpiece", "size": 300}, **data},
+        "model": {"name": "hf", "task": "sequence_classification", **checkpoint, **model},
+    }
+    prepare(made(partition={"kind": "iid", "clients": 2}, **sections))
+
+
 def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
     return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
 
@@ -294,6 +306,9 @@ def written() -> Iterator[Row]:
     for section, contents in table["data"].items():
         for content, said in contents.items():
             yield Row(partial(load, **yaml.safe_load(section)), said, files=evaluated(content))
+    for data, models in table["pairs"].items():
+        for model, said in models.items():
+            yield Row(partial(reads, yaml.safe_load(data), yaml.safe_load(model)), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)
     for change, said in table["runs"].items():

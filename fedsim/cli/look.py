@@ -15,6 +15,8 @@ from fedsim.cli.console import (
     File,
     FolderArgument,
     Overrides,
+    RunArgument,
+    Trust,
     app,
     latest,
     out,
@@ -308,6 +310,19 @@ def pack_command(
     out.print(f"written: {short(packed.path.absolute())}")
     out.print(f"{packed.files} files, {size(packed.path.stat().st_size)}")
     out.print(f"sha256: {packed.sha256}")
+
+
+@app.command("merge")
+def merge_command(
+    folder: RunArgument,
+    path: Annotated[Path, typer.Option("--out", help="A new folder.")] = Path("merged"),
+    trust: Trust = False,
+) -> None:
+    """Write a run's final network as a whole checkpoint, with its adapters merged into it."""
+    from fedsim.analysis.merging import merge
+
+    with writing():
+        say_written(merge(latest(folder, "run", trust), path))
 
 
 @app.command("doctor")

@@ -58,11 +58,14 @@ class Dataset:
             until then numbers are in the units of the files, and NaN where they are blank. None
             for nothing.
         target: name of the predicted quantity, if it has one.
-        words: for documents, the word of each token id: "" for id 0 (padding), and "<unknown>" for
-            id 1; otherwise empty.
+        words: for documents, the word of each token id: "" for id 0 (padding), and, without a
+            `tokenizer`, "<unknown>" for id 1; otherwise empty.
         vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
         known: (V,) whether each of the `words` has a vector in the file of vectors; without a
             file, all except ids 0 and 1.
+        tokenizer: for documents that are read by one, its JSON (`fedsim.data.tokens`); `words` are
+            its tokens then.
+        padding: the tokenizer's own id of padding, which has changed places with 0 in `x`.
         spaced: words of documents are separated by spaces and used unchanged; otherwise texts are
             tokenised by `fedsim.data.text.tokenise`.
         test_columns: attributes of the test examples, (M,) each, by name.
@@ -96,6 +99,8 @@ class Dataset:
     words: tuple[str, ...] = ()
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    tokenizer: str = ""
+    padding: int = 0
     spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     sliced_by: str = ""
@@ -270,6 +275,7 @@ class Dataset:
             np.dtype(np.int32 if self.words else np.float32),
             (self.vectors, self.known) if self.words else None,
             self.parts,
+            self.padding if self.tokenizer else None,
         )
 
     @property
@@ -289,6 +295,8 @@ class DataSpec:
         embeddings: for token ids, the vector (V, D) of each, and (V,) which have one that means
             something; else None.
         parts: (W,) the feature of each entry of a table's row, if features take several.
+        padding: of token ids of a tokenizer, its own id of padding, which has changed places with
+            0; None for words.
     """
 
     shape: tuple[int, ...]
@@ -296,6 +304,7 @@ class DataSpec:
     dtype: np.dtype[Any]
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
     parts: NDArray[np.int64] | None = None
+    padding: int | None = None
 
 
 def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, tuple[int, int]]:

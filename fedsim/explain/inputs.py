@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data import Dataset
+from fedsim.data import Dataset, tokens
 from fedsim.data.dataset import frozen
 from fedsim.data.encoding import Feature
 from fedsim.data.sources import files, pictures
@@ -101,16 +101,22 @@ class Inputs:
         """Use your own documents; words that do not occur in the data are unknown to the model."""
         if not data.words:
             raise DataError("the data are not documents, so the model cannot read texts")
-        # As the data set's own documents are parted: into characters, at spaces, into words.
-        part = list if " " in data.words else str.split if data.spaced else tokenise
-        tokens: list[list[str]] = [part(text) for text in texts]
-        ids = encode(tokens, data.words, data.shape[0])
+        if data.tokenizer:
+            ids = tokens.encode(data.tokenizer, data.padding, texts)[:, : data.shape[0]]
+            words = tuple(tuple(data.words[i] for i in row if i) for row in ids.tolist())
+            notes: tuple[str, ...] = ()
+        else:
+            # As the data set's own documents are parted: into characters, at spaces, into words.
+            part = list if " " in data.words else str.split if data.spaced else tokenise
+            parted: list[list[str]] = [part(text) for text in texts]
+            ids = encode(parted, data.words, data.shape[0])
+            words = tuple(tuple(own[: data.shape[0]]) for own in parted)
+            notes = _unknown_words(words, ids)
         # Padded to the data's length, because networks may read padding.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
-        words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
         labels, marks = (None,) * len(words), ((),) * len(words)
         suffix = f"-text{_as_suffix(texts[0])}" if len(texts) == 1 else "-texts"
-        return cls(x, tuple(names), labels, words, marks, suffix, _unknown_words(words, x))
+        return cls(x, tuple(names), labels, words, marks, suffix, notes)
 
     @classmethod
     def of_file(cls, data: Dataset, path: Path) -> Inputs:

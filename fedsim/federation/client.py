@@ -53,7 +53,7 @@ def client_function(rng: str) -> Callable[[F], F]:
 
 
 # Tables other than rounds and clients, to which methods add rows.
-RECORDED = ("explanations", "tasks", "confusion")
+RECORDED = ("explanations", "tasks", "confusion", "adapters")
 
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(

@@ -20,6 +20,7 @@ from fedsim.federation.wire import to_arrays
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.objectives import Batch, Metric, Objective
 from fedsim.objectives.slices import slices_of
+from fedsim.support.memory import give_back_memory
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import (
     FlatModel,
@@ -77,6 +78,8 @@ class RunSpec:
             have, and whose they are; those of the experiment's sections even if not in use.
         size: number of a model's weights, including buffers; 0 if it has none.
         setup_bytes: what all clients together send and receive before the first round.
+        adapt: changes a network that was built, such as freezing all but adapters.
+        frozen: arrays of frozen parameters, which all processes of a node share.
     """
 
     model: Model
@@ -91,6 +94,8 @@ class RunSpec:
     client_columns: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     setup_bytes: tuple[int, int] = (0, 0)
+    adapt: Callable[[nn.Module], nn.Module] | None = None
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
         """The metrics that the run records."""
@@ -109,6 +114,11 @@ class RunSpec:
         kept = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
         return 4.0 * self.size * (8 + (2 + kept) * V)
 
+    def build(self) -> nn.Module:
+        """A network, from torch's current random state."""
+        network = self.model.build_for(self.data, self.outputs)
+        return network if self.adapt is None else self.adapt(network)
+
     def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built.
 
@@ -117,7 +127,11 @@ class RunSpec:
             DataError: `train.initial_weights` do not fit the network.
         """
         with keyed_torch_rng(self.seed, "init"):
-            network = self.model.build_for(self.data, self.outputs)
+            network = self.build()
+        for name, array in self.frozen.items():
+            network.get_parameter(name).data = torch.from_numpy(array)
+        if self.frozen:
+            give_back_memory()  # of what was built in their place
         if self.train.initial_weights is not None:
             load_weights(self.train.initial_weights, network)
         return network

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedsim.conditions.adapters import AdapterRecords
 from fedsim.conditions.compression import Downlink, Uplink
 from fedsim.conditions.explaining import Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
@@ -110,8 +112,12 @@ def prepare(
         outputs=objective.num_outputs(dataset),
         conditions=_in_order(_conditions(experiment, splits)),
         setup_bytes=setup_bytes,
+        adapt=_adapted(experiment),
     )
     network = _try_model(spec)
+    if experiment.adapters is not None:
+        frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
+        spec = replace(spec, frozen={n: p.detach().numpy() for n, p in frozen.items()})
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
     for condition in spec.conditions:
@@ -121,7 +127,8 @@ def prepare(
         _check_batch_norm(experiment, splits, network)
         _try_training(spec, dataset, splits)
     _check_pull(experiment, splits)
-    size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+    trained = [p for p in network.parameters() if p.requires_grad]
+    size = sum(tensor.numel() for tensor in (*trained, *network.buffers()))
     if experiment.explain is not None:
         section = _check_explain(experiment, dataset, splits, network)
         scored = tuple(metric.column for metric in section.metrics(dataset))
@@ -132,6 +139,14 @@ def prepare(
     of_clients = {name: one.name for one in spec.conditions for name in one.client_columns}
     spec = replace(spec, size=size, columns=COLUMNS | columns)
     return dataset, splits, replace(spec, client_columns=CLIENT_COLUMNS | of_clients)
+
+
+def _adapted(experiment: Experiment) -> Callable[[nn.Module], nn.Module] | None:
+    """What the network becomes with the experiment's adapters."""
+    adapters, how = experiment.adapters, experiment.method.adapts
+    if adapters is None:
+        return None
+    return partial(adapters.applied, fixed=how == "b", added=how == "both, exactly")
 
 
 def dealt(
@@ -209,6 +224,8 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
         found.append(Uplink(codec=experiment.uplink))
     if experiment.downlink is not None:
         found.append(Downlink(codec=experiment.downlink))
+    if experiment.adapters is not None:
+        found.append(AdapterRecords())
     if experiment.devices is not None:
         found.append(SimulatedTime(settings=experiment.devices))
     return found
@@ -462,7 +479,7 @@ def _check_saved(network: nn.Module, spec: RunSpec) -> None:
     if not (unsaved := _unsaved(network)):
         return
     with keyed_torch_rng(spec.seed, "init/again"):
-        again = _unsaved(spec.model.build_for(spec.data, spec.outputs))
+        again = _unsaved(spec.build())
     for layer, tensor in unsaved.items():
         if layer not in again or not torch.equal(tensor, again[layer]):
             raise ExperimentError(

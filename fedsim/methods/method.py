@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,9 @@ class Method(Component, ABC, Generic[S]):
         takes_downlink: whether clients train from what arrives of the model, not from the model.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
             their examples for training (`privacy.level=example`).
+        adapts: how it trains the experiment's `adapters`, without which it is refused: `b`, with
+            A as it is drawn; `both`; or `both, exactly`, in which case the server adds to the
+            frozen weights. Empty if it needs none.
         stackable: whether clients train with `client.train`, so that several can train in one
             stack.
         asynchronous: whether updates are aggregated as they arrive, in the simulated time of
@@ -75,6 +78,7 @@ class Method(Component, ABC, Generic[S]):
     stackable: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True
+    adapts: ClassVar[Literal["", "b", "both", "both, exactly"]] = ""
 
     @abstractmethod
     def init(self, fed: Federation) -> S:

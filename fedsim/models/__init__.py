@@ -1,9 +1,11 @@
 """Network architectures, rule models and boosted trees."""
 
 from fedsim.models import boosted_trees as _boosted_trees
+from fedsim.models import huggingface as _huggingface
 from fedsim.models import networks as _networks  # they fill the registry
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
+from fedsim.models import transformer as _transformer
 from fedsim.models import tree_rules as _tree_rules
 from fedsim.models import tsk as _tsk
 from fedsim.models.arrays import ArrayModel, Arrays
@@ -20,4 +22,4 @@ __all__ = [
     "TextModel",
     "models",
 ]
-del _boosted_trees, _networks, _rationale, _text, _tree_rules, _tsk
+del _boosted_trees, _huggingface, _networks, _rationale, _text, _transformer, _tree_rules, _tsk

@@ -203,15 +203,15 @@ class _Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def position_codes(count: int, width: int) -> Tensor:
+def position_codes(count: int, width: int, device: torch.device | None = None) -> Tensor:
     """(count, width) codes of positions r < count, in double precision; the width is even.
 
     sin(ωₖr), then cos(ωₖr), with ωₖ = 10000^(−2k/width), k < width/2.
 
     Source: Vaswani et al., Attention Is All You Need (NeurIPS 2017), sines first.
     """
-    rates = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+    rates = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    angles = torch.arange(count, dtype=torch.float64, device=device)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedsim.config.registry import (
@@ -60,7 +62,7 @@ class Model(Component):
     Attributes:
         kind: the kind of model that a method must support; see `fedsim.methods.Learns`.
         builds_network: whether there are weights to train.
-        inputs: the inputs that it takes, `numbers` or `documents`.
+        inputs: the inputs that it takes: `numbers`, `documents`, or `either`, as its fields say.
         explainer: name of its default explainer, used unless the user or the method chooses one.
     """
 
@@ -73,6 +75,10 @@ class Model(Component):
     def objective(self, data: Dataset) -> Objective:
         """The default objective for a data set, unless the experiment sets one."""
         return default_objective(data)
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that its initial weights depend on, for the run's hash of data."""
+        return ()
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         """Build a network for a data set's inputs, from torch's current random state.
@@ -106,6 +112,15 @@ class Model(Component):
             ExperimentError: the architecture does not take inputs of this shape.
         """
         raise NotImplementedError
+
+    def outside(self, network: nn.Module, layer: str) -> str:
+        """The name that a layer of its network has where others build it."""
+        return layer
+
+    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
+        """Write a network's weights into a folder, as others read them."""
+        state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+        save_file(state, folder / "model.safetensors")
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
         """Build a network for documents, from torch's current random state.

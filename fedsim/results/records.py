@@ -198,7 +198,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> di
     """
     devices = experiment.devices or Devices()
     traces = devices.capacity_trace, devices.availability_trace
-    files = experiment.train.initial_weights, *traces
+    files = experiment.train.initial_weights, *traces, *experiment.model.files()
     held = [splits] if splits.change is None else [splits, splits.change.splits]
     parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
     contents: dict[str, list[AnyArray]] = {

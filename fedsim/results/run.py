@@ -39,6 +39,7 @@ _KEYS: dict[str, tuple[list[str], list[str]]] = {
     "tasks": (["round", "client", "task"], []),
     "labels": (["client", "examples"], ["label"]),
     "confusion": (["round", "count"], ["target", "prediction"]),
+    "adapters": (["round"], ["layer"]),
     "explanations": (["round"], ["explainer"]),
     "maps": (["round", "input"], ["explainer", "model"]),
 }
@@ -209,6 +210,15 @@ class Run(display.Displayed):
             last.pivot(index="target", columns="prediction", values="count").fillna(0)
         """
         return self._table("confusion")
+
+    @cached_property
+    def adapters(self) -> pd.DataFrame:
+        """One row per round and layer with adapters: what averaging them loses.
+
+        Columns: `round`, `layer`, `gap` = ‖mean(B·A) − mean(B)·mean(A)‖ over the round's clients,
+        weighted as in their mean, and `norm` = ‖mean(B·A)‖ (Frobenius norms).
+        """
+        return self._table("adapters")
 
     @cached_property
     def explanations(self) -> pd.DataFrame:

@@ -15,9 +15,12 @@ OPTIONAL = {
     "pydicom": ("pydicom", "dicom"),
     "skimage": ("scikit-image", "privacy"),
     "tensorboardX": ("tensorboardX", "tensorboard"),
+    "tokenizers": ("tokenizers", "hf"),
     "torchvision": ("torchvision", "vision"),
+    "transformers": ("transformers", "hf"),
     "wandb": ("wandb", "wandb"),
     "xgboost": ("xgboost-cpu", "explain"),
+    "peft": ("peft", "hf"),
     "zennit": ("zennit", "lrp"),
 }
 

@@ -177,11 +177,13 @@ class FlatModel:
         """The network's state dict with the weights of a vector, as arrays.
 
         First the layers of the vector, in its order; then the rest: frozen parameters, integer
-        buffers, further names of shared layers.
+        buffers, further names of shared layers. Below adapters, frozen parameters are left out.
         """
         before = self.vector.clone()
         self.load(torch.tensor(vector))
         found = {n: t for n, t in self.module.state_dict().items() if isinstance(t, Tensor)}
+        for name in getattr(self.module, "backbone", ()):
+            del found[name]
         arrays = {name: _array(found[name]) for name in {**self.shapes, **found}}
         self.vector.copy_(before)
         return arrays

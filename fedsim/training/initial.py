@@ -43,6 +43,8 @@ def load_weights(path: Path, network: nn.Module) -> None:
             raise DataError(f"{path}: '{name}' has NaN or infinite weights")
     given = {known[name].data_ptr() for name in found if known[name].numel()}
     for name in network.load_state_dict(found, strict=False).missing_keys:
+        if name in getattr(network, "backbone", ()):  # below adapters
+            continue
         if name not in known or known[name].data_ptr() not in given:
             has = f"it has {', '.join([*found][:3])}" if found else "it has none"
             raise DataError(f"{path}: lacks the model's layer '{name}'; {has}")

@@ -54,7 +54,8 @@ class Stack:
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
-        self._bundle = WithLoss(copy.deepcopy(model.module).train())
+        frozen = {id(p): p for p in model.module.parameters() if not p.requires_grad}
+        self._bundle = WithLoss(copy.deepcopy(model.module, memo=frozen).train())
         # Dropout draws from the clients' generators, which graphs do not know.
         self._captures = captured.available(model.device) and not any(
             isinstance(module, Dropout) for module in model.module.modules()

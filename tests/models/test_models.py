@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.models import ArrayModel, Classifier, Model, TextModel, models
+from fedsim.models import ArrayModel, Classifier, Model, models
 from fedsim.training import FlatModel
 
 CPU = torch.device("cpu")
@@ -24,8 +24,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "cnn": {"channels": [2, 3]},
     "xpfl_student": {"channels": [2, 3]},
     "resnet8": {"width": 2},
+    "vit": {"dim": 8, "depth": 1, "heads": 2},
 }
-NETWORKS = [n for n, model in models.items() if not issubclass(model, ArrayModel | TextModel)]
+NETWORKS = [
+    name
+    for name, model in models.items()
+    if model.inputs == "numbers" and not issubclass(model, ArrayModel)
+]
 
 
 def make(name: str, **fields: Any) -> Model:
@@ -40,7 +45,10 @@ def build(name: str, shape: tuple[int, ...], seed: int = 0) -> nn.Module:
 
 def size(module: nn.Module) -> tuple[int, int]:
     """Parameters, and buffer entries that belong to the weights."""
-    buffers = sum(b.numel() for b in module.buffers() if b.is_floating_point())
+    saved = module.state_dict()
+    buffers = sum(
+        b.numel() for n, b in module.named_buffers() if n in saved and b.is_floating_point()
+    )
     return sum(p.numel() for p in module.parameters()), buffers
 
 

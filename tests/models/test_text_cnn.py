@@ -280,7 +280,8 @@ def fitting(texts: bool) -> str:
     names = [
         name
         for name, model in models.items()
-        if issubclass(model, TextModel) == texts and not issubclass(model, ArrayModel)
+        if model.inputs == ("documents" if texts else "numbers")
+        and not issubclass(model, ArrayModel)
     ]
     return ", ".join(names)
 

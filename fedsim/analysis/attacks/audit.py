@@ -250,8 +250,7 @@ class PrivacyAudit:
     ) -> Iterator[nn.Module]:
         spec, train, seed = self._spec, self.experiment.train, self.experiment.seed
         how = train, passes, seed, self.fed.server.device, spec.objective.loss
-        build = partial(spec.model.build_for, spec.data, spec.outputs)
-        return shadow_models(build, x, y, parts, *how)
+        return shadow_models(spec.build, x, y, parts, *how)
 
     @property
     def members(self) -> int:

@@ -20,7 +20,8 @@ _SCALINGS = ("scaling", "target_scaling")
 _PLAIN = tuple(
     field.name for field in fields(Dataset) if field.name not in (*ARRAYS, *BY_NAME, *_SCALINGS)
 )  # words, numbers and flags
-_OF_TABLES = ("encoding", "preprocessing", "client_column")  # written where they say something
+# Written where they say something.
+_FURTHER = ("encoding", "preprocessing", "client_column", "tokenizer", "padding")
 
 
 def keep(dataset: Dataset) -> dict[str, str]:
@@ -44,7 +45,7 @@ def keep(dataset: Dataset) -> dict[str, str]:
             if scaling.fill is not None:
                 arrays[f"{field}/fill"] = scaling.fill
     plain = {name: getattr(dataset, name) for name in _PLAIN}
-    plain = {name: v for name, v in plain.items() if v or name not in _OF_TABLES}
+    plain = {name: v for name, v in plain.items() if v or name not in _FURTHER}
     arrays["plain"] = np.array(json.dumps(plain, default=asdict))
     arrays = {k: v.astype(str) if v.dtype.kind == "O" else v for k, v in arrays.items()}
     digest = hashlib.sha256()

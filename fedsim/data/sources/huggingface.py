@@ -45,6 +45,7 @@ class HuggingFace(TextSource):
             or `sentence`.
         label: the column of classes; or of numbers to predict, but not from texts.
         test_fraction: share of the examples in the test set if no part is one.
+        tokenizer: for texts, what divides them into tokens; see `text`.
         vectors: for texts, file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip`
             of one `.txt`; by default words get random vectors.
         dimension: dimension of random vectors.
@@ -82,6 +83,8 @@ class HuggingFace(TextSource):
             found = adapters.read(tuple(given) if test else train, self.dataset, reading)
             assert found is not None
             data = found
+            if self.tokenizer is not None:
+                raise DataError("data.tokenizer: is for texts, which these inputs are not")
         return replace(data, note=note)
 
     def _parts(self) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.data import tokens
 from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
 from fedsim.data.sources import files
@@ -115,7 +116,10 @@ class _Reviews(TextSource):
         if any(review.marks for review in test):
             truth["signal"] = np.zeros(found.test_x.shape, dtype=np.bool_)
             for k, review in enumerate(test):
-                own = review.marks[: found.shape[0]]
+                own = review.marks
+                if own and found.tokenizer:
+                    own = tokens.spread(found.tokenizer, review.words, own)
+                own = own[: found.shape[0]]
                 truth["signal"][k, : len(own)] = own
         names = np.array([review.aspect for review in both])
         return replace(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from fedsim.config.registry import nearest
-from fedsim.data import text
+from fedsim.data import text, tokens
 from fedsim.data.dataset import Dataset, TestFraction, split_rows
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
@@ -31,12 +31,17 @@ class TextSource(Source):
     """Documents as token ids, and a vector for each word.
 
     Args:
+        tokenizer: by default documents are words. Otherwise what divides them into tokens: a
+            folder that `save_pretrained` has written, `package:module/folder` for one within an
+            installed package, or a name on the Hub; or `{kind: wordpiece, size: 8000}`, trained on
+            the training texts.
         vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
             `.txt`; by default words get random vectors.
         dimension: dimension of random vectors.
         length: largest number of tokens; longer documents are truncated.
     """
 
+    tokenizer: tokens.TokenizerChoice | None = None
     vectors: Path | None = None
     dimension: PositiveInt = 50
     length: PositiveInt = 1000
@@ -65,22 +70,30 @@ class TextSource(Source):
             train_rows, test_rows = split_rows(y, classes, test_fraction, str(path))
         else:
             train_rows, test_rows = np.split(np.arange(len(y)), [len(y) - tests])
-        tokens = [text.tokenise(document) for document in documents.texts]
-        return self._dataset(y, tokens, classes, train_rows, test_rows, path)
+        return self._dataset(y, documents.texts, classes, train_rows, test_rows, path)
 
     def _dataset(
         self,
         y: NDArray[np.int64],
-        tokens: list[list[str]],
+        documents: Sequence[str] | Sequence[list[str]],
         classes: tuple[str, ...],
         train: NDArray[np.intp],
         test: NDArray[np.intp],
         path: Path | str,
     ) -> Dataset:
-        words = text.vocabulary(tokens)
-        if len(words) == len(text.SPECIAL):
+        """The data set of documents: texts, or lists of words."""
+        json, padding = "", 0
+        if self.tokenizer is None:
+            parted = [text.tokenise(d) if isinstance(d, str) else d for d in documents]
+            words = text.vocabulary(parted)
+            x = text.encode(parted, words, self.length)
+        else:
+            texts = [d if isinstance(d, str) else " ".join(d) for d in documents]
+            learnt = [texts[row] for row in train]
+            json, padding = tokens.tokenizer(self.tokenizer, learnt, self.length)
+            words, x = tokens.words(json, padding), tokens.encode(json, padding, texts)
+        if not x.any():
             raise DataError(f"{path}: its documents contain no words")
-        x = text.encode(tokens, words, self.length)
         vectors, known = self._vectors(words)
         return Dataset(
             x=x[train],
@@ -91,17 +104,21 @@ class TextSource(Source):
             words=words,
             vectors=vectors,
             known=known,
+            tokenizer=json,
+            padding=padding,
         )
 
     def _vectors(self, words: Sequence[str]) -> text.Vectors:
         if self.vectors is not None:
             return text.read_vectors(self.vectors, words)
-        warnings.warn(
-            f"{self.name}: words get random vectors of {self.dimension} components, unrelated to "
-            "their meaning; set data.vectors to a file of word vectors in GloVe's text format",
-            FedsimWarning,
-            stacklevel=2,
-        )
+        if self.tokenizer is None:
+            warnings.warn(
+                f"{self.name}: words get random vectors of {self.dimension} components, unrelated "
+                "to their meaning; set data.vectors to a file of word vectors in GloVe's text "
+                "format",
+                FedsimWarning,
+                stacklevel=2,
+            )
         return text.random_vectors(words, self.dimension)
 
 

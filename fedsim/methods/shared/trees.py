@@ -196,7 +196,8 @@ def base_of(totals: Array, objective: Objective, classes: int) -> Array:
         totals: the sum of `own_totals`. Shares are as if there were an example more of each class.
     """
     if not classes:
-        return totals[:1] / max(totals[1], 1)
+        base: Array = totals[:1] / max(totals[1], 1)
+        return base
     w = class_weights(objective, classes)
     p = totals * w + (w.max() or 1)
     f: Array = np.log(p / p.sum())

@@ -1,0 +1,174 @@
+"""Low-rank adapters beside frozen layers, through the library peft.
+
+A layer computes W·x + (α/r)·B·A·x: W is frozen, A (r, in) and B (out, r) are trained (Hu et al.,
+LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedsim.config.registry import Config, nearest
+from fedsim.errors import ExperimentError
+from fedsim.models.model import Classifier, Model
+from fedsim.support.extras import require
+
+A, B, ADDED = "lora_A.default.weight", "lora_B.default.weight", "base_layer.added"
+
+
+class Adapters(Config):
+    """Adapters of a network: they and the head are trained, sent and saved, and nothing else.
+
+    A begins as torch's default of a linear layer, drawn from the run's seed, and B as zero.
+
+    Args:
+        kind: `lora`, low-rank adapters of linear layers.
+        r: the rank.
+        alpha: α; what adapters add is multiplied by α/r.
+        targets: the linear layers that get adapters, by their names or the ends of these; `auto`
+            for all except the head, which is the last one.
+        dropout: of what goes into adapters, in training.
+    """
+
+    kind: Literal["lora"] = "lora"
+    r: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    def check(self, model: Model) -> None:
+        """Refuse models that are no networks."""
+        if not model.builds_network:
+            raise ExperimentError(
+                f"adapters: model.name={model.name} is a {model.kind}, and has no layers"
+            )
+
+    def applied(self, network: nn.Module, fixed: bool, added: bool) -> nn.Module:
+        """Freeze a network and put adapters into it, from torch's current random state.
+
+        Args:
+            fixed: whether A stays as it is drawn.
+            added: whether layers have a sum of their own to which the server can add, the buffer
+                `added` (out, in).
+
+        Raises:
+            ExperimentError: there are no layers for them.
+        """
+        require("peft", "adapters")
+        import peft
+
+        layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+        head = "head" if isinstance(network, Classifier) else _last(network)
+        names = [name for name in self._targets(layers, head) if name != head]
+        if added:
+            for name in names:
+                network.set_submodule(name, _WithAdded(layers[name]))
+        config: Any = peft.LoraConfig(
+            r=self.r,
+            lora_alpha=self.alpha,
+            target_modules="|".join(name.replace(".", r"\.") for name in names),
+            lora_dropout=self.dropout,
+        )
+        peft.inject_adapter_in_model(config, network)
+        adapters = (f".{A}", f".{B}")
+        network.backbone = {  # type: ignore[assignment]
+            name
+            for name, _ in network.named_parameters()
+            if not name.endswith(adapters) and not name.startswith(f"{head}.")
+        }
+        network.get_submodule(head).requires_grad_(True)
+        for name in names if fixed else ():
+            network.get_parameter(f"{name}.{A}").requires_grad_(False)
+        return network
+
+    def _targets(self, layers: dict[str, nn.Linear], head: str) -> list[str]:
+        below = [name for name in layers if name != head]
+        if not below:
+            raise ExperimentError("adapters: the model has no linear layer before its last one")
+        if self.targets == "auto":
+            return below
+        for target in self.targets:
+            if not any(f".{name}".endswith(f".{target}") for name in below):
+                known = dict.fromkeys(part for n in below for part in (n, n.rpartition(".")[2]))
+                raise ExperimentError(
+                    f"adapters.targets: no linear layer before the last one is called '{target}'"
+                    f"{nearest(target, known)}"
+                )
+        ends = tuple(f".{target}" for target in self.targets)
+        return [name for name in below if f".{name}".endswith(ends)]
+
+
+def _last(network: nn.Module) -> str:
+    """The name of the last linear layer; empty for none."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return names[-1] if names else ""
+
+
+class _WithAdded(nn.Linear):
+    """A linear layer with a sum beside its frozen weight."""
+
+    added: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.register_buffer("added", torch.zeros_like(layer.weight))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight + self.added, self.bias)
+
+
+def merged(network: nn.Module) -> nn.Module:
+    """The network without adapters: what they add is added to the layers below, in place."""
+    for name, module in list(network.named_modules()):
+        if hasattr(module, "lora_A"):
+            part: Any = module
+            part.merge()
+            below = part.base_layer
+            layer = nn.Linear(below.in_features, below.out_features, below.bias is not None)
+            layer.weight.data = below.weight.data + getattr(below, "added", 0.0)
+            if below.bias is not None:
+                layer.bias.data = below.bias.data
+            network.set_submodule(name, layer)
+    return network
+
+
+def save_for_peft(
+    network: nn.Module, folder: Path, adapters: Adapters, outside: Callable[[str], str]
+) -> None:
+    """Write the adapters and the head of a network as peft reads them.
+
+    Args:
+        outside: the name that a layer has in the network that peft puts them into.
+    """
+    import peft
+
+    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    names = [name.removesuffix(f".{A}") for name in state if name.endswith(f".{A}")]
+    head = "head" if isinstance(network, Classifier) else _last(network)
+    found = {}
+    for name in names:
+        for part in (A, B):
+            key = f"base_model.model.{outside(name)}.{part.replace('.default', '')}"
+            found[key] = state[f"{name}.{part}"]
+    for key, tensor in state.items():
+        if key.startswith(f"{head}."):
+            found[f"base_model.model.{outside(head)}{key.removeprefix(head)}"] = tensor
+    config: Any = peft.LoraConfig(
+        r=adapters.r,
+        lora_alpha=adapters.alpha,
+        target_modules=[outside(name) for name in names],
+        lora_dropout=adapters.dropout,
+        modules_to_save=[outside(head)],
+    )
+    config.save_pretrained(folder)
+    save_file(found, folder / "adapter_model.safetensors")

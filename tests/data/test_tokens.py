@@ -1,0 +1,131 @@
+"""Tokenizers: what they are trained on, what becomes of their ids, and what is shown of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import examples
+from fedsim.data import Dataset, datasets, load_dataset, tokens
+from fedsim.data.sources import from_python
+from fedsim.explain.inputs import Inputs
+
+TEXTS = [
+    f"{word} number {k}, and {other}"
+    for k, word in enumerate(("one", "two", "three", "four"))
+    for other in ("zebras", "quails", "é ü", "日本")
+]
+
+
+def of_file(path: Path, tokenizer: Any, **fields: Any) -> Dataset:
+    lines = [f"{c}\t{text} {c}" for c in "ab" for text in TEXTS]
+    path.write_text("\n".join(lines) + "\n")
+    tested = path.with_suffix(".test")
+    tested.write_text("a\txylophone zebras\nb\tone number\n")
+    section = {"name": "text", "path": str(path), "test_path": str(tested), **fields}
+    return load_dataset(datasets.parse({**section, "tokenizer": tokenizer}))
+
+
+def vocabulary(kind: str) -> dict[str, int]:
+    found: Any = tokens.TrainedTokenizer.model_validate({"kind": kind, "size": 300})
+    return dict(found.on(TEXTS).get_vocab())
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_the_same_texts_give_the_same_tokenizer(kind: str) -> None:
+    """In another process as well, where hash tables have another order."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = [vocabulary(kind), vocabulary(kind), *pool.map(vocabulary, [kind] * 2)]
+    assert all(each == found[0] for each in found)
+    assert [found[0][word] for word in tokens.SPECIAL] == [0, 1, 2, 3]
+    assert len(found[0]) <= 300
+
+
+def test_it_is_trained_on_training_texts_alone(tmp_path: Path) -> None:
+    data = of_file(tmp_path / "it.txt", {"kind": "wordpiece"})
+    shown = Inputs.of_rows(data, [0, 1]).words
+    assert shown == (("[CLS]", "[UNK]", "zebras", "[SEP]"), ("[CLS]", "one", "number", "[SEP]"))
+    assert not any("x" in word for word in data.words)
+    assert data.x.dtype == np.int32
+    assert data.spec.padding == 0
+    assert Dataset(data.x, data.y, data.test_x, data.test_y, data.classes).spec.padding is None
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_own_texts_are_read_like_the_data(tmp_path: Path, kind: str) -> None:
+    data = of_file(tmp_path / "it.txt", {"kind": kind}, length=6)
+    assert data.shape == (6,)
+    found = Inputs.of_texts(data, [f"{TEXTS[0]} a", "x" * 99], ["one", "other"])
+    assert np.array_equal(found.x[0], data.x[0])
+    assert found.words[0] == tuple(data.words[i] for i in data.x[0] if i)
+    assert found.words[0][-1] == "[SEP]"  # also of truncated documents
+    assert not found.notes
+
+
+def test_documents_without_a_tokenizer_are_words(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="words get random vectors"):
+        data = of_file(tmp_path / "it.txt", None)
+    assert data.words[:2] == ("", "<unknown>")
+    assert "xylophone" in data.words
+    assert data.tokenizer == ""
+
+
+def test_it_is_kept_with_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    data = of_file(tmp_path / "it.txt", {"kind": "wordpiece"})
+    found = from_python.kept(from_python.keep(data)["hash"], None)
+    assert (found.tokenizer, found.padding, found.words) == (
+        data.tokenizer,
+        data.padding,
+        data.words,
+    )
+
+
+READERS = {
+    kind: tokens.tokenizer(
+        tokens.TrainedTokenizer.model_validate({"kind": kind, "size": 300}), TEXTS, 200
+    )
+    for kind in ("wordpiece", "bpe")
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(
+    words=st.lists(st.text("abez3é日,-", min_size=1, max_size=6), min_size=1, max_size=5),
+    seed=st.integers(0, 9),
+)
+@examples(40)
+def test_marks_of_words_become_marks_of_their_tokens(
+    kind: str, words: list[str], seed: int
+) -> None:
+    marks = np.random.default_rng(seed).integers(0, 2, len(words)).astype(bool).tolist()
+    found = tokens.spread(READERS[kind][0], words, marks)
+    ids = tokens.encode(*READERS[kind], [" ".join(words)])[0]
+    assert len(found) == len(ids)
+    assert not found[0]
+    assert not found[-1]
+    shares = []
+    for k, word in enumerate(words):  # what a word alone becomes, the special tokens apart
+        alone = tokens.encode(*READERS[kind], [word])[0]
+        shares += [marks[k]] * (len(alone) - 2)
+    assert found[1:-1] == shares
+
+
+def test_reviews_say_which_tokens_are_rationales() -> None:
+    section = {"name": "planted_reviews", "reviews": 30, "test_reviews": 4, "fillers": 2.0}
+    whole = load_dataset(datasets.parse(section))
+    parted = load_dataset(
+        datasets.parse({**section, "tokenizer": {"kind": "wordpiece", "size": 300}})
+    )
+    assert parted.truth["signal"].shape == parted.test_x.shape
+    for row in range(len(whole.test_y)):
+        of_words = whole.test_x[row][whole.truth["signal"][row]]
+        own = zip(parted.test_x[row], parted.truth["signal"][row], strict=True)
+        pieces = "".join(parted.words[i].removeprefix("##") for i, marked in own if marked)
+        assert pieces == "".join(whole.words[i] for i in of_words)

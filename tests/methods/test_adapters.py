@@ -1,0 +1,265 @@
+"""Adapters: what methods make of them, against their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from experiments import FEW, small_experiment
+from fedsim import Run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.errors import FedsimError
+from fedsim.methods import methods
+from fedsim.models import Classifier
+from fedsim.models.adapters import Adapters
+from fedsim.training import FlatModel, load_weights
+from fedsim.training.adapters import pairs
+
+Finish = Callable[..., Run]
+
+MLP: dict[str, Any] = {"name": "mlp", "hidden": [24, 12]}
+ADAPTERS = {"r": 3, "alpha": 5}
+METHODS = sorted(name for name, method in methods.items() if method.adapts)
+
+
+def finished(finish: Finish, name: str, **sections: Any) -> Run:
+    train = {"rounds": 2, "participation": 1.0, "optimizer": {"lr": 0.3}}
+    own = {"data": FEW, "model": MLP, "adapters": ADAPTERS, "train": train}
+    return finish(method={"name": name}, **{**own, **sections})
+
+
+def layers(model: ModelSnapshot) -> dict[str, NDArray[np.float64]]:
+    """The weight of each layer with adapters, as it acts: W₀ + (α/r)·B·A and what was added."""
+    found = {}
+    for name, module in model.network().named_modules():
+        if hasattr(module, "lora_A"):
+            base: Any = module.base_layer
+            parts = (base.weight, getattr(base, "added", None), module.lora_A["default"].weight)
+            w, added, a, b = (
+                np.float64(0) if part is None else part.detach().double().numpy()
+                for part in (*parts, module.lora_B["default"].weight)  # type: ignore[union-attr]
+            )
+            found[name] = w + added + ADAPTERS["alpha"] / ADAPTERS["r"] * (b @ a)
+    return found
+
+
+def means(run: Run) -> tuple[dict[str, NDArray[np.float64]], ...]:
+    """The layers of the global model after each round, and n-weighted means of the clients'."""
+    found = []
+    for t in (1, 2):
+        rows = run.clients.query("round == @t").set_index("client")["samples"]
+        own = {k: layers(ModelSnapshot.of(run, client=k, after=t)) for k in rows.index}
+        mean = {
+            layer: sum(n * own[k][layer] for k, n in rows.items()) / rows.sum()
+            for layer in own[rows.index[0]]
+        }
+        found += [layers(ModelSnapshot.of(run, after=t)), mean]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", ["ffa_lora", "fedex_lora", "flora"])
+def test_the_mean_of_clients_weights_is_exact(finish: Finish, name: str) -> None:
+    for new, mean in zip(*[iter(means(finished(finish, name)))] * 2, strict=True):
+        for layer in mean:
+            norm = np.linalg.norm(mean[layer])
+            assert np.linalg.norm(new[layer] - mean[layer]) < 1e-6 * norm, layer
+
+
+def test_averaged_adapters_miss_it_by_the_gap(finish: Finish) -> None:
+    run = finished(finish, "fedavg")
+    scale = ADAPTERS["alpha"] / ADAPTERS["r"]
+    found = means(run)
+    for t in (1, 2):
+        new, mean = found[2 * t - 2 : 2 * t]
+        rows = run.adapters.query("round == @t").set_index("layer")
+        assert {*rows.index} == {*mean} == {"features.1", "features.3"}
+        for layer in mean:
+            missed = np.linalg.norm(new[layer] - mean[layer]) / scale
+            assert missed == pytest.approx(rows.loc[layer, "gap"], rel=1e-3)
+            assert missed > 1e-4 * rows.loc[layer, "norm"]
+        gap, norm = (np.linalg.norm(rows[column]) for column in ("gap", "norm"))
+        assert run.rounds.set_index("round").loc[t, "adapter_gap"] == pytest.approx(gap / norm)
+
+
+def test_flora_begins_anew_and_fedex_goes_on(finish: Finish) -> None:
+    for name, zero in (("flora", True), ("fedex_lora", False)):
+        weights = finished(finish, name).weights()
+        for layer in ("features.1", "features.3"):
+            b = weights[f"{layer}.lora_B.default.weight"]
+            assert (b == 0).all() == zero
+            assert weights[f"{layer}.base_layer.added"].any()
+
+
+def adapted(adapters: dict[str, Any], **how: bool) -> FlatModel:
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    network = Classifier(features, nn.Linear(6, 3))
+    fixed, added = how.get("fixed", False), how.get("added", False)
+    return FlatModel(
+        Adapters(**adapters).applied(network, fixed=fixed, added=added), torch.device("cpu")
+    )
+
+
+def test_full_rank_trains_like_the_layer_itself() -> None:
+    """With A orthogonal, fixed and of full rank, steps of B·A are those of the weight."""
+    model = adapted({"r": 6, "alpha": 6}, fixed=True)
+    A = model.module.get_parameter("features.0.lora_A.default.weight")
+    A.data = torch.linalg.qr(torch.randn(6, 6)).Q
+    whole = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    base = model.module.get_submodule("features.0.base_layer")
+    whole[0].load_state_dict(base.state_dict())
+    whole[0].bias.requires_grad_(False)
+    whole[2].load_state_dict(model.module.get_submodule("head").state_dict())
+    x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    for network in (model.module, whole):
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(parameters, lr=0.3)
+        for _ in range(10):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(model.module(x), whole(x), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_where_adapters_lie(added: bool) -> None:
+    model = adapted({"r": 2, "alpha": 3}, added=added)
+    (pair,) = pairs(model)
+    vector = np.arange(model.size, dtype=np.float32)
+    named = model.named(torch.tensor(vector))
+    a, b = pair.factors(vector)
+    np.testing.assert_array_equal(a, named["features.0.lora_A.default.weight"])
+    np.testing.assert_array_equal(b, named["features.0.lora_B.default.weight"])
+    assert (pair.layer, pair.scale, pair.shape) == ("features.0", 1.5, (6, 2, 6))
+    assert (pair.added is not None) == added
+    frozen = {name for name, p in model.module.named_parameters() if not p.requires_grad}
+    assert frozen == {"features.0.base_layer.weight", "features.0.base_layer.bias"}
+    assert not frozen & set(model.named_arrays(vector))
+
+
+def test_a_new_adapter_changes_nothing() -> None:
+    torch.manual_seed(0)
+    plain = Classifier(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 3))
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(adapted({"r": 2}, added=True).module(x), plain(x))
+
+
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_final_weights_are_a_beginning(finish: Finish, tmp_path: Path, name: str) -> None:
+    run = finished(finish, name)
+    if not run.experiment.method.has_global_model:
+        pytest.skip("there is none")
+    path = run.path / "weights/final.safetensors"
+    assert not any("base_layer.weight" in layer for layer in run.weights())
+    train = {**run.experiment.train.model_dump(exclude_unset=True), "initial_weights": path}
+    again = finished(finish, name, train=train | {"optimizer": {"lr": 1e-12}})
+    for layer, weights in run.weights().items():
+        if "lora" not in layer or name != "flora":
+            np.testing.assert_allclose(again.weights()[layer], weights, atol=1e-6)
+    with pytest.raises(FedsimError, match="the model has no layer 'features"):
+        load_weights(path, nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"secure_aggregation": {}},
+        {"engine": {"kind": "local", "clients_per_step": 3}},
+        {"engine": {"kind": "local", "clients_per_step": 1}},
+    ],
+    ids=["masked", "stacked", "alone"],
+)
+def test_hashes(finish: Finish, sections: dict[str, Any]) -> None:
+    for name in ("fedavg", "ffa_lora", "fedsa_lora"):
+        found = finished(finish, name, **sections)
+        plain = finished(finish, name)
+        if "clients_per_step" in sections.get("engine", {}):
+            for layer, weights in plain.weights().items() if name != "fedsa_lora" else ():
+                np.testing.assert_allclose(found.weights()[layer], weights, atol=1e-5)
+        else:
+            assert found.result_hash == plain.result_hash
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"aggregation": {"name": "median"}},
+        {"uplink": {"name": "topk", "fraction": 0.1}},
+        {"downlink": {"name": "int8"}},
+        {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.5}},
+        {"adversaries": {"share": 0.3, "attack": {"name": "sign_flip"}}},
+    ],
+    ids=lambda sections: next(iter(sections)),
+)
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_other_sections_reach_adapters(
+    finish: Finish, name: str, sections: dict[str, Any]
+) -> None:
+    exact = methods.find(name).adapts == "both, exactly"
+    if exact and "privacy" not in sections:
+        with pytest.raises(FedsimError, match="multiplies clients' own adapters"):
+            finished(finish, name, **sections)
+        return
+    plain, found = finished(finish, name), finished(finish, name, **sections)
+    assert found.result_hash != plain.result_hash
+    sent = [run.rounds["bytes_up"].iloc[-1] for run in (plain, found)]
+    assert (sent[1] < 0.4 * sent[0]) == ("uplink" in sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        (
+            {"adapters": None},
+            "experiment: method.name=fedex_lora averages adapters; set adapters={r: 8}",
+        ),
+        (
+            {"adapters": {"targets": ["featrues.1"]}},
+            "adapters.targets: no linear layer before the last one is called 'featrues.1'; did "
+            "you mean 'features.1'?",
+        ),
+        (
+            {"adapters": {"targets": ["head"]}},
+            "adapters.targets: no linear layer before the last one is called 'head'; known: "
+            "1, 3, features.1, features.3",
+        ),
+        (
+            {"model": {"name": "mlp", "hidden": []}},
+            "adapters: the model has no linear layer before its last one",
+        ),
+        (
+            {"model": {"name": "boosted_trees"}, "method": {"name": "hist_trees"}},
+            "experiment: adapters: model.name=boosted_trees is a tree ensemble, and has no layers",
+        ),
+    ],
+)
+def test_refusals(finish: Finish, sections: dict[str, Any], told: str) -> None:
+    given = {"method": {"name": "fedex_lora"}, "model": MLP, "adapters": ADAPTERS, "data": FEW}
+    with pytest.raises(FedsimError) as caught:
+        finish(**{**given, **sections})
+    assert str(caught.value) == told
+
+
+def test_the_same_network_everywhere() -> None:
+    """Frozen arrays that processes share are those that each of them would draw."""
+    from fedsim.launch.prepare import prepare
+
+    experiment = small_experiment(
+        method={"name": "fedavg"}, model=MLP, adapters=ADAPTERS, data=FEW
+    )
+    _, _, spec = prepare(experiment)
+    assert {*spec.frozen} == {
+        f"features.{k}.base_layer.{part}" for k in (1, 3) for part in ("weight", "bias")
+    }
+    network = spec.build_model()
+    for name, array in spec.frozen.items():
+        assert network.get_parameter(name).data_ptr() == array.ctypes.data
+    drawn = FlatModel(spec.build_model(), torch.device("cpu"))
+    assert spec.size == drawn.size

@@ -1,0 +1,157 @@
+"""Transformers of images and documents, against attention that is written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from experiments import examples, small_experiment
+from fedsim import Run
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainers.attribution import attributions
+from fedsim.models import Classifier, TextModel, models
+from fedsim.models.transformer import AttentionProbabilities, SelfAttention, TransformerBlock
+
+SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
+V = 9
+REVIEWS: dict[str, Any] = {
+    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
+    "partition": {"kind": "iid", "clients": 4, "test_fraction": 0.2},
+}
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "vit": {"data": {"name": "digits", "subset": 0.2}, "model": {"name": "vit", **SMALL}},
+    "transformer": {**REVIEWS, "model": {"name": "transformer", **SMALL}},
+    "with dropout": {**REVIEWS, "model": {"name": "transformer", **SMALL, "dropout": 0.2}},
+    "of vectors": {
+        **REVIEWS,
+        "model": {"name": "transformer", **SMALL, "embeddings": "vectors"},
+    },
+}
+
+
+def reader(**fields: Any) -> Classifier:
+    torch.manual_seed(0)
+    model = models.parse({"name": "transformer", **SMALL, **fields})
+    assert isinstance(model, TextModel)
+    network = model.build_text(torch.randn(V, 3), torch.ones(V, dtype=torch.bool), 4)
+    assert isinstance(network, Classifier)
+    return network.eval()
+
+
+def rows(documents: list[list[int]], length: int = 0) -> Tensor:
+    x = torch.zeros(len(documents), max(length, *map(len, documents), 1), dtype=torch.int32)
+    for row, words in zip(x, documents, strict=True):
+        row[: len(words)] = torch.tensor(words, dtype=torch.int32)
+    return x
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_attention_is_that_of_pytorch(heads: int) -> None:
+    torch.manual_seed(0)
+    ours, theirs = SelfAttention(8, heads), nn.MultiheadAttention(8, heads, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.zero_()
+        theirs.out_proj.load_state_dict(ours.projection.state_dict())
+    x, absent = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([5, 2, 1])[:, None]
+    expected, _ = theirs(x, x, x, key_padding_mask=absent)
+    torch.testing.assert_close(ours(x, absent), expected)
+
+
+def test_hooks_reach_the_probabilities() -> None:
+    network, found = reader(), list[Tensor]()
+    for module in network.modules():
+        if isinstance(module, AttentionProbabilities):
+            module.register_forward_hook(lambda _, inputs, output: found.append(output))
+    network(rows([[2, 3, 4], [5]]))
+    assert len(found) == sum(isinstance(m, TransformerBlock) for m in network.modules()) == 2
+    for each in found:
+        assert each.shape == (2, 2, 4, 4)  # with the class token
+        torch.testing.assert_close(each.sum(dim=-1), torch.ones(2, 2, 4))
+        assert (each[1, :, :, 2:] == 0).all()  # padding
+
+
+NETWORKS = {embeddings: reader(embeddings=embeddings) for embeddings in ("learned", "vectors")}
+
+
+@pytest.mark.parametrize("embeddings", NETWORKS)
+@given(
+    documents=st.lists(st.lists(st.integers(1, V - 1), max_size=6), min_size=1, max_size=4),
+    padding=st.integers(0, 5),
+)
+@examples(40)
+def test_padding_is_not_read(embeddings: str, documents: list[list[int]], padding: int) -> None:
+    """Nor are other documents, and an empty document is one, too."""
+    network = NETWORKS[embeddings]
+    with torch.no_grad():
+        together = network(rows(documents, max(map(len, documents)) + padding))
+        for one, words in zip(together, documents, strict=True):
+            torch.testing.assert_close(one, network(rows([words]))[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_of_words_matters() -> None:
+    one, other = NETWORKS["learned"](rows([[2, 3, 4], [4, 3, 2]]))
+    assert not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("optimizer", [{"lr": 0.1}, {"name": "adam", "lr": 0.003}])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_stacks_come_to_the_same(
+    finish: Callable[..., Run], name: str, optimizer: dict[str, Any]
+) -> None:
+    train = {"rounds": 1, "batch_size": 8, "optimizer": optimizer}
+    alone, stacked = (
+        finish(**EXPERIMENTS[name], train=train, engine={"kind": "local", "clients_per_step": V})
+        for V in (1, 4)
+    )
+    assert (alone.manifest["clients_per_step"], stacked.manifest["clients_per_step"]) == (1, 4)
+    step = 0.003 if optimizer.get("name") else 0.1
+    for layer, tensor in alone.weights().items():
+        torch.testing.assert_close(stacked.weights()[layer], tensor, rtol=0, atol=1e-2 * step)
+
+
+def test_documents_are_learnt(finish: Callable[..., Run]) -> None:
+    done = finish(
+        data={
+            **{"name": "planted_reviews", "reviews": 200, "test_reviews": 50, "others": 0},
+            "tokenizer": {"kind": "wordpiece"},
+        },
+        partition={"kind": "iid", "clients": 4},
+        model={"name": "transformer", **SMALL, "dim": 16},
+        train={
+            **{"rounds": 6, "local_epochs": 2, "batch_size": 16},
+            "optimizer": {"name": "adam", "lr": 0.01},
+        },
+        engine={"kind": "local", "clients_per_step": 4},
+    )
+    assert done.rounds["accuracy"].iloc[-1] > 0.75
+
+
+def test_images_of_other_sides_are_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"^model\.patch=3: images of 8×9 pixels cannot"):
+        models.parse({"name": "vit", "patch": 3}).build((1, 8, 9), 2)
+
+
+def test_lrp_has_no_rules_for_attention() -> None:
+    network = models.parse({"name": "vit", **SMALL}).build((1, 8, 8), 3)
+    x, y = torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
+    for part in (network, SelfAttention(8, 2), TransformerBlock(8, 2, 2, 0.0)):
+        with pytest.raises(ExperimentError, match=r"^attribution lrp: .*no rule for "):
+            attributions.parse({"name": "lrp"}).check_network(part)
+    steps = attributions.parse({"name": "integrated_gradients", "steps": 200})
+    found = steps.relevance(network, x, y, np.random.default_rng(0))
+    with torch.no_grad():
+        drop = (network.eval()(x) - network(0 * x))[:, 0]
+    torch.testing.assert_close(found.sum(dim=(1, 2, 3)), drop, rtol=0.05, atol=1e-2)
+
+
+def test_a_width_that_heads_do_not_divide() -> None:
+    with pytest.raises(ExperimentError, match=r"model\.dim: must be a multiple of heads=3"):
+        small_experiment(model={"name": "vit", "dim": 8, "heads": 3})
