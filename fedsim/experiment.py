@@ -96,8 +96,10 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
     ),
     ("aggregation", lambda method: method.learns.averages, _NO_MEANS),
     ("adversaries.attack", lambda method: method.learns.averages, _NO_MEANS),
-    ("aggregation", lambda method: method.exchanges_models, _SUMS),
-    ("adversaries.attack", lambda method: method.exchanges_models, _SUMS),
+    *(
+        (key, lambda method: method.exchanges_models or not method.learns.averages, _SUMS)
+        for key in ("aggregation", "adversaries.attack")
+    ),
     *(
         (key, lambda method: method.adapts != "both, exactly", _OWN_PRODUCTS)
         for key in ("uplink", "downlink", "aggregation", "adversaries.attack")

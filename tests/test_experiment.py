@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from experiments import NETWORK_METHODS, examples, small_experiment, with_method
+from experiments import (
+    NETWORK_METHODS,
+    TREE_METHODS,
+    examples,
+    small_experiment,
+    with_method,
+)
 from fedsim import Experiment
 from fedsim.cli import main
 from fedsim.config.file import RawConfig
@@ -40,6 +46,8 @@ NEEDED["set"] = "pathmnist"
 NEEDED["dataset"] = "glue"
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 NEEDED["of"] = {"name": "digits"}
+NEEDED["checkpoint"] = "some/folder"
+NEEDED["task"] = "image_classification"
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"kind": "iid", "clients": 4},
@@ -77,6 +85,8 @@ def test_defaults_of_every_component(section: str, registry: Registry[Any], name
         others |= {"model": {"name": "boosted_trees"}, "method": {"name": "hist_trees"}}
     if getattr(component, "asynchronous", False):
         others["devices"] = {}
+    if getattr(component, "adapts", ""):
+        others["adapters"] = {}
     if learns.task_sequences == "only":
         others["train"] = {"optimizer": {"name": "adam"}}
     experiment = Experiment.from_dict({**others, section: {registry.key: name, **content}})
@@ -353,7 +363,9 @@ def test_what_methods_do_not_support(
 ) -> None:
     """A method that lacks what a section needs is refused, whatever its name."""
     lacking = [
-        n for n in NETWORK_METHODS if not supported(small_experiment(**with_method(n)).method)
+        n
+        for n in (*NETWORK_METHODS, *TREE_METHODS)
+        if not supported(small_experiment(**with_method(n)).method)
     ]
     assert lacking
     for name in lacking:
