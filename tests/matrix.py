@@ -107,10 +107,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "combinations.md"
 def sections(method: str, model: str, condition: str) -> dict[str, Any]:
     """The sections of a cell's experiment: two rounds, or as many as the method's phases take."""
     rounds = 4 if method in LATE else 2
-    made: dict[str, Any] = {
-        "train": {"rounds": rounds, "batch_size": 5},
-        "method": {"name": method},
-    }
+    train = {"rounds": rounds} | ({} if model == "trees" else {"batch_size": 5})
+    made: dict[str, Any] = {"train": train, "method": {"name": method}}
     added = {**TRAINING, **CONDITIONS}[condition]
     for part in (MODELS[model], NEEDS.get(method, {}), added):
         for key, section in part.items():

@@ -31,7 +31,7 @@ NETWORKS = {
 }
 TREES = [
     "model={name: boosted_trees}",
-    *("train.rounds=20", "evaluate.every=20"),
+    *("train={rounds: 20}", "evaluate.every=20"),
     "explain={explainers: [tree_shap], every: 20, inputs: 64, target: label, maps: true}",
 ]
 RULES = [  # they predict the number in the files, 0 to 4, and above a half is ill

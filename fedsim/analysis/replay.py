@@ -502,9 +502,9 @@ class ModelSnapshot:
         return ExplainedData(self.dataset, prepare, own, clients=splits.names, splits=splits)
 
     def scores(self) -> dict[str, float]:
-        """Its scores on the central test set, see `Federation.evaluate`; none of some models.
+        """Its scores on the central test set, see `Federation.evaluate`.
 
-        These are networks of a method's own, and rules, whose methods score them.
+        Empty for rules and for a method's own networks, which their methods score.
         """
         if isinstance(self.own, nn.Module) or isinstance(self.again.spec.model, RuleModel):
             return {}

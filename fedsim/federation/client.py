@@ -252,8 +252,11 @@ class Client:
     def once(self, name: str, make: Callable[[], T], *of: Any) -> T:
         """What the client makes once in this process of its labelled examples, by name.
 
-        It saves work and holds no truth: another process makes it again, and so does this one as
-        soon as the examples, or the arrays `of` which it is made, are others.
+        A cache: recomputed in another process, or when the examples or `of` change.
+
+        Args:
+            make: makes it.
+            of: the arrays of which it is made.
         """
         given = [self.splits.train[self.id], *of]
         kept = self.context.once(f"client {self.id}/{name}", dict[str, Any])
@@ -364,9 +367,10 @@ class Client:
     def evaluate(self, model: Tensor | Mapping[str, Any]) -> None:
         """Report the scores of a model on the client's test examples, as `test_<score>`.
 
-        It is weights (size,), or the arrays of a model of arrays.
-
         A client without test examples reports nothing.
+
+        Args:
+            model: weights (size,), or the arrays of a model of arrays.
         """
         if len(self.test) == 0:
             return

@@ -159,11 +159,12 @@ class Federation:
     def evaluate(self, model: Vector | Mapping[str, Any]) -> dict[str, float]:
         """The scores of a model on the central test set, by the run's objective.
 
-        It is weights (size,), or the arrays of a model of arrays.
-
         If there is a validation set, also the scores on it, as `validation_<score>`. The sets are
         cut into shards of a fixed size, which the engine distributes. In continual learning, the
         scores of each task are also recorded in tasks.parquet.
+
+        Args:
+            model: weights (size,), or the arrays of a model of arrays.
         """
         return self._runner.evaluate(model)
 

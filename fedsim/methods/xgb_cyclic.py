@@ -1,4 +1,4 @@
-"""XGBoost by turns, as Flower has it: one client after another continues the ensemble.
+"""Cyclic XGBoost, as Flower has it: one client after another continues the ensemble.
 
 Flower's strategy FedXgbCyclic (flwr.serverapp.strategy, and its example `xgboost-comprehensive`):
 in each round one client gets the ensemble and boosts it on its own data. The trees are those of
