@@ -20,6 +20,7 @@ from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
 from fedsim.models.model import Classifier, Model
 from fedsim.support.extras import require
+from fedsim.support.words import in_short
 
 A, B, ADDED = "lora_A.default.weight", "lora_B.default.weight", "base_layer.added"
 
@@ -97,10 +98,13 @@ class Adapters(Config):
             return below
         for target in self.targets:
             if not any(f".{name}".endswith(f".{target}") for name in below):
-                known = dict.fromkeys(part for n in below for part in (n, n.rpartition(".")[2]))
+                ends = dict.fromkeys(name.rpartition(".")[2] for name in below)
+                near = nearest(target, [*ends, *below])
+                if "did you mean" not in near:
+                    near = f"; there are {in_short([*ends])}"
                 raise ExperimentError(
-                    f"adapters.targets: no linear layer before the last one is called '{target}'"
-                    f"{nearest(target, known)}"
+                    "adapters.targets: no linear layer before the last one is called "
+                    f"'{target}'{near}"
                 )
         ends = tuple(f".{target}" for target in self.targets)
         return [name for name in below if f".{name}".endswith(ends)]

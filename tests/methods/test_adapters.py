@@ -227,8 +227,8 @@ def test_other_sections_reach_adapters(
         ),
         (
             {"adapters": {"targets": ["head"]}},
-            "adapters.targets: no linear layer before the last one is called 'head'; known: "
-            "1, 3, features.1, features.3",
+            "adapters.targets: no linear layer before the last one is called 'head'; there are "
+            "1, 3",
         ),
         (
             {"model": {"name": "mlp", "hidden": []}},

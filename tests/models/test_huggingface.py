@@ -21,7 +21,9 @@ from transformers import (
 
 from experiments import small_experiment
 from fedsim import Run, resume
-from fedsim.data import Dataset, tokens
+from fedsim.analysis.merging import merge
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.data import Dataset, load_dataset, tokens
 from fedsim.errors import BadInput, DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier
@@ -311,3 +313,40 @@ def test_without_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         given["data"]["tokenizer"] = str(OURS / "bert")
     with pytest.raises(BadInput, match=r"needs transformers, which is not installed: pip install"):
         built(**given)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("method", ["fedavg", "fedex_lora"])
+def test_merged_adapters_are_read_by_others(
+    finish: Callable[..., Run], folder: Path, tmp_path: Path, kind: str, method: str
+) -> None:
+    """Of a checkpoint of transformers: by transformers, and the adapters by peft."""
+    from peft import PeftModel
+
+    given = sections(folder / kind)
+    run = finish(**given, method={"name": method}, adapters={"r": 2})
+    written = merge(run, tmp_path / "merged")
+    network, data = ModelSnapshot.of(run).network(), load_dataset(run.experiment.data)
+    x = torch.tensor(data.test_x[:4])
+    with torch.no_grad():
+        if kind == "vit":
+            x = x / 255
+            names = {"pixel_values": x}
+        else:
+            names = {"input_ids": x.long(), "attention_mask": (x != 0).long()}
+        family: Any = AutoModelForImageClassification
+        if kind == "bert":
+            family = AutoModelForSequenceClassification
+        model = family.from_pretrained(tmp_path / "merged").eval()
+        torch.testing.assert_close(model(**names).logits, network(x), atol=1e-5, rtol=0)
+        assert [*model.config.id2label.values()] == [*data.classes]
+        adapters = tmp_path / "merged" / "adapters"
+        assert (adapters / "adapter_config.json" in written) == (method == "fedavg")
+        if method == "fedavg":
+            base = family.from_pretrained(
+                folder / kind, num_labels=len(data.classes), ignore_mismatched_sizes=True
+            )
+            again = PeftModel.from_pretrained(base, str(adapters)).eval()
+            torch.testing.assert_close(again(**names).logits, network(x), atol=1e-5, rtol=0)
+    with pytest.raises(BadInput, match="merged: exists already; name a new folder"):
+        merge(run, tmp_path / "merged")
