@@ -34,9 +34,8 @@ STEP = 2.0**-26
 ROW_LIMIT = 1 << 20  # (tree, row) pairs at a time, which limits memory
 BIN_LIMIT = 1 << 19  # likewise (node, bin) pairs
 
-# (tree, nodes) -> what `histograms` returns, summed over all examples, and whose examples these
-# are: equal values for the same ones. The tree's thresholds are numbers of bins. None if nobody
-# answers: then the tree ends.
+# (tree, nodes) -> what `histograms` returns, summed over all examples, and whose they are: equal
+# values for the same. The tree's thresholds are numbers of bins. None, if nobody answers, ends it.
 AskSums = Callable[[Arrays, Ints], tuple[Array, Any] | None]
 
 
@@ -47,9 +46,8 @@ class BoostedTrees(ArrayModel):
     For classification and regression, on tables and images (each pixel is a feature). A leaf with
     the sums G of gradients and H of hessians has the value −η·G/(H + λ) (Eq. 5); a split into a
     left and a right part gains G_l²/(H_l + λ) + G_r²/(H_r + λ) − G²/(H + λ), and must gain more
-    than γ (Eq. 7 without its factor ½, as in XGBoost's code). The greatest gain wins, of equal
-    ones that of the first feature and the lowest threshold. An example goes left if
-    x < threshold.
+    than γ (Eq. 7 without its ½, as in XGBoost's code). The greatest gain wins, of equal ones that
+    of the first feature and the lowest threshold. An example goes left if x < threshold.
 
     Two classes have one tree a round, whose sum f is the log-odds of the second class (logits −f/2
     and f/2); more classes have one tree each, for the softmax; a regression has one.
@@ -112,9 +110,7 @@ class BoostedTrees(ArrayModel):
         tree["feature"] = np.full((1, C, N), LEAF, np.int32)
         by_bin = {"feature": tree["feature"], "threshold": np.zeros((1, C, N), np.float32)}
         nodes = np.stack([np.arange(C), np.zeros(C, np.int64)], axis=1)
-        if (answer := ask(by_bin, nodes)) is None:
-            return tree
-        sums, who = answer
+        sums, who = ask(by_bin, nodes) or (np.zeros((C, 2, int(cuts["starts"][-1]))), None)
         for level in range(self.depth):
             feature, cut, left, total = self.best_splits(sums, cuts)
             if level == 0:

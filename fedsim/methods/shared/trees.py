@@ -123,6 +123,12 @@ class TreeMethod(Method[S]):
 
 def check_bounds(low: float, high: float, dataset: Dataset, splits: ClientSplits) -> None:
     """Warn if known bounds (`method.range`) lose features; refuse those that lose the target."""
+    unit, size = unit_of(max(-low, high)), float(np.abs(dataset.y).max())
+    if not dataset.classes and not unit / 1024 <= size <= 16 * unit:
+        raise DataError(
+            f"method.range=[{low:g}, {high:g}]: a regression's gradients are rounded to 2^-26 of "
+            f"it, and the target goes up to {size:.3g}; scale the target"
+        )
     known = torch.as_tensor(dataset.x[splits.train.values[:LOOKED_AT]])
     bad = np.flatnonzero(lost(rows_of(scaled(dataset, known).numpy()), low, high))
     if len(bad):
@@ -133,12 +139,6 @@ def check_bounds(low: float, high: float, dataset: Dataset, splits: ClientSplits
             "of the values lie outside, or all of them in one bin or two",
             FedsimWarning,
             stacklevel=2,
-        )
-    unit, size = unit_of(max(-low, high)), float(np.abs(dataset.y).max())
-    if not dataset.classes and not unit / 1024 <= size <= 16 * unit:
-        raise DataError(
-            f"method.range=[{low:g}, {high:g}]: a regression's gradients are rounded to 2^-26 of "
-            f"it, and the target goes up to {size:.3g}; scale the target"
         )
 
 
