@@ -100,6 +100,15 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {**IMAGES, "method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
         {"shared_images"},
     ),
+    "trees": (
+        {
+            "data": {"name": "digits", "subset": 0.3},
+            "model": {"name": "boosted_trees", "depth": 2, "bins": 8},
+            "method": {"name": "hist_trees"},
+            "train": {"rounds": 1},
+        },
+        {"leaves", "tree_shap"},
+    ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first
 }
 LITTLE = {

@@ -255,7 +255,7 @@ def _clients(run: Run, given: Clients | None) -> list[int]:
         else:
             found.append(int(one))
             other = next((name for name in names if name.endswith(f" {int(one)}")), None)
-            if found[-1] < len(names) and other not in (None, names[found[-1]]):
+            if 0 <= found[-1] < len(names) and other not in (None, names[found[-1]]):
                 warnings.warn(
                     f"client {one}, counted from 0, is {names[found[-1]]}; for the other write "
                     f"client '{other}'",

@@ -355,7 +355,7 @@ def _print_explained(done: Run) -> None:
         explainer, _, score = metric.column.rpartition("/")
         fitting = [whose for whose, prefix in PREFIXES.items() if score.startswith(prefix)]
         whose = max(fitting, key=lambda whose: len(PREFIXES[whose]))  # "" is the global model's
-        scores = done.rounds[metric.column].dropna()
+        scores = done.rounds.get(metric.column, done.rounds["round"][:0]).dropna()
         if len(scores):
             own = table.setdefault((explainer, whose), {})
             own[score.removeprefix(PREFIXES[whose])] = digits(scores.iloc[-1])

@@ -98,10 +98,10 @@ class Adapters(Config):
             return below
         for target in self.targets:
             if not any(f".{name}".endswith(f".{target}") for name in below):
-                ends = dict.fromkeys(name.rpartition(".")[2] for name in below)
-                near = nearest(target, [*ends, *below])
+                last = dict.fromkeys(name.rpartition(".")[2] for name in below)
+                near = nearest(target, [*last, *below])
                 if "did you mean" not in near:
-                    near = f"; there are {in_short([*ends])}"
+                    near = f"; there are {in_short([*last])}"
                 raise ExperimentError(
                     "adapters.targets: no linear layer before the last one is called "
                     f"'{target}'{near}"
