@@ -166,7 +166,7 @@ def test_class_names_are_those_of_the_official_list(real_data):
 
 
 def test_real_mortgage(real_data):
-    data = Mortgage(root=real_data("Mortgage")).load()
+    data, _ = fitted(Mortgage(root=real_data("Mortgage")).load())
     assert_sound(data)
     assert (data.x.shape, data.test_x.shape) == ((839, 15), (210, 15))
     assert (data.features[0], data.target) == ("1MonthCDRate", "30Y-CMortgageRate")
