@@ -40,7 +40,7 @@ class TrainedTokenizer(Config):
         """A `tokenizers.Tokenizer`."""
         require("tokenizers", f"data.tokenizer.kind={self.kind}")
         import tokenizers
-        from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
         settings: dict[str, Any] = {"vocab_size": self.size, "show_progress": False}
         if self.kind == "wordpiece":
@@ -57,10 +57,12 @@ class TrainedTokenizer(Config):
             vocabulary = learner.get_vocab()
             found = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
             found.normalizer, found.pre_tokenizer = normalizer, parts
+            found.decoder = decoders.WordPiece(cleanup=False)
             found.add_special_tokens([*SPECIAL])
         else:
             found = tokenizers.Tokenizer(models.BPE())
             found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+            found.decoder = decoders.ByteLevel()
             alphabet = pre_tokenizers.ByteLevel.alphabet()
             found.train_from_iterator(
                 texts,
@@ -148,3 +150,34 @@ def spread(json: str, words: Sequence[str], marks: Sequence[bool]) -> list[bool]
     text, word = " ".join(words), np.cumsum([c == " " for c in " ".join(words)])
     offsets = _read(json).encode(text).offsets
     return [end > start and bool(marks[word[end - 1]]) for start, end in offsets]
+
+
+def words_of(json: str, padding: int, rows: NDArray[Any]) -> NDArray[np.int64]:
+    """(N, L) which word of its document each token (N, L) is of, counted from 0; −1 for padding.
+
+    A token goes on with the word before it if it begins with "##" (WordPiece); or, of a vocabulary
+    whose words begin with "Ġ" (bytes) or "▁" (SentencePiece), with a letter or digit.
+    """
+    goes_on = _going_on(json, padding)[rows]
+    goes_on[:, :1] = False
+    found: NDArray[np.int64] = np.where(rows == 0, -1, np.cumsum(~goes_on, axis=1) - 1)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _going_on(json: str, padding: int) -> NDArray[np.bool_]:
+    vocabulary, model = words(json, padding), _read(json).model
+    if prefix := getattr(model, "continuing_subword_prefix", None):
+        return np.array([word.startswith(prefix) for word in vocabulary])
+    begins = [word.startswith(("Ġ", "▁")) for word in vocabulary]
+    goes_on = (
+        any(begins) and not first and word[:1].isalnum()
+        for word, first in zip(vocabulary, begins, strict=True)
+    )
+    return np.fromiter(goes_on, np.bool_)
+
+
+def read(json: str, padding: int, ids: Sequence[int]) -> str:
+    """The text of some tokens: "tokenizer" of `token` and `##izer`."""
+    own = [padding if i == 0 else 0 if i == padding else i for i in ids]
+    return str(_read(json).decode(own, skip_special_tokens=False)).strip()

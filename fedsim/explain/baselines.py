@@ -38,7 +38,7 @@ def baseline_of(choice: Baseline, data: ExplainedData) -> Tensor:
     """
     dataset = data.dataset
     if dataset.words:
-        raise ExperimentError("baseline: documents have none but the one without a word: zero")
+        raise ExperimentError("baseline: documents have none but zero")
     if isinstance(choice, Reference):
         if choice.reference >= len(dataset.test_y):
             raise ExperimentError(

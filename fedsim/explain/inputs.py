@@ -64,6 +64,26 @@ class Inputs:
         none = np.zeros(len(data.feature_names), np.bool_)
         return data.shown(self.x[k], self.blank[k] if self.blank.size else none)
 
+    def joined(self, data: Dataset, relevance: NDArray[Any]) -> tuple[Inputs, NDArray[Any]]:
+        """The inputs, and relevances (n, ...), by word where a tokenizer divides words.
+
+        Relevances of a word's tokens are summed.
+        """
+        if not data.tokenizer:
+            return self, relevance
+        part_of = tokens.words_of(data.tokenizer, data.padding, self.x)
+        summed, words, marks = np.zeros_like(relevance), [], []
+        for k, (row, own) in enumerate(zip(self.x, part_of, strict=True)):
+            there = own >= 0
+            np.add.at(summed[k], own[there], relevance[k][there])
+            of_word = [np.flatnonzero(own == w) for w in range(own.max(initial=-1) + 1)]
+            words.append(
+                tuple(tokens.read(data.tokenizer, data.padding, row[at]) for at in of_word)
+            )
+            known = bool(self.marks[k])
+            marks.append(tuple(any(self.marks[k][i] for i in at) for at in of_word if known))
+        return replace(self, words=tuple(words), marks=tuple(marks)), summed
+
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
         """Take rows of the central test set."""

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from experiments import examples
 from fedsim.data import Dataset, datasets, load_dataset, tokens
 from fedsim.data.sources import from_python
+from fedsim.explain.explainer import ExplainedData
+from fedsim.explain.explainers.attribution import Occlusion
 from fedsim.explain.inputs import Inputs
 
 TEXTS = [
@@ -129,3 +133,41 @@ def test_reviews_say_which_tokens_are_rationales() -> None:
         own = zip(parted.test_x[row], parted.truth["signal"][row], strict=True)
         pieces = "".join(parted.words[i].removeprefix("##") for i, marked in own if marked)
         assert pieces == "".join(whole.words[i] for i in of_words)
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(words=st.lists(st.text("abez", min_size=1, max_size=9), min_size=1, max_size=5))
+@examples(40)
+def test_tokens_are_joined_to_words(kind: str, words: list[str]) -> None:
+    rows = np.pad(tokens.encode(*READERS[kind], [" ".join(words)]), ((0, 0), (0, 2)))
+    of_word = tokens.words_of(*READERS[kind], rows)[0]
+    assert (of_word[-2:] == -1).all()
+    found = [tokens.read(*READERS[kind], rows[0, of_word == w]) for w in range(of_word.max() + 1)]
+    assert len(found) == len(words) + 2
+    assert all(one in (word, "[UNK]") for one, word in zip(found[1:-1], words, strict=True))
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_explanations_speak_of_words(tmp_path: Path, kind: str) -> None:
+    """Relevances of a word's tokens are summed, and occlusion leaves out all of them."""
+    data = of_file(tmp_path / "it.txt", {"kind": kind})
+    inputs = Inputs.of_texts(data, ["zebrasn a", "a"], ["one", "other"])
+    relevance = np.arange(inputs.x.size, dtype=np.float32).reshape(inputs.x.shape)
+    joined, summed = inputs.joined(data, relevance)
+    assert joined.words == (("[CLS]", "zebrasn", "a", "[SEP]"), ("[CLS]", "a", "[SEP]"))
+    n = len(inputs.words[0])
+    assert n > 4
+    expected = [relevance[0, 0], relevance[0, 1 : n - 2].sum(), *relevance[0, n - 2 : n]]
+    assert summed[0, :4].tolist() == expected
+    assert not summed[0, 4:].any()
+
+    class Count(nn.Module):
+        """How many tokens a document has."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x != 0).sum(1, keepdim=True).float()
+
+    explained = ExplainedData(data, torch.tensor)
+    x, y = torch.tensor(inputs.x), torch.zeros(2, dtype=torch.int64)
+    found = Occlusion().relevance_in(explained, Count(), x, y, np.random.default_rng(0))
+    assert torch.equal(found, (x != 0).float())  # its number of tokens, over these

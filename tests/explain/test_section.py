@@ -214,8 +214,9 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
         "{slice: taste, inputs: 6}": "inputs=6: slice taste has 5",
         "slice: tast": "slice=tast: the test set has no such slice; known: appearance, aroma, "
         "palate, taste",
-        "explainers: [gradient]": "explainers: gradient: attribution gradient needs inputs of "
-        "floating point, such as images; for documents: occlusion",
+        "explainers: [gradient]": "explainers: gradient: attribution gradient: needs inputs of "
+        "floating point, such as images; these are documents; for documents: occlusion, "
+        "attention_rollout, attn_lrp, gradient_x_input, integrated_gradients",
         "explainers: [sage]": "explainers: sage: sage needs floating-point inputs; for documents: "
         "occlusion",
         "explainers: [tree]": f"{TREES}the inputs are documents",
@@ -245,10 +246,10 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
         "{share: {}, target: label}": UNTRAINED,
     },
     "torn": {
-        "explainers: [random, lrp]": "explainers: lrp: attribution lrp: a forward of the network "
-        "joins two branches (mul) outside of modules. Name a canonizer that converts it to a "
-        "zennit.layer.Sum (attribution field canonizer: package.module:Name), or use gradient, "
-        "gradient_x_input, smoothgrad or integrated_gradients"
+        "explainers: [random, lrp]": "explainers: lrp: attribution lrp: the network calls "
+        "torch.Tensor.mul itself, where no rule applies. Use a module, for sums a canonizer that "
+        "converts them to a zennit.layer.Sum (attribution field canonizer: package.module:Name); "
+        "or attn_lrp, gradient, gradient_x_input, smoothgrad or integrated_gradients"
     },
     "sampled": {
         "explainers: [occlusion]": "explainers: occlusion: model.evaluate=sampled samples the "

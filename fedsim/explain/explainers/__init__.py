@@ -1,7 +1,8 @@
 """The explainers by name."""
 
 from fedsim.explain.explainer import explainers
-from fedsim.explain.explainers import attribution as _attribution  # they fill the registry
+from fedsim.explain.explainers import attention as _attention  # they fill the registry
+from fedsim.explain.explainers import attribution as _attribution
 from fedsim.explain.explainers import mimic as _mimic
 from fedsim.explain.explainers import rationales as _rationales
 from fedsim.explain.explainers import rules as _rules
@@ -11,4 +12,4 @@ from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks, _trees
+del _attention, _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks, _trees

@@ -34,8 +34,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.config.registry import Registry, import_object
 from fedsim.data import Dataset
+from fedsim.data.tokens import words_of
 from fedsim.errors import ExperimentError
 from fedsim.explain.baselines import Baseline, Reference, baseline_of, in_words
+from fedsim.explain.calls import RESHAPING, by_words, calls_between, function, name_of, names
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -86,6 +88,7 @@ class OfDecision(FeatureExplainer, ABC):
             relevance = relevance * np.float32(scaling.span)
             values = scaling.undo(outputs[:, 0].double().numpy())
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
+        inputs, relevance = inputs.joined(data.dataset, relevance)
         return Attributed(
             title=model.title,
             file=f"{self.file}{model.suffix}{inputs.suffix}",
@@ -103,11 +106,12 @@ class Attribution(OfDecision, ABC):
     """Base class of attributions, which measure the relevance of each entry of an input.
 
     Attributes:
-        differentiates: whether it needs gradients, which are not available for rules and
-            documents.
+        differentiates: whether it needs gradients, which rules do not have.
+        documents: whether it explains documents, if it needs gradients at their words' vectors.
     """
 
     differentiates: ClassVar[bool] = False
+    documents: ClassVar[bool] = False
 
     def check_network(self, network: nn.Module) -> None:
         """Reject networks that the attribution cannot explain, before anything starts.
@@ -152,11 +156,8 @@ class Attribution(OfDecision, ABC):
                     f"model.name={model.section.name} is a {model.section.kind}"
                 )
             return
-        if data.dataset.words and self.differentiates:
-            raise ExperimentError(
-                f"attribution {self.name} needs inputs of floating point, such as images; for "
-                "documents: occlusion"
-            )
+        if data.dataset.words and self.differentiates and not self.documents:
+            raise _of_numbers(self.name, "these are documents")
         self.check_network(model.network)
         if (
             isinstance(model.network, RationaleClassifier)
@@ -199,7 +200,8 @@ class _FromBaseline(Attribution):
     Attributes:
         baseline: `zero`; the `mean` or the `median` of the training inputs, entry by entry; the
             mean of the `clients`' means, as they could send them; or a row of the central test
-            set, `{reference: 12}`. Documents are compared with themselves without a word.
+            set, `{reference: 12}`. Of documents `zero` alone: the document without a word, or
+            zero vectors of words for what needs gradients.
     """
 
     baseline: Baseline = "zero"
@@ -210,6 +212,8 @@ class _FromBaseline(Attribution):
             baseline_of(self.baseline, data)
 
     def about_baseline(self, data: Dataset) -> str:
+        if data.words and self.differentiates:
+            return "zero in each entry of the words' vectors"
         return in_words(self.baseline, data)
 
     @property
@@ -232,7 +236,10 @@ class _FromBaseline(Attribution):
         self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
     ) -> Tensor:
         baseline = None if self.baseline == "zero" else baseline_of(self.baseline, data).to(x)
-        return self.compared(network, x, y, baseline, data.dataset.parts)
+        part_of, own = data.dataset.parts, data.dataset
+        if own.tokenizer:
+            part_of = words_of(own.tokenizer, own.padding, x.cpu().numpy())
+        return self.compared(network, x, y, baseline, part_of)
 
     @abstractmethod
     def compared(
@@ -246,39 +253,50 @@ class _FromBaseline(Attribution):
         """`relevance`, in comparison with a baseline (1, ...), or with zeros.
 
         Args:
-            part_of: (W,) the feature of each entry, if features take several.
+            part_of: (W,) the feature of each entry, if features take several; (B, L) the word of
+                each token, −1 for padding, if words do.
         """
 
 
-class _OfGradients(Attribution):
+class OfGradients(Attribution):
     """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
     target: Literal["class", "centred", "outputs"] = "class"
 
-    def _by_batch(
+    def by_batch(
         self, network: nn.Module, x: Tensor, y: Tensor, explain: Callable[..., Tensor]
     ) -> Tensor:
         """The relevances by `explain`, which gets ∂f_t/∂x as a function, and a batch of inputs."""
-        _refuse_integers(self.name, x)
-        x, found = x.detach(), torch.empty_like(x)
-        with _evaluation(network), _differentiable_rnn(network, x):
-            for rows in _batches(x):
-                gradient = partial(self._gradient, network, y[rows])
-                found[rows] = explain(gradient, x[rows])
-        return found
+        if not self.documents:
+            _refuse_integers(self.name, x)
+        x = x.detach()
+        found = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        with evaluation(network), _differentiable_rnn(network, x):
+            for rows in batches(x):
+                if x.is_floating_point():
+                    found[rows] = explain(partial(self._gradient, network, y[rows]), x[rows])
+                    continue
+                vectors, of_vectors = by_words(f"attribution {self.name}", network, x[rows])
+                own = explain(partial(self._gradient, of_vectors, y[rows]), vectors)
+                found[rows, : own.shape[1]] = own.sum(dim=2)
+        return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
-    def _gradient(self, network: nn.Module, y: Tensor, x: Tensor) -> Tensor:
+    def calling(self) -> contextlib.AbstractContextManager[Any]:
+        """What the network is called in."""
+        return contextlib.nullcontext()
+
+    def _gradient(self, network: Callable[..., Tensor], y: Tensor, x: Tensor) -> Tensor:
         """∂f_t/∂x at a batch of inputs, or at several changed copies of all of them."""
         inputs = x.detach().clone().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), self.calling():
             logits = network(inputs)
         found = None
         if logits.requires_grad:
             if self.target == "outputs":
                 of_logits = logits.detach()
             else:
-                of_logits = _contrast(self.target, self.name, logits, y.repeat(len(x) // len(y)))
+                of_logits = contrast(self.target, self.name, logits, y.repeat(len(x) // len(y)))
             (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(
@@ -290,7 +308,7 @@ class _OfGradients(Attribution):
 
 @explainers.register
 @attributions.register
-class Gradient(_OfGradients):
+class Gradient(OfGradients):
     """Gradient of the logit: R = ∂f_y(x)/∂x.
 
     Args:
@@ -304,15 +322,16 @@ class Gradient(_OfGradients):
     name: str = "gradient"
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
-        return self._by_batch(network, x, y, lambda gradient, some: gradient(some))
+        return self.by_batch(network, x, y, lambda gradient, some: gradient(some))
 
 
 @explainers.register
 @attributions.register
-class GradientXInput(_FromBaseline, _OfGradients):
+class GradientXInput(_FromBaseline, OfGradients):
     """Gradient times input: R = (x − x') ⊙ ∂f_y(x)/∂x, with a baseline x', usually zero.
 
     For a piecewise linear network without biases, the relevances from zero sum to the logit.
+    Documents are explained at their words' vectors, over whose entries relevances are summed.
 
     Args:
         baseline: x'; see `integrated_gradients`.
@@ -322,6 +341,7 @@ class GradientXInput(_FromBaseline, _OfGradients):
     """
 
     name: str = "gradient_x_input"
+    documents: ClassVar[bool] = True
 
     def compared(
         self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
@@ -329,12 +349,12 @@ class GradientXInput(_FromBaseline, _OfGradients):
         def explain(gradient: Callable[[Tensor], Tensor], some: Tensor) -> Tensor:
             return (some if baseline is None else some - baseline) * gradient(some)
 
-        return self._by_batch(network, x, y, explain)
+        return self.by_batch(network, x, y, explain)
 
 
 @explainers.register
 @attributions.register
-class SmoothGrad(_OfGradients):
+class SmoothGrad(OfGradients):
     """SmoothGrad, the mean gradient near an input: R = 1/n Σ_i ∂f_y(x + ε_i)/∂x, ε_i ~ N(0, σ²).
 
     σ = noise·(max x − min x), separately for each example. All n samples are noisy, as in the
@@ -355,7 +375,7 @@ class SmoothGrad(_OfGradients):
     samples: int = Field(20, ge=1)
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
-        return self._by_batch(network, x, y, partial(self._smooth, rng))
+        return self.by_batch(network, x, y, partial(self._smooth, rng))
 
     def _smooth(self, rng: Generator, gradient: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         rows = x.flatten(1)
@@ -372,12 +392,13 @@ class SmoothGrad(_OfGradients):
 
 @explainers.register
 @attributions.register
-class IntegratedGradients(_FromBaseline, _OfGradients):
+class IntegratedGradients(_FromBaseline, OfGradients):
     """Integrated gradients, R = (x − x') ⊙ 1/m Σ_{k=1..m} ∂f_y(x' + k/m·(x − x'))/∂x.
 
     The baseline x' is usually zero as the network takes it: the mean pixel if the data are
     normalised, otherwise black, or the minimum of a scaled feature. With many steps the relevances
-    sum to f_y(x) − f_y(x').
+    sum to f_y(x) − f_y(x'). Documents are explained at their words' vectors, over whose entries
+    relevances are summed.
 
     Args:
         baseline: x': `zero`; the `mean` or the `median` of the training inputs, entry by entry;
@@ -389,6 +410,7 @@ class IntegratedGradients(_FromBaseline, _OfGradients):
     """
 
     name: str = "integrated_gradients"
+    documents: ClassVar[bool] = True
     steps: int = Field(20, ge=1)
 
     def compared(
@@ -401,7 +423,7 @@ class IntegratedGradients(_FromBaseline, _OfGradients):
                 total += gradient(step if baseline is None else baseline + step)
             return change * total / self.steps
 
-        return self._by_batch(network, x, y, explain)
+        return self.by_batch(network, x, y, explain)
 
 
 @explainers.register
@@ -455,24 +477,29 @@ class Occlusion(_FromBaseline):
         self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
     ) -> Tensor:
         # Each word, entry of a vector, or feature is one part.
-        groups = group_parts(tuple(x.shape[1:]), self.size, part_of)
-        index = torch.from_numpy(groups.index).to(x.device)
-        entries = index.flatten().bincount() * (x.shape[1] if x.dim() == 4 else 1)
+        if part_of is None or part_of.ndim == 1:
+            part_of = group_parts(tuple(x.shape[1:]), self.size, part_of).index[None]
+        part_of = np.broadcast_to(part_of.reshape(len(part_of), -1), (len(x), part_of[0].size))
         found = torch.zeros(x.shape, device=x.device)
+        channels, shape = (x.shape[1], (1, *x.shape[2:])) if x.dim() == 4 else (1, x.shape[1:])
+        ones = [1] * len(shape)
 
         def outputs(some: Tensor, classes: Tensor) -> Tensor:
             return network(some).gather(1, classes)[:, 0]
 
-        with _evaluation(network):
-            for rows in _batches(x):
+        with evaluation(network):
+            for rows in batches(x):
                 some, labels = x[rows], y[rows].to(x.device).long()[:, None]
-                whole, lost = outputs(some, labels), []
-                for g in range(len(groups)):
-                    removed = np.tile(groups.index.ravel() == g, (len(some), 1))
+                whole, own = outputs(some, labels), part_of[rows]
+                for g in range(own.max(initial=-1) + 1):
+                    removed = own == g
                     changed = without(some, removed, instead=baseline)
-                    lost.append(whole - outputs(changed, labels))
-                each = (torch.stack(lost, dim=1) / entries)[:, index]
-                found[rows] += each[:, None] if x.dim() == 4 else each
+                    lost = whole - outputs(changed, labels)
+                    gone = torch.from_numpy(removed).to(x.device)
+                    each = (lost / (gone.sum(1).clamp(min=1) * channels))[:, None].to(found)
+                    found[rows] = torch.where(
+                        gone.view(len(some), *shape), each.view(-1, *ones), found[rows]
+                    )
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
 
@@ -510,9 +537,9 @@ class Lrp(Attribution):
     to f_y(x), as far as each rule allows.
 
     Rules apply to modules only. Sums within fedsim's and torchvision's residual blocks are
-    converted to modules first; a network with other sums needs its own canonizer, and is rejected
-    without one when it is called. Other operations written out in a `forward` (not modules)
-    propagate relevance like gradients, so use modules for pooling and scaling.
+    converted to modules first; a network with other sums needs its own canonizer. Functions that
+    a `forward` calls itself (means, products, GELU) are refused, but for reshaping, selections,
+    ReLU and maxima. `attn_lrp` has rules for such functions, too.
 
     Args:
         composite: which rules are used, see above.
@@ -576,16 +603,16 @@ class Lrp(Attribution):
         _refuse_integers(self.name, x)
         canonised = self._canonised(network)
         found = torch.empty_like(x)
-        with _evaluation(network):
+        with evaluation(network):
             self._refuse_changed(network, canonised, x[:_COMPARED])
-        for rows in _batches(x):
+        for rows in batches(x):
             rules = self._rules(canonised, x[rows])
             with rules.context(canonised), self._order(canonised) as order:
                 inputs = x[rows].detach().clone().requires_grad_()
                 with torch.enable_grad():
                     logits = canonised(inputs)
                 if rows.start == 0:
-                    self._refuse_unseen(canonised, logits, order)
+                    self._refuse_unseen(canonised, order)
                 initial = self._initial(logits.detach(), y[rows])
                 (found[rows],) = torch.autograd.grad(logits, inputs, initial)
         return found
@@ -594,7 +621,7 @@ class Lrp(Attribution):
         """(b, C) the relevance of each output."""
         if self.target == "batch":
             return _one_hot(logits, y).amax(0, keepdim=True).expand_as(logits)
-        return _contrast(self.target, self.name, logits, y) * logits
+        return contrast(self.target, self.name, logits, y) * logits
 
     @torch.no_grad()
     def _canonised(self, network: nn.Module) -> nn.Module:
@@ -626,10 +653,8 @@ class Lrp(Attribution):
         return canonised
 
     def _refuse_unknown(self, canonised: nn.Module, merged: list[nn.Module]) -> None:
-        types = _zennit("types")
-        known = (*_LAYERS, types.Linear, types.AvgPool, types.MaxPool, _zennit("layer").Sum)
         for name, module in canonised.named_modules():
-            if isinstance(module, known):
+            if isinstance(module, self._ruled()):
                 continue
             if isinstance(module, _BatchNorm):
                 if not any(module is other for other in merged):
@@ -639,6 +664,10 @@ class Lrp(Attribution):
                 self._refuse(name, module, "no rule for its parameters")
             elif next(module.children(), None) is None and not _hands_on(module):
                 self._refuse(name, module, "no rule for it")
+
+    def _ruled(self) -> tuple[type[nn.Module], ...]:
+        types = _zennit("types")
+        return (*_LAYERS, types.Linear, types.AvgPool, types.MaxPool, _zennit("layer").Sum)
 
     def _refuse(self, name: str, module: nn.Module, what: str) -> None:
         where = f"layer {name}" if name else "the network itself"
@@ -650,9 +679,24 @@ class Lrp(Attribution):
         )
 
     def _refuse_changed(self, network: nn.Module, canonised: nn.Module, x: Tensor) -> None:
-        """Check the copy: merging assumes that layers are called in the order of definition."""
+        """Check the copy: merging assumes that layers are called in the order of definition.
+
+        And that functions without rules are called within modules alone.
+        """
+        within = *self._ruled(), _BatchNorm
         with torch.no_grad():
-            before, after = network(x), canonised(x)
+            before = network(x)
+        with torch.enable_grad(), calls_between(canonised, within) as called:
+            after = canonised(x.detach().clone().requires_grad_()).detach()
+        for name, func in called:
+            if function(func) not in _HANDED_ON:
+                where = f"layer {name}" if name else "the network"
+                raise ExperimentError(
+                    f"attribution {self.name}: {where} calls {name_of(func)} itself, where no "
+                    "rule applies. Use a module, for sums a canonizer that converts them to a "
+                    "zennit.layer.Sum (attribution field canonizer: package.module:Name); or "
+                    "attn_lrp, gradient, gradient_x_input, smoothgrad or integrated_gradients"
+                )
         scale = before.nan_to_num().abs().amax().item() if before.numel() else 0.0
         if not torch.allclose(before, after, rtol=0, atol=1e-2 * scale + 1e-6, equal_nan=True):
             raise ExperimentError(
@@ -712,18 +756,8 @@ class Lrp(Attribution):
             for handle in handles:
                 handle.remove()
 
-    def _refuse_unseen(
-        self, canonised: nn.Module, logits: Tensor, called: list[nn.Module]
-    ) -> None:
-        """Reject what only a call shows: sums outside modules, layers called twice."""
-        joined = _joined(logits)
-        if joined is not None:
-            raise ExperimentError(
-                f"attribution {self.name}: a forward of the network joins two branches "
-                f"({joined}) outside of modules. Name a canonizer that converts it to a "
-                "zennit.layer.Sum (attribution field canonizer: package.module:Name), or use "
-                "gradient, gradient_x_input, smoothgrad or integrated_gradients"
-            )
+    def _refuse_unseen(self, canonised: nn.Module, called: list[nn.Module]) -> None:
+        """Reject layers that are called twice, or before the one that is defined first."""
         for name, module in canonised.named_modules():
             if sum(module is other for other in called) > 1:
                 self._refuse(name, module, "called more than once in a forward pass")
@@ -742,6 +776,15 @@ _LAYERS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
     *(nn.SiLU, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Hardshrink, nn.Softshrink),
     *(nn.Tanhshrink, nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd),
+)
+
+
+# Functions that hand relevance on as gradients do.
+_HANDED_ON = RESHAPING | names(
+    """
+    relu max amax max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d dropout
+    feature_dropout dropout1d dropout2d dropout3d alpha_dropout
+    """
 )
 
 
@@ -828,22 +871,7 @@ def _hands_on(module: nn.Module) -> bool:
         return False
 
 
-def _joined(logits: Tensor) -> str | None:
-    """The name of an operation with two differentiable operands, except concatenation."""
-    todo, seen = [logits.grad_fn], {logits.grad_fn}
-    while todo:
-        node = todo.pop()
-        if node is None:
-            continue
-        inputs = [before for before, _ in node.next_functions if before is not None]
-        if len(inputs) > 1 and node.name() not in ("CatBackward0", "StackBackward0"):
-            return node.name().rstrip("0123456789").removesuffix("Backward").lower()
-        todo += [before for before in inputs if before not in seen]
-        seen.update(inputs)
-    return None
-
-
-def _contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
+def contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
     """(b, C) the weights of the logits in f_y, or in f_y − 1/C Σ_c f_c."""
     weights = _one_hot(logits, y)
     if target == "class":
@@ -860,20 +888,25 @@ def _one_hot(logits: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, y.to(logits.device).long()[:, None], 1)
 
 
-def _batches(x: Tensor) -> Iterable[slice]:
+def batches(x: Tensor) -> Iterable[slice]:
     return (slice(start, start + BATCH) for start in range(0, len(x), BATCH))
 
 
 def _refuse_integers(name: str, x: Tensor) -> None:
     if not x.is_floating_point():
-        raise ExperimentError(
-            f"attribution {name}: needs inputs of floating point, such as images; "
-            f"these are {str(x.dtype).removeprefix('torch.')}; for documents: occlusion"
-        )
+        raise _of_numbers(name, f"these are {str(x.dtype).removeprefix('torch.')}")
+
+
+def _of_numbers(name: str, found: str) -> ExperimentError:
+    able = ", ".join(n for n, one in attributions.items() if one.documents)
+    return ExperimentError(
+        f"attribution {name}: needs inputs of floating point, such as images; {found}; for "
+        f"documents: occlusion, {able}"
+    )
 
 
 @contextlib.contextmanager
-def _evaluation(network: nn.Module) -> Iterator[None]:
+def evaluation(network: nn.Module) -> Iterator[None]:
     """Context in which all modules are in evaluation mode; afterwards modes are restored."""
     training = [module for module in network.modules() if module.training]
     network.eval()
