@@ -7,7 +7,6 @@ with model averaging (option II).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,13 +56,9 @@ class IFCA(Method[IFCAState]):
     clusters: int = Field(2, ge=1)
 
     def init(self, fed: Federation) -> IFCAState:
-        build = partial(
-            fed.server.learner.build_for,
-            fed.server.data.spec,
-            fed.server.objective.num_outputs(fed.server.data),
-        )
+        server = fed.server
         drawn = [
-            fed.server.network(f"cluster {j}", build).weights() for j in range(1, self.clusters)
+            server.network(f"cluster {j}", server.build).weights() for j in range(1, self.clusters)
         ]
         return self.state(np.stack([fed.initial_weights(), *drawn]))
 

@@ -6,7 +6,8 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,7 +69,8 @@ class Adapters(Config):
 
         layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
         head = "head" if isinstance(network, Classifier) else _last(network)
-        names = [name for name in self._targets(layers, head) if name != head]
+        names = self._targets(layers, head)
+        _check_shared(network, names)
         if added:
             for name in names:
                 network.set_submodule(name, _WithAdded(layers[name]))
@@ -82,7 +84,7 @@ class Adapters(Config):
         adapters = (f".{A}", f".{B}")
         network.backbone = {  # type: ignore[assignment]
             name
-            for name, _ in network.named_parameters()
+            for name, _ in network.named_parameters(remove_duplicate=False)
             if not name.endswith(adapters) and not name.startswith(f"{head}.")
         }
         network.get_submodule(head).requires_grad_(True)
@@ -91,7 +93,7 @@ class Adapters(Config):
         return network
 
     def _targets(self, layers: dict[str, nn.Linear], head: str) -> list[str]:
-        below = [name for name in layers if name != head]
+        below = [name for name in layers if not f"{name}.".startswith(f"{head}.")]
         if not below:
             raise ExperimentError("adapters: the model has no linear layer before its last one")
         if self.targets == "auto":
@@ -108,6 +110,59 @@ class Adapters(Config):
                 )
         ends = tuple(f".{target}" for target in self.targets)
         return [name for name in below if f".{name}".endswith(ends)]
+
+
+def check_calls(network: nn.Module, x: Tensor) -> None:
+    """Refuse a network that reads the weight of a layer with adapters without calling the layer.
+
+    Args:
+        x: a batch of its inputs.
+
+    Raises:
+        ExperimentError: there is one, or the head is not the layer that is called last.
+    """
+    head = "head" if isinstance(network, Classifier) else _last(network)
+    layers = {n: m for n, m in network.named_modules() if hasattr(m, "lora_A") or n == head}
+    called = list[str]()
+
+    def forward(name: str, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        called.append(name)
+        return own(*given, **named)
+
+    # A hook would keep torch from taking the shortcuts in question.
+    for name, module in layers.items():
+        module.forward = partial(forward, name, module.forward)
+    try:
+        with torch.no_grad():
+            network.eval()(x)
+    finally:
+        for module in layers.values():
+            del module.forward
+    if missing := [name for name in layers if name not in called]:
+        raise ExperimentError(
+            f"adapters.targets: the model does not call its layer '{missing[0]}', as torch's own "
+            "attention and transformer layers do not, so that an adapter would have no effect; "
+            "name others"
+        )
+    if called[-1] != head:
+        raise ExperimentError(
+            f"adapters: the head is the last linear layer of the model, '{head}', and its outputs "
+            f"come from '{called[-1]}'; define that one last, or return a fedsim.models.Classifier"
+        )
+
+
+def _check_shared(network: nn.Module, names: Sequence[str]) -> None:
+    """Refuse adapters of layers that share their weights with others, which have none."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for name in names:
+        own = f"{name}.weight"
+        if others := [o for o in owners[id(network.get_parameter(own))] if o != own]:
+            raise ExperimentError(
+                f"adapters.targets: '{name}' shares its weight with '{others[0]}', which an "
+                "adapter would not; name others"
+            )
 
 
 def _last(network: nn.Module) -> str:
