@@ -51,7 +51,7 @@ class IFCA(Method[IFCAState]):
     name: str = "ifca"
     takes_downlink: ClassVar[bool] = False  # what was sent to choose from is not sent again
     private_by_example: ClassVar[bool] = False
-    learns: ClassVar[Learns] = Learns(asks=("messages", "data"))
+    learns: ClassVar[Learns] = Learns(asks=("messages",))
     has_global_model: ClassVar[bool] = False
     clusters: int = Field(2, ge=1)
 
