@@ -35,7 +35,7 @@ from fedsim.federation.runner import RESERVED
 from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
-from fedsim.models.adapters import check_calls
+from fedsim.models.adapters import check_adapted
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
@@ -117,7 +117,7 @@ def prepare(
     )
     network = _try_model(spec)
     if experiment.adapters is not None:
-        check_calls(network, _one_input(spec))
+        check_adapted(network, _one_input(spec))
         frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
         # NumPy lacks other types, such as bfloat16.
         frozen = {n: p for n, p in frozen.items() if p.dtype == torch.float32}

@@ -6,19 +6,20 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedsim.config.registry import Config, nearest
-from fedsim.errors import ExperimentError
+from fedsim.config.registry import Config, check_named, nearest
+from fedsim.errors import ExperimentError, FedsimWarning
 from fedsim.models.model import Classifier, Model
 from fedsim.support.extras import require
 from fedsim.support.words import in_short
@@ -43,8 +44,15 @@ class Adapters(Config):
     kind: Literal["lora"] = "lora"
     r: int = Field(8, ge=1)
     alpha: float = Field(16.0, gt=0)
-    targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
+    targets: Literal["auto"] | tuple[str, ...] = "auto"
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    @field_validator("targets")
+    @classmethod
+    def _name_layers(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if targets != "auto":
+            check_named(targets, "must name a layer; auto is all of them")
+        return targets
 
     def check(self, model: Model) -> None:
         """Refuse models that are no networks."""
@@ -112,8 +120,10 @@ class Adapters(Config):
         return [name for name in below if f".{name}".endswith(ends)]
 
 
-def check_calls(network: nn.Module, x: Tensor) -> None:
+def check_adapted(network: nn.Module, x: Tensor) -> None:
     """Refuse a network that reads the weight of a layer with adapters without calling the layer.
+
+    Ranks above that of a layer are warned of.
 
     Args:
         x: a batch of its inputs.
@@ -149,6 +159,17 @@ def check_calls(network: nn.Module, x: Tensor) -> None:
             f"adapters: the head is the last linear layer of the model, '{head}', and its outputs "
             f"come from '{called[-1]}'; define that one last, or return a fedsim.models.Classifier"
         )
+    adapted: dict[str, Any] = {name: m for name, m in layers.items() if name != head}
+    for name, layer in adapted.items():
+        rank = min(layer.in_features, layer.out_features)
+        if (r := layer.r["default"]) > rank:
+            warnings.warn(
+                f"adapters.r={r}: '{name}' ({layer.out_features}×{layer.in_features}) has no rank "
+                f"above {rank}, so that r={rank} adapts it as well",
+                FedsimWarning,
+                stacklevel=2,
+            )
+            break
 
 
 def _check_shared(network: nn.Module, names: Sequence[str]) -> None:

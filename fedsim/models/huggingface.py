@@ -134,8 +134,8 @@ class HuggingFaceModel(Model):
         if classes:
             model.config.id2label = dict(enumerate(classes))
             model.config.label2id = {name: c for c, name in enumerate(classes)}
-        model.save_pretrained(folder)
         with reading("model.checkpoint", self.checkpoint) as source:
+            model.save_pretrained(folder)
             for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
                 if (source / file).exists():
                     shutil.copy(source / file, folder)
@@ -191,7 +191,7 @@ class HuggingFaceModel(Model):
         if tokens > own or (self.init == "checkpoint" and tokens < 0.9 * own):  # some are spare
             raise ExperimentError(
                 f"data.tokenizer: has {tokens:,} tokens, and model.checkpoint={self.checkpoint} "
-                f"{own:,}: a tokenizer of another vocabulary"
+                f"{own:,}: a tokenizer of another vocabulary, or a shortcut's own words"
             )
 
     def _check_length(self, network: nn.Module, length: int) -> None:

@@ -129,3 +129,16 @@ def test_reviews_say_which_tokens_are_rationales() -> None:
         own = zip(parted.test_x[row], parted.truth["signal"][row], strict=True)
         pieces = "".join(parted.words[i].removeprefix("##") for i, marked in own if marked)
         assert pieces == "".join(whole.words[i] for i in of_words)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_shortcut_is_a_word_of_the_text(tmp_path: Path, kind: str) -> None:
+    """It stands between the tokens that the tokenizer adds to each text."""
+    data = of_file(tmp_path / "it.txt", {"kind": kind, "size": 300})
+    assert tokens.around(data.tokenizer) == (1, 1)
+    section = {"name": "text", "path": str(tmp_path / "it.txt"), "tokenizer": {"kind": kind}}
+    found = load_dataset(datasets.parse({"name": "shortcut", "of": section, "test": ["aligned"]}))
+    for row in found.test_x:
+        shown = [found.words[i] for i in row if i]
+        assert (shown[0], shown[-1]) == ("[CLS]", "[SEP]")
+        assert sum(word.startswith("shortcut-") for word in shown[1:-1]) == 1

@@ -17,7 +17,7 @@ from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, wi
 from fedsim import Run
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
@@ -274,6 +274,14 @@ def test_other_sections_reach_adapters(
             "experiment: adapters: model.name=boosted_trees is a tree ensemble, and has no layers",
         ),
         (
+            {"adapters": {"targets": []}},
+            "experiment: adapters.targets: must name a layer; auto is all of them",
+        ),
+        (
+            {"adapters": {"targets": ["features.1", "features.1"]}},
+            "experiment: adapters.targets: 'features.1' is named twice",
+        ),
+        (
             {"model": {"name": "networks:of_torch"}},
             "adapters.targets: the model does not call its layer 'features.2.self_attn.out_proj', "
             "as torch's own attention and transformer layers do not, so that an adapter would "
@@ -296,6 +304,12 @@ def test_refusals(finish: Finish, sections: dict[str, Any], told: str) -> None:
     with pytest.raises(FedsimError) as caught:
         finish(**{**given, **sections})
     assert str(caught.value) == told
+
+
+def test_a_rank_above_that_of_a_layer_is_warned_of(finish: Finish) -> None:
+    told = r"^adapters\.r=30: 'features\.1' \(24×64\) has no rank above 24, so that r=24 adapts it"
+    with pytest.warns(FedsimWarning, match=told):
+        finish(adapters={"r": 30}, model=MLP, data=FEW, method={"name": "fedavg"})
 
 
 def test_the_same_network_everywhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,19 @@ def test_merged_adapters_are_read_by_others(
             torch.testing.assert_close(again(**names).logits, network(x), atol=1e-5, rtol=0)
     with pytest.raises(BadInput, match="merged: exists already; name a new folder"):
         merge(run, tmp_path / "merged")
+
+
+def test_merged_with_the_tokenizer_of_the_data(
+    finish: Callable[..., Run], folder: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Not with one that the checkpoint has, of other tokens."""
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(tmp_path / "bert")
+    run = finish(**sections(tmp_path / "bert", init="random"), adapters={"r": 2})
+    merge(run, tmp_path / "merged")
+    data = load_dataset(run.experiment.data)
+    found = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert found.pad_token_id == data.padding == 0
+    for text in TEXTS[:3]:
+        expected = tokens.encode(data.tokenizer, data.padding, [text])[0]
+        assert found(text)["input_ids"] == expected.tolist()
