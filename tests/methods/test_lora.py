@@ -192,6 +192,12 @@ def test_all_of_a_head_is_trained_and_has_no_adapters(finish: Finish, tmp_path: 
     torch.testing.assert_close(network.eval()(x), plain.eval()(x))
 
 
+def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) -> None:
+    run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
+    merge(run, tmp_path / "merged")
+    load_weights(tmp_path / "merged" / "model.safetensors", networks.repeated((1, 8, 8), 10))
+
+
 def test_the_gap_is_of_updates_that_arrive(finish: Finish) -> None:
     sections = {"partition": {"clients": 2}, "devices": {"packet_error": 0.3}}
     run = finished(finish, "fedavg", train={"rounds": 6, "participation": 1.0}, **sections)

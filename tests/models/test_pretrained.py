@@ -208,6 +208,23 @@ def test_the_head_of_the_checkpoint(folder: Path) -> None:
     assert torch.equal(network.head.weight, theirs.classifier.weight)
 
 
+def test_a_head_whose_classes_have_another_order(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    config = AutoConfig.from_pretrained(folder / "bert")
+    given = {**sections(tmp_path / "bert", head="checkpoint"), "data": of_three_classes(folder)}
+    for names, fits in (("ABC", True), ("xyz", True), ("ACB", False)):
+        config.id2label = dict(enumerate(names))
+        config.save_pretrained(tmp_path / "bert")
+        if fits:
+            built(**given)
+            continue
+        told = (
+            r"^model\.head=checkpoint: the checkpoint's classes are a, c, b, and the "
+        )
+        with pytest.raises(DataError, match=told):
+            built(**given)
+
+
 def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
     """Of the head and the pooler they may; the rest must be there."""
     config = AutoConfig.from_pretrained(folder / "bert")
