@@ -218,9 +218,7 @@ def test_a_head_whose_classes_have_another_order(folder: Path, tmp_path: Path) -
         if fits:
             built(**given)
             continue
-        told = (
-            r"^model\.head=checkpoint: the checkpoint's classes are a, c, b, and the "
-        )
+        told = r"^model\.head=checkpoint: the checkpoint's classes are a, c, b, and the "
         with pytest.raises(DataError, match=told):
             built(**given)
 
