@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.models import Classifier
@@ -61,6 +63,47 @@ def looks_at_others(shape: tuple[int, ...], outputs: int) -> nn.Module:
             return super().forward(x - x.mean(dim=0))
 
     return LooksAtOthers(math.prod(shape), outputs)
+
+
+def of_torch(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A transformer of torch, which reads the weights of its layers without calling them."""
+    block = nn.TransformerEncoderLayer(64, 4, 16, dropout=0.0, batch_first=True)
+    return Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 64), block), nn.Linear(64, outputs)
+    )
+
+
+def repeated(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A layer that occurs twice."""
+    own = nn.Linear(64, 64)
+    return Classifier(nn.Sequential(nn.Flatten(), own, nn.ReLU(), own), nn.Linear(64, outputs))
+
+
+def head_first(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network that defines its last layer first."""
+
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.hidden = nn.Linear(16, outputs), nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.out(self.hidden(x.flatten(1)).relu())
+
+    return HeadFirst()
+
+
+def deep_head(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A head of two layers, and a frozen layer in bfloat16."""
+
+    class Rough(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype)).float()
+
+    rough = Rough(64, 32).to(torch.bfloat16).requires_grad_(False)
+    features = nn.Sequential(nn.Flatten(), rough, nn.Linear(32, 16), nn.ReLU())
+    head: Any = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, outputs))
+    return Classifier(features, head)
 
 
 class LinearLoss(Classification):

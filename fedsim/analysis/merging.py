@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fedsim.analysis.replay import ModelSnapshot
+from fedsim.data import tokens
 from fedsim.errors import DataError
 from fedsim.models.adapters import merged, save_for_peft
 from fedsim.results.run import Run
@@ -14,10 +15,11 @@ from fedsim.results.run import Run
 def merge(run: Run | str | Path, out: str | Path) -> list[Path]:
     """Write the final global network of a run, with its adapters merged into the layers below.
 
-    A checkpoint of transformers is written with its configuration and tokenizer, as
-    `from_pretrained` reads it; any other network as `model.safetensors`, with the names that its
-    layers have without adapters, for `train.initial_weights` say. Adapters are also written to
-    the folder `adapters`, as peft reads them, unless the method has changed the layers below.
+    A checkpoint of transformers is written with its configuration, as `from_pretrained` reads it;
+    any other network as `model.safetensors`, with the names that its layers have without adapters,
+    for `train.initial_weights` say. The tokenizer of the data is written, too. Adapters are also
+    written to the folder `adapters`, as peft reads them, unless the method has changed the layers
+    below.
 
     Args:
         run: a finished run, or its folder.
@@ -38,5 +40,8 @@ def merge(run: Run | str | Path, out: str | Path) -> list[Path]:
     if experiment.adapters is not None and experiment.method.adapts != "both, exactly":
         outside = partial(experiment.model.outside, network)
         save_for_peft(network, folder / "adapters", experiment.adapters, outside)
-    experiment.model.save(merged(network), folder, snapshot.dataset.classes)
+    data = snapshot.dataset
+    experiment.model.save(merged(network), folder, data.classes)
+    if data.tokenizer:
+        tokens.save(data.tokenizer, data.padding, folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())

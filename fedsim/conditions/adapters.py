@@ -42,11 +42,11 @@ class AdapterRecords(Condition):
         return sent
 
     def close(self, round: Round, ledger: dict[str, Any]) -> Mapping[str, float]:
-        notes = dict(round.notes.get(self.name, ()))
-        total = math.fsum(weight for weight, _ in notes.values())
+        notes, of_clients = dict(round.notes.get(self.name, ())), round.runner.rows
+        found = [notes[k] for k in sorted(notes) if "lost" not in of_clients[k]]
+        total = math.fsum(weight for weight, _ in found)
         if not total:
             return {}
-        found = [notes[k] for k in sorted(notes)]
         rows = []
         for layer in found[0][1]:
             shares = [(weight / total, *own[layer]) for weight, own in found]

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import absolute
 from fedsim.errors import DataError, FedsimError, in_one_line
@@ -25,13 +26,15 @@ FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]  # fetched from the Hub
 
 def _absolute(name: str) -> str:
     """A folder's path as absolute, so that a run can be resumed from another folder."""
+    if not name:
+        raise PydanticCustomError("empty", "must be a folder or a name on the Hub")
     path = absolute(Path(name))
     return str(path) if path.exists() else name
 
 
 # A folder that `save_pretrained` has written; `package:module/folder`, a folder within an
 # installed package; or a name on the Hub.
-Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
+Pretrained = Annotated[str, AfterValidator(_absolute)]
 
 
 @contextmanager

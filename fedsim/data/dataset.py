@@ -276,6 +276,7 @@ class Dataset:
             (self.vectors, self.known) if self.words else None,
             self.parts,
             self.padding if self.tokenizer else None,
+            self.classes,
         )
 
     @property
@@ -297,6 +298,7 @@ class DataSpec:
         parts: (W,) the feature of each entry of a table's row, if features take several.
         padding: of token ids of a tokenizer, its own id of padding, which has changed places with
             0; None for words.
+        classes: the names of the classes.
     """
 
     shape: tuple[int, ...]
@@ -305,6 +307,7 @@ class DataSpec:
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
     parts: NDArray[np.int64] | None = None
     padding: int | None = None
+    classes: tuple[str, ...] = ()
 
 
 def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, tuple[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -127,6 +128,26 @@ def _read(json: str) -> Any:
     return tokenizers.Tokenizer.from_str(json)
 
 
+def save(json: str, padding: int, folder: Path) -> None:
+    """Write a tokenizer as transformers reads it, unless the folder has one of the same tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    found, path = _read(json), folder / "tokenizer.json"
+    if path.exists() and _read(path.read_text("utf-8")).get_vocab() == found.get_vocab():
+        return
+    known = {
+        f"{word[1:-1].lower()}_token": word for word in SPECIAL[1:] if found.token_to_id(word)
+    }
+    known["pad_token"] = found.id_to_token(padding)
+    PreTrainedTokenizerFast(tokenizer_object=found, **known).save_pretrained(folder)
+
+
+def around(json: str) -> tuple[int, int]:
+    """How many tokens the tokenizer adds before and after a text."""
+    own = [not marked for marked in _read(json).encode("a").special_tokens_mask]
+    return (own.index(True), own[::-1].index(True)) if any(own) else (0, 0)
+
+
 def words(json: str, padding: int) -> tuple[str, ...]:
     """The token of each id, "" for padding."""
     ids = {i: token for token, i in _read(json).get_vocab(with_added_tokens=True).items()}
@@ -158,7 +179,8 @@ def words_of(json: str, padding: int, rows: NDArray[Any]) -> NDArray[np.int64]:
     A token goes on with the word before it if it begins with "##" (WordPiece); or, of a vocabulary
     whose words begin with "Ġ" (bytes) or "▁" (SentencePiece), with a letter or digit.
     """
-    goes_on = _going_on(json, padding)[rows]
+    known = _going_on(json, padding)
+    goes_on = known[np.minimum(rows, len(known) - 1)] & (rows < len(known))  # but for shortcuts
     goes_on[:, :1] = False
     found: NDArray[np.int64] = np.where(rows == 0, -1, np.cumsum(~goes_on, axis=1) - 1)
     return found

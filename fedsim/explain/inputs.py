@@ -78,7 +78,10 @@ class Inputs:
             np.add.at(summed[k], own[there], relevance[k][there])
             of_word = [np.flatnonzero(own == w) for w in range(own.max(initial=-1) + 1)]
             words.append(
-                tuple(tokens.read(data.tokenizer, data.padding, row[at]) for at in of_word)
+                tuple(
+                    tokens.read(data.tokenizer, data.padding, row[at]) or data.words[row[at[0]]]
+                    for at in of_word
+                )
             )
             known = bool(self.marks[k])
             marks.append(tuple(any(self.marks[k][i] for i in at) for at in of_word if known))

@@ -119,6 +119,10 @@ class Server:
         """
         return self._context.network(name, build)
 
+    def build(self) -> nn.Module:
+        """A network of the experiment with other initial weights, such as for `network`."""
+        return self._context.spec.build()
+
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What a method makes once in a run, of what does not change; by name."""
         return self._context.once(f"method/{name}", make)

@@ -35,6 +35,7 @@ from fedsim.federation.runner import RESERVED
 from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
+from fedsim.models.adapters import check_adapted
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
@@ -116,7 +117,10 @@ def prepare(
     )
     network = _try_model(spec)
     if experiment.adapters is not None:
+        check_adapted(network, _one_input(spec))
         frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
+        # NumPy lacks other types, such as bfloat16.
+        frozen = {n: p for n, p in frozen.items() if p.dtype == torch.float32}
         spec = replace(spec, frozen={n: p.detach().numpy() for n, p in frozen.items()})
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
@@ -337,8 +341,7 @@ def _try_model(spec: RunSpec) -> nn.Module:
         if not spec.model.builds_network:
             return network
         with torch.no_grad():
-            kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
-            x = torch.zeros(1, *spec.data.shape, dtype=kind)
+            x = _one_input(spec)
             found = tuple(network.eval()(x).shape)
             if x._version:
                 raise ExperimentError(
@@ -369,6 +372,12 @@ def _try_model(spec: RunSpec) -> nn.Module:
             f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
         )
     return network
+
+
+def _one_input(spec: RunSpec) -> torch.Tensor:
+    """(1, ...) zeros, as a network takes inputs."""
+    kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
+    return torch.zeros(1, *spec.data.shape, dtype=kind)
 
 
 def _check_pull(experiment: Experiment, splits: ClientSplits) -> None:

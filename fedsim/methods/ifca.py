@@ -7,7 +7,6 @@ with model averaging (option II).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,18 +51,14 @@ class IFCA(Method[IFCAState]):
     name: str = "ifca"
     takes_downlink: ClassVar[bool] = False  # what was sent to choose from is not sent again
     private_by_example: ClassVar[bool] = False
-    learns: ClassVar[Learns] = Learns(asks=("messages", "data"))
+    learns: ClassVar[Learns] = Learns(asks=("messages",))
     has_global_model: ClassVar[bool] = False
     clusters: int = Field(2, ge=1)
 
     def init(self, fed: Federation) -> IFCAState:
-        build = partial(
-            fed.server.learner.build_for,
-            fed.server.data.spec,
-            fed.server.objective.num_outputs(fed.server.data),
-        )
+        server = fed.server
         drawn = [
-            fed.server.network(f"cluster {j}", build).weights() for j in range(1, self.clusters)
+            server.network(f"cluster {j}", server.build).weights() for j in range(1, self.clusters)
         ]
         return self.state(np.stack([fed.initial_weights(), *drawn]))
 

@@ -6,18 +6,20 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedsim.config.registry import Config, nearest
-from fedsim.errors import ExperimentError
+from fedsim.config.registry import Config, check_named, nearest
+from fedsim.errors import ExperimentError, FedsimWarning
 from fedsim.models.model import Classifier, Model
 from fedsim.support.extras import require
 from fedsim.support.words import in_short
@@ -42,8 +44,15 @@ class Adapters(Config):
     kind: Literal["lora"] = "lora"
     r: int = Field(8, ge=1)
     alpha: float = Field(16.0, gt=0)
-    targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
+    targets: Literal["auto"] | tuple[str, ...] = "auto"
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    @field_validator("targets")
+    @classmethod
+    def _name_layers(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if targets != "auto":
+            check_named(targets, "must name a layer; auto is all of them")
+        return targets
 
     def check(self, model: Model) -> None:
         """Refuse models that are no networks."""
@@ -68,7 +77,8 @@ class Adapters(Config):
 
         layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
         head = "head" if isinstance(network, Classifier) else _last(network)
-        names = [name for name in self._targets(layers, head) if name != head]
+        names = self._targets(layers, head)
+        _check_shared(network, names)
         if added:
             for name in names:
                 network.set_submodule(name, _WithAdded(layers[name]))
@@ -82,7 +92,7 @@ class Adapters(Config):
         adapters = (f".{A}", f".{B}")
         network.backbone = {  # type: ignore[assignment]
             name
-            for name, _ in network.named_parameters()
+            for name, _ in network.named_parameters(remove_duplicate=False)
             if not name.endswith(adapters) and not name.startswith(f"{head}.")
         }
         network.get_submodule(head).requires_grad_(True)
@@ -91,7 +101,7 @@ class Adapters(Config):
         return network
 
     def _targets(self, layers: dict[str, nn.Linear], head: str) -> list[str]:
-        below = [name for name in layers if name != head]
+        below = [name for name in layers if not f"{name}.".startswith(f"{head}.")]
         if not below:
             raise ExperimentError("adapters: the model has no linear layer before its last one")
         if self.targets == "auto":
@@ -108,6 +118,72 @@ class Adapters(Config):
                 )
         ends = tuple(f".{target}" for target in self.targets)
         return [name for name in below if f".{name}".endswith(ends)]
+
+
+def check_adapted(network: nn.Module, x: Tensor) -> None:
+    """Refuse a network that reads the weight of a layer with adapters without calling the layer.
+
+    Ranks above that of a layer are warned of.
+
+    Args:
+        x: a batch of its inputs.
+
+    Raises:
+        ExperimentError: there is one, or the head is not the layer that is called last.
+    """
+    head = "head" if isinstance(network, Classifier) else _last(network)
+    layers = {n: m for n, m in network.named_modules() if hasattr(m, "lora_A") or n == head}
+    called = list[str]()
+
+    def forward(name: str, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        called.append(name)
+        return own(*given, **named)
+
+    # A hook would keep torch from taking the shortcuts in question.
+    for name, module in layers.items():
+        module.forward = partial(forward, name, module.forward)
+    try:
+        with torch.no_grad():
+            network.eval()(x)
+    finally:
+        for module in layers.values():
+            del module.forward
+    if missing := [name for name in layers if name not in called]:
+        raise ExperimentError(
+            f"adapters.targets: the model does not call its layer '{missing[0]}', as torch's own "
+            "attention and transformer layers do not, so that an adapter would have no effect; "
+            "name others"
+        )
+    if called[-1] != head:
+        raise ExperimentError(
+            f"adapters: the head is the last linear layer of the model, '{head}', and its outputs "
+            f"come from '{called[-1]}'; define that one last, or return a fedsim.models.Classifier"
+        )
+    adapted: dict[str, Any] = {name: m for name, m in layers.items() if name != head}
+    for name, layer in adapted.items():
+        rank = min(layer.in_features, layer.out_features)
+        if (r := layer.r["default"]) > rank:
+            warnings.warn(
+                f"adapters.r={r}: '{name}' ({layer.out_features}×{layer.in_features}) has no rank "
+                f"above {rank}, so that r={rank} adapts it as well",
+                FedsimWarning,
+                stacklevel=2,
+            )
+            break
+
+
+def _check_shared(network: nn.Module, names: Sequence[str]) -> None:
+    """Refuse adapters of layers that share their weights with others, which have none."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for name in names:
+        own = f"{name}.weight"
+        if others := [o for o in owners[id(network.get_parameter(own))] if o != own]:
+            raise ExperimentError(
+                f"adapters.targets: '{name}' shares its weight with '{others[0]}', which an "
+                "adapter would not; name others"
+            )
 
 
 def _last(network: nn.Module) -> str:

@@ -105,7 +105,7 @@ class HuggingFaceModel(Model):
                 "data are words; set data.tokenizer"
             )
         with reading("model.checkpoint", self.checkpoint) as folder:
-            model = self._load(folder, outputs)
+            model = self._load(folder, outputs, data.classes)
         if data.embeddings is not None:
             self._check_vocabulary(len(data.embeddings[0]), model)
             model.config.pad_token_id = data.padding  # by which some find the last token
@@ -134,17 +134,18 @@ class HuggingFaceModel(Model):
         if classes:
             model.config.id2label = dict(enumerate(classes))
             model.config.label2id = {name: c for c, name in enumerate(classes)}
-        model.save_pretrained(folder)
         with reading("model.checkpoint", self.checkpoint) as source:
+            model.save_pretrained(folder)
             for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
                 if (source / file).exists():
                     shutil.copy(source / file, folder)
 
-    def _load(self, folder: Path, outputs: int) -> Any:
+    def _load(self, folder: Path, outputs: int, classes: Sequence[str]) -> Any:
         import transformers
 
         family: Any = getattr(transformers, CLASSES[self.task])
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        named = [str(name).lower() for _, name in sorted(config.id2label.items())]
         given, config.num_labels = config.num_labels, outputs
         usual: dict[str, Any] = {"attn_implementation": "eager"}  # the same bits, and hooks
         if self.init == "random":
@@ -152,6 +153,12 @@ class HuggingFaceModel(Model):
         if self.head == "checkpoint" and given != outputs:
             raise DataError(
                 f"model.head=checkpoint: the checkpoint has {given} classes, the data {outputs}"
+            )
+        ours = [name.lower() for name in classes]
+        if self.head == "checkpoint" and named != ours and sorted(named) == sorted(ours):
+            raise DataError(
+                f"model.head=checkpoint: the checkpoint's classes are {', '.join(named)}, and the "
+                f"data's {', '.join(ours)}, in another order"
             )
         model, found = family.from_pretrained(
             folder,
@@ -191,7 +198,7 @@ class HuggingFaceModel(Model):
         if tokens > own or (self.init == "checkpoint" and tokens < 0.9 * own):  # some are spare
             raise ExperimentError(
                 f"data.tokenizer: has {tokens:,} tokens, and model.checkpoint={self.checkpoint} "
-                f"{own:,}: a tokenizer of another vocabulary"
+                f"{own:,}: a tokenizer of another vocabulary, or a shortcut's own words"
             )
 
     def _check_length(self, network: nn.Module, length: int) -> None:

@@ -119,7 +119,8 @@ class Model(Component):
 
     def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
         """Write a network's weights into a folder, as others read them."""
-        state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+        state = network.state_dict()  # copied, as layers may share tensors
+        state = {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}
         save_file(state, folder / "model.safetensors")
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:

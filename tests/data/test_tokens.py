@@ -171,3 +171,19 @@ def test_explanations_speak_of_words(tmp_path: Path, kind: str) -> None:
     x, y = torch.tensor(inputs.x), torch.zeros(2, dtype=torch.int64)
     found = Occlusion().relevance_in(explained, Count(), x, y, np.random.default_rng(0))
     assert torch.equal(found, (x != 0).float())  # its number of tokens, over these
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_shortcut_is_a_word_of_the_text(tmp_path: Path, kind: str) -> None:
+    """It stands between the tokens that the tokenizer adds to each text."""
+    data = of_file(tmp_path / "it.txt", {"kind": kind, "size": 300})
+    assert tokens.around(data.tokenizer) == (1, 1)
+    section = {"name": "text", "path": str(tmp_path / "it.txt"), "tokenizer": {"kind": kind}}
+    found = load_dataset(datasets.parse({"name": "shortcut", "of": section, "test": ["aligned"]}))
+    for row in found.test_x:
+        shown = [found.words[i] for i in row if i]
+        assert (shown[0], shown[-1]) == ("[CLS]", "[SEP]")
+        assert sum(word.startswith("shortcut-") for word in shown[1:-1]) == 1
+    inputs = Inputs.of_rows(found, [0])
+    joined, _ = inputs.joined(found, np.zeros(inputs.x.shape, np.float32))
+    assert sum(word.startswith("shortcut-") for word in joined.words[0]) == 1

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import FEW, small_experiment
+from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, with_method
 from fedsim import Run
+from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
@@ -167,6 +169,45 @@ def test_final_weights_are_a_beginning(finish: Finish, tmp_path: Path, name: str
         load_weights(path, nn.Sequential(nn.Linear(2, 2)))
 
 
+@pytest.mark.parametrize("name", by_day([name for name in NETWORK_METHODS if name not in METHODS]))
+def test_every_method_trains_adapters(finish: Finish, name: str) -> None:
+    rounds = 4 if name in LATE else 2
+    sections = {"data": FEW, "adapters": ADAPTERS, "train": {"rounds": rounds}}
+    run = finish(**{"model": MLP, **with_method(name, **sections)})
+    weights = run.weights() if run.experiment.method.has_global_model else {}
+    assert not any("base_layer" in layer for layer in weights)
+    assert len(run.rounds) == rounds
+
+
+def test_all_of_a_head_is_trained_and_has_no_adapters(finish: Finish, tmp_path: Path) -> None:
+    """Nor have layers that nobody names, which may be of another type."""
+    adapters = {**ADAPTERS, "targets": ["features.2"]}
+    run = finished(finish, "fedavg", model={"name": "networks:deep_head"}, adapters=adapters)
+    heads = {f"head.{k}.{part}" for k in (0, 2) for part in ("weight", "bias")}
+    assert {*run.weights()} == heads | {f"features.2.lora_{f}.default.weight" for f in "AB"}
+    merge(run, tmp_path / "merged")
+    network, plain = ModelSnapshot.of(run).network(), networks.deep_head((1, 8, 8), 10)
+    load_weights(tmp_path / "merged" / "model.safetensors", plain)
+    x = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(network.eval()(x), plain.eval()(x))
+
+
+def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) -> None:
+    run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
+    merge(run, tmp_path / "merged")
+    load_weights(tmp_path / "merged" / "model.safetensors", networks.repeated((1, 8, 8), 10))
+
+
+def test_the_gap_is_of_updates_that_arrive(finish: Finish) -> None:
+    sections = {"partition": {"clients": 2}, "devices": {"packet_error": 0.3}}
+    run = finished(finish, "fedavg", train={"rounds": 6, "participation": 1.0}, **sections)
+    arrived = 2 - run.clients.groupby("round")["lost"].sum()
+    gaps = run.rounds.set_index("round")["adapter_gap"]
+    assert {1, 2} <= {*arrived}
+    assert (gaps[arrived == 1] < 1e-6).all()
+    assert (gaps[arrived == 2] > 1e-6).all()
+
+
 @pytest.mark.parametrize(
     "sections",
     [
@@ -238,6 +279,30 @@ def test_other_sections_reach_adapters(
             {"model": {"name": "boosted_trees"}, "method": {"name": "hist_trees"}},
             "experiment: adapters: model.name=boosted_trees is a tree ensemble, and has no layers",
         ),
+        (
+            {"adapters": {"targets": []}},
+            "experiment: adapters.targets: must name a layer; auto is all of them",
+        ),
+        (
+            {"adapters": {"targets": ["features.1", "features.1"]}},
+            "experiment: adapters.targets: 'features.1' is named twice",
+        ),
+        (
+            {"model": {"name": "networks:of_torch"}},
+            "adapters.targets: the model does not call its layer 'features.2.self_attn.out_proj', "
+            "as torch's own attention and transformer layers do not, so that an adapter would "
+            "have no effect; name others",
+        ),
+        (
+            {"model": {"name": "networks:repeated"}},
+            "adapters.targets: 'features.1' shares its weight with 'features.3.weight', which an "
+            "adapter would not; name others",
+        ),
+        (
+            {"model": {"name": "networks:head_first"}},
+            "adapters: the head is the last linear layer of the model, 'hidden', and its outputs "
+            "come from 'out'; define that one last, or return a fedsim.models.Classifier",
+        ),
     ],
 )
 def test_refusals(finish: Finish, sections: dict[str, Any], told: str) -> None:
@@ -245,6 +310,12 @@ def test_refusals(finish: Finish, sections: dict[str, Any], told: str) -> None:
     with pytest.raises(FedsimError) as caught:
         finish(**{**given, **sections})
     assert str(caught.value) == told
+
+
+def test_a_rank_above_that_of_a_layer_is_warned_of(finish: Finish) -> None:
+    told = r"^adapters\.r=30: 'features\.1' \(24×64\) has no rank above 24, so that r=24 adapts it"
+    with pytest.warns(FedsimWarning, match=told):
+        finish(adapters={"r": 30}, model=MLP, data=FEW, method={"name": "fedavg"})
 
 
 def test_the_same_network_everywhere() -> None:

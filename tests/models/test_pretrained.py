@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,21 @@ def test_the_head_of_the_checkpoint(folder: Path) -> None:
     assert torch.equal(network.head.weight, theirs.classifier.weight)
 
 
+def test_a_head_whose_classes_have_another_order(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    config = AutoConfig.from_pretrained(folder / "bert")
+    given = {**sections(tmp_path / "bert", head="checkpoint"), "data": of_three_classes(folder)}
+    for names, fits in (("ABC", True), ("xyz", True), ("ACB", False)):
+        config.id2label = dict(enumerate(names))
+        config.save_pretrained(tmp_path / "bert")
+        if fits:
+            built(**given)
+            continue
+        told = r"^model\.head=checkpoint: the checkpoint's classes are a, c, b, and the "
+        with pytest.raises(DataError, match=told):
+            built(**given)
+
+
 def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
     """Of the head and the pooler they may; the rest must be there."""
     config = AutoConfig.from_pretrained(folder / "bert")
@@ -350,3 +366,19 @@ def test_merged_adapters_are_read_by_others(
             torch.testing.assert_close(again(**names).logits, network(x), atol=1e-5, rtol=0)
     with pytest.raises(BadInput, match="merged: exists already; name a new folder"):
         merge(run, tmp_path / "merged")
+
+
+def test_merged_with_the_tokenizer_of_the_data(
+    finish: Callable[..., Run], folder: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Not with one that the checkpoint has, of other tokens."""
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(tmp_path / "bert")
+    run = finish(**sections(tmp_path / "bert", init="random"), adapters={"r": 2})
+    merge(run, tmp_path / "merged")
+    data = load_dataset(run.experiment.data)
+    found = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert found.pad_token_id == data.padding == 0
+    for text in TEXTS[:3]:
+        expected = tokens.encode(data.tokenizer, data.padding, [text])[0]
+        assert found(text)["input_ids"] == expected.tolist()

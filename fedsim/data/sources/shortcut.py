@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
 from fedsim.config.registry import check_named
+from fedsim.data import tokens
 from fedsim.data.dataset import Dataset, as_dtype
 from fedsim.data.encoding import UNSCALED, Feature, Scaling
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
@@ -195,7 +196,8 @@ class Shortcut(Wrapping):
     def _plant(self, data: Dataset, kind: Kind) -> Plant:
         """The function that plants it in these data, which have room for it."""
         if kind == "token":
-            return partial(_insert, len(data.words) - len(data.classes))
+            around = tokens.around(data.tokenizer) if data.tokenizer else (0, 0)
+            return partial(_insert, len(data.words) - len(data.classes), around)
         if kind == "feature":
             return partial(_fill, _levels(data), len(data.feature_names))
         return partial(_paint, *_figures(data, kind, self.size or _usual_size(data)))
@@ -326,15 +328,23 @@ def _fill(
     return x, mask
 
 
-def _insert(first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]) -> Planted:
+def _insert(
+    first: int,
+    around: tuple[int, int],
+    x: NDArray[Any],
+    of: NDArray[Any],
+    at: NDArray[np.float64],
+) -> Planted:
     """Documents with a further word; see `Plant`.
 
     Args:
         first: the token id of class 0's.
+        around: how many tokens before and after each text are a tokenizer's own.
         x: (n, L) with padding at the end of each.
     """
-    lengths = (x != PADDING).sum(axis=1)
-    place = (at * (lengths + 1)).astype(np.int64)[:, None]
+    before, after = around
+    lengths = np.maximum((x != PADDING).sum(axis=1) - before - after, 0)
+    place = before + (at * (lengths + 1)).astype(np.int64)[:, None]
     here = np.arange(x.shape[1]) == place
     words = (first + of).astype(x.dtype)[:, None]
     return np.where(here, words, _moved(x, here)), here
