@@ -35,6 +35,7 @@ from fedsim.federation.runner import RESERVED
 from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
+from fedsim.models.adapters import all_called
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
@@ -336,7 +337,7 @@ def _try_model(spec: RunSpec) -> nn.Module:
             raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
         if not spec.model.builds_network:
             return network
-        with torch.no_grad():
+        with torch.no_grad(), all_called(network):
             kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
             x = torch.zeros(1, *spec.data.shape, dtype=kind)
             found = tuple(network.eval()(x).shape)

@@ -6,7 +6,8 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
@@ -66,7 +68,13 @@ class Adapters(Config):
         require("peft", "adapters")
         import peft
 
-        layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+        modules = network.named_modules()
+        layers = {
+            name: module
+            for name, module in modules  # but not those that attention reads the weights of
+            if isinstance(module, nn.Linear)
+            and not isinstance(module, NonDynamicallyQuantizableLinear)
+        }
         head = "head" if isinstance(network, Classifier) else _last(network)
         names = [name for name in self._targets(layers, head) if name != head]
         if added:
@@ -108,6 +116,30 @@ class Adapters(Config):
                 )
         ends = tuple(f".{target}" for target in self.targets)
         return [name for name in below if f".{name}".endswith(ends)]
+
+
+@contextmanager
+def all_called(network: nn.Module) -> Iterator[None]:
+    """Context of a forward pass, in which each layer with an adapter must be called.
+
+    Raises:
+        ExperimentError: one is not: another module reads its weights, without the adapter.
+    """
+    waiting = {n: m for n, m in network.named_modules() if hasattr(m, "lora_A")}
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: waiting.pop(name, None) and None)
+        for name, module in waiting.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in waiting:
+        raise ExperimentError(
+            f"adapters: the layer '{name}' is not called, as another module reads its weights, "
+            "and an adapter would do nothing; name other layers in adapters.targets"
+        )
 
 
 def _last(network: nn.Module) -> str:

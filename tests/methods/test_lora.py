@@ -15,7 +15,8 @@ from torch import nn
 from experiments import FEW, small_experiment
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import FedsimError
+from fedsim.errors import ExperimentError, FedsimError
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
@@ -249,8 +250,6 @@ def test_refusals(finish: Finish, sections: dict[str, Any], told: str) -> None:
 
 def test_the_same_network_everywhere() -> None:
     """Frozen arrays that processes share are those that each of them would draw."""
-    from fedsim.launch.prepare import prepare
-
     experiment = small_experiment(
         method={"name": "fedavg"}, model=MLP, adapters=ADAPTERS, data=FEW
     )
@@ -263,3 +262,18 @@ def test_the_same_network_everywhere() -> None:
         assert network.get_parameter(name).data_ptr() == array.ctypes.data
     drawn = FlatModel(spec.build_model(), torch.device("cpu"))
     assert spec.size == drawn.size
+
+
+def test_layers_whose_weights_others_read_get_no_adapters() -> None:
+    """torch's attention, for one, does not call the layer that it reads."""
+    data = {"name": "digits", "subset": 0.1}
+    given: dict[str, Any] = {"data": data, "model": {"name": "own_attention:Attending"}}
+    _, _, spec = prepare(small_experiment(**given, adapters={"r": 2}))
+    adapted = {name for name, _ in spec.build_model().named_modules() if name.endswith(".lora_A")}
+    assert adapted == {f"{layer}.lora_A" for layer in ("embed", "block.linear1", "block.linear2")}
+    named = {"r": 2, "targets": ["out_proj"]}
+    with pytest.raises(ExperimentError, match=r"called 'out_proj'; there are embed, linear1, lin"):
+        prepare(small_experiment(**given, adapters=named))
+    given["model"] = {"name": "own_attention:Passing"}
+    with pytest.raises(ExperimentError, match=r"^adapters: the layer 'hidden' is not called, as"):
+        prepare(small_experiment(**given, adapters={"r": 2}))
