@@ -38,5 +38,5 @@ def merge(run: Run | str | Path, out: str | Path) -> list[Path]:
     if experiment.adapters is not None and experiment.method.adapts != "both, exactly":
         outside = partial(experiment.model.outside, network)
         save_for_peft(network, folder / "adapters", experiment.adapters, outside)
-    experiment.model.save(merged(network), folder, snapshot.dataset.classes)
+    experiment.model.save(merged(network), folder, snapshot.dataset)
     return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -165,7 +165,8 @@ def dealt(
         )
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, setup_bytes = fitted(dataset, splits)
-    return *experiment.data.for_clients(dataset, splits, experiment.seed), setup_bytes
+    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    return experiment.model.takes(dataset), splits, setup_bytes
 
 
 def defined_here(experiment: Experiment) -> str | None:

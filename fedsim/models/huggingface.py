@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, reading
 from fedsim.config.registry import located
-from fedsim.data import DataSpec
+from fedsim.data import Dataset, DataSpec
 from fedsim.errors import DataError, ExperimentError
-from fedsim.models.model import Classifier, Model, image_shape, models
+from fedsim.models.libraries import LibraryModel
+from fedsim.models.model import Classifier, image_shape, models
 from fedsim.models.transformer import longest
 
 CLASSES = {
@@ -54,7 +54,7 @@ class Body(nn.Module):
 
 
 @models.register
-class HuggingFaceModel(Model):
+class HuggingFaceModel(LibraryModel):
     """A network of Hugging Face's library `transformers`, to be trained as a whole.
 
     Documents need the checkpoint's own tokenizer (`data.tokenizer`). Images reach it as other
@@ -123,17 +123,13 @@ class HuggingFaceModel(Model):
             self._check_length(classifier, data.shape[0])
         return classifier.train()
 
-    def outside(self, network: nn.Module, layer: str) -> str:
-        body: Any = network.get_submodule("features")
-        return str(body.head) if layer == "head" else layer.removeprefix("features.model.")
-
-    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
+    def save(self, network: nn.Module, folder: Path, data: Dataset) -> None:
         body: Any = network.get_submodule("features")
         model = body.model
         model.set_submodule(body.head, network.get_submodule("head"))
-        if classes:
-            model.config.id2label = dict(enumerate(classes))
-            model.config.label2id = {name: c for c, name in enumerate(classes)}
+        if data.classes:
+            model.config.id2label = dict(enumerate(data.classes))
+            model.config.label2id = {name: c for c, name in enumerate(data.classes)}
         model.save_pretrained(folder)
         with reading("model.checkpoint", self.checkpoint) as source:
             for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
