@@ -116,9 +116,11 @@ def prepare(
         adapt=_adapted(experiment),
     )
     network = _try_model(spec)
+    frozen = {n: p.detach() for n, p in network.named_parameters() if not p.requires_grad}
     if experiment.adapters is not None:
-        frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
-        spec = replace(spec, frozen={n: p.detach().numpy() for n, p in frozen.items()})
+        spec = replace(spec, frozen={n: p.numpy() for n, p in frozen.items()})
+    else:  # others may change theirs
+        spec = replace(spec, frozen_size=sum(p.nbytes for p in frozen.values()))
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
     for condition in spec.conditions:

@@ -257,11 +257,21 @@ def test_the_same_network_everywhere() -> None:
     assert {*spec.frozen} == {
         f"features.{k}.base_layer.{part}" for k in (1, 3) for part in ("weight", "bias")
     }
+    assert (spec.node_bytes, spec.frozen_size) == (4 * (64 * 24 + 24 + 24 * 12 + 12), 0)
     network = spec.build_model()
     for name, array in spec.frozen.items():
         assert network.get_parameter(name).data_ptr() == array.ctypes.data
     drawn = FlatModel(spec.build_model(), torch.device("cpu"))
     assert spec.size == drawn.size
+
+
+def test_frozen_parts_count_for_each_process() -> None:
+    """Where nothing but the user's network knows that they are frozen."""
+    data = {"name": "digits", "subset": 0.1}
+    _, _, spec = prepare(small_experiment(data=data, model={"name": "networks:frozen"}))
+    frozen = sum(p.numel() for p in spec.build_model().parameters() if not p.requires_grad)
+    assert (spec.frozen_size, spec.node_bytes) == (4 * frozen, 0.0)
+    assert spec.worker_bytes(1) == 4 * spec.size * 10 + 4 * frozen
 
 
 def test_layers_whose_weights_others_read_get_no_adapters() -> None:
