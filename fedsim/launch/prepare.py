@@ -40,7 +40,7 @@ from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+from fedsim.training import Hooks, TrainingJob, blocks_of, has_batch_norm, lacks_memory
 
 # Columns of the experiment's sections, whether or not they are in use, and whose they are.
 COLUMNS = {
@@ -121,6 +121,8 @@ def prepare(
         spec = replace(spec, frozen={n: p.numpy() for n, p in frozen.items()})
     else:  # others may change theirs
         spec = replace(spec, frozen_size=sum(p.nbytes for p in frozen.values()))
+    if spec.train.checkpoint_activations:
+        _check_blocks(experiment, network)
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
     for condition in spec.conditions:
@@ -373,6 +375,18 @@ def _try_model(spec: RunSpec) -> nn.Module:
             f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
         )
     return network
+
+
+def _check_blocks(experiment: Experiment, network: nn.Module) -> None:
+    key = "train.checkpoint_activations"
+    if not blocks_of(network):
+        name = experiment.model.name
+        raise ExperimentError(f"{key}: model.name={name} has no repeated blocks; leave it out")
+    if experiment.privacy is not None and experiment.privacy.level == "example":
+        raise ExperimentError(
+            f"{key}: the gradients of single examples, which privacy.level=example needs, are not "
+            "computed in blocks; leave it out"
+        )
 
 
 def _check_pull(experiment: Experiment, splits: ClientSplits) -> None:

@@ -134,6 +134,7 @@ class HuggingFaceModel(LibraryModel):
             )
         with reading("model.checkpoint", self.checkpoint) as folder:
             model = self._load(folder, outputs)
+        model.config.use_cache = False  # of past tokens, as generation needs
         if data.embeddings is not None:
             self._check_vocabulary(len(data.embeddings[0]), model)
             model.config.pad_token_id = data.padding  # by which some find the last token
