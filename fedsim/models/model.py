@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -22,7 +23,7 @@ from fedsim.config.registry import (
     importable_name,
 )
 from fedsim.data import Dataset, DataSpec
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, FedsimWarning
 from fedsim.objectives import Objective, default_objective
 
 
@@ -150,6 +151,23 @@ class TextModel(Model):
 
     inputs: ClassVar[str] = "documents"
     explainer: ClassVar[str] = "occlusion"
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether it reads the data's vectors, instead of vectors that it learns itself."""
+        return True
+
+    def takes(self, data: Dataset) -> Dataset:
+        if data.random_vectors and self.reads_vectors:
+            words = "tokens" if data.tokenizer else "words"
+            warnings.warn(
+                f"model.name={self.name}: {words} get random vectors of {data.vectors.shape[1]} "
+                "components, unrelated to their meaning, which are not trained; set data.vectors "
+                "to a file of word vectors in GloVe's text format",
+                FedsimWarning,
+                stacklevel=2,
+            )
+        return data
 
 
 class UserModel(Model):
