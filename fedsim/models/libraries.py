@@ -391,34 +391,37 @@ class Torchvision(_Named):
         from torchvision import models as library
 
         keywords = self.model_extra or {}
-        if state is not None:
-            *_, last = (name for name, value in state.items() if value.dim() == 2)
-            outputs = len(state[last])
         model: nn.Module = library.get_model(self.own_name, num_classes=outputs, **keywords)
-        name, first = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
-        trained = first.in_channels  # channels of the images
-        if state is not None:
-            if hasattr(model, "transform_input") and "transform_input" not in keywords:
-                raise ExperimentError(
-                    f"model.name={self.name}: set model.transform_input, true for torchvision's "
-                    "own weights"
-                )
-            found = state.get(f"{name}.weight")
-            trained = trained if found is None or found.dim() != 4 else found.shape[1]
-            if trained not in (channels, first.in_channels) or channels not in (1, trained):
-                raise ExperimentError(
-                    f"model.name={self.name}: was trained on images of {trained} channels; the "
-                    f"data's have {channels}"
-                )
-        if (trained if state is not None else channels) != first.in_channels:
-            model.set_submodule(name, _of_channels(first, channels))
-        if state is not None:
-            _load(model, state, f"model.name={self.name}")
-            if trained != channels:
-                grey = _of_channels(first, channels)
-                grey.weight.data = first.weight.data.sum(dim=1, keepdim=True)
-                grey.bias = first.bias
-                model.set_submodule(name, grey)
+        modules = dict(model.named_modules())
+        name, first = next((n, m) for n, m in modules.items() if isinstance(m, nn.Conv2d))
+        if state is None:
+            if channels != first.in_channels:
+                model.set_submodule(name, _of_channels(first, channels))
+            return model
+        if hasattr(model, "transform_input") and "transform_input" not in keywords:
+            raise ExperimentError(
+                f"model.name={self.name}: set model.transform_input, true for torchvision's own "
+                "weights"
+            )
+        weight = state.get(f"{name}.weight", first.weight)
+        trained = weight.shape[1] if weight.dim() == 4 else first.in_channels
+        if channels not in (1, trained):
+            raise ExperimentError(
+                f"model.name={self.name}: was trained on images of {trained} channels; the data's "
+                f"have {channels}"
+            )
+        if trained != first.in_channels:
+            first = _of_channels(first, trained)
+            model.set_submodule(name, first)
+        *_, (head, last) = ((n, m) for n, m in modules.items() if isinstance(m, nn.Linear))
+        classes = len(state.get(f"{head}.weight", last.weight))
+        model.set_submodule(head, nn.Linear(last.in_features, classes))
+        _load(model, state, f"model.name={self.name}")
+        if trained != channels:
+            grey = _of_channels(first, channels)
+            grey.weight.data = first.weight.data.sum(dim=1, keepdim=True)
+            grey.bias = first.bias
+            model.set_submodule(name, grey)
         return model
 
     def _usual(self) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -457,7 +460,7 @@ class Torchvision(_Named):
 
 def _load(model: nn.Module, state: dict[str, Tensor], what: str) -> None:
     """Load weights, all of them and no others; batch norm's counts may be missing."""
-    known = model.state_dict()
+    known: Any = model.state_dict()
     for name in (*known, *state):
         if name not in known:
             problem = "is no layer of it"
@@ -469,7 +472,8 @@ def _load(model: nn.Module, state: dict[str, Tensor], what: str) -> None:
                 continue
         if not name.endswith("num_batches_tracked"):
             raise DataError(f"{what}: the weights are of another network: '{name}' {problem}")
-    model.load_state_dict(state, strict=False)
+    known.update(state)  # it has the versions of layers, which safetensors do not
+    model.load_state_dict(known)
 
 
 def _of_channels(first: nn.Conv2d, channels: int) -> nn.Conv2d:
