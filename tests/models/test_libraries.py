@@ -358,8 +358,7 @@ def test_merged_networks_are_read_by_torchvision(
 @pytest.mark.parametrize("module", ["timm", "torchvision"])
 def test_without_the_library(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    given = sections({**SHUFFLE, "name": f"{module}:anything"}) | {"model": {}}
-    given["model"] = {"name": f"{module}:anything"}
+    given = sections(SHUFFLE) | {"model": {"name": f"{module}:anything"}}
     line = rf"^model\.name={module}:anything needs {module}, .* pip install 'fedsim\[vision\]'"
     with pytest.raises(BadInput, match=line):
         prepare(small_experiment(**given))
