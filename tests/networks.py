@@ -68,9 +68,9 @@ def looks_at_others(shape: tuple[int, ...], outputs: int) -> nn.Module:
 def of_torch(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A transformer of torch, which reads the weights of its layers without calling them."""
     block = nn.TransformerEncoderLayer(64, 4, 16, dropout=0.0, batch_first=True)
-    return Classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 64), block), nn.Linear(64, outputs)
-    )
+    tokens = nn.Unflatten(1, (1, 64))
+    features = nn.Sequential(nn.Flatten(), tokens, nn.Linear(64, 64), block, nn.Flatten())
+    return Classifier(features, nn.Linear(64, outputs))
 
 
 def repeated(shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -41,7 +41,7 @@ def merge(run: Run | str | Path, out: str | Path) -> list[Path]:
         outside = partial(experiment.model.outside, network)
         save_for_peft(network, folder / "adapters", experiment.adapters, outside)
     data = snapshot.dataset
-    experiment.model.save(merged(network), folder, data.classes)
+    experiment.model.save(merged(network), folder, data)
     if data.tokenizer:
         tokens.save(data.tokenizer, data.padding, folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())

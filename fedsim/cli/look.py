@@ -371,7 +371,9 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     each = ACTOR_BYTES + spec.worker_bytes(experiment.engine.clients_per_step)
     out.print(
         f"about {size(each)} of memory an actor, and "
-        f"{size(dataset.x.nbytes + dataset.test_x.nbytes)} of data on each node; "
+        f"{size(dataset.x.nbytes + dataset.test_x.nbytes)} of data"
+        f"{f' and {size(spec.node_bytes)} of frozen weights' * (spec.node_bytes > 0)} on each "
+        "node; "
         f"{size(psutil.virtual_memory().available)} of memory and "
         f"{size(shutil.disk_usage(Path.cwd()).free)} of disk are free here"
     )
@@ -382,6 +384,7 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
         f"{size(ray.cluster_resources().get('object_store_memory', 0))} of object store; if each "
         f"client keeps a vector as long as the weights, {size(4 * spec.size * len(splits))} of it"
     )
+    nodes = [node.without(spec.node_bytes) for node in nodes]
     actors = plan_actors(experiment.engine, nodes, each, cohort)
     blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
     out.print(

@@ -25,18 +25,22 @@ TIMEOUT = 5.0  # seconds to wait for the head of a cluster
 
 @contextmanager
 def planned_actors(
-    settings: EngineSettings, worker_bytes: float, most: int, tell: Callable[[str], None]
+    settings: EngineSettings,
+    worker_bytes: float,
+    most: int,
+    tell: Callable[[str], None],
+    node_bytes: float = 0.0,
 ) -> Iterator[int]:
     """Connect to a Ray cluster, like `connected`, and plan the number of client actors of a run.
 
-    `worker_bytes` are those of a worker's arrays; `most` clients per round limit
-    `engine.actors=auto`.
+    `worker_bytes` are those of a worker's arrays, `node_bytes` those that all workers of a node
+    share; `most` clients per round limit `engine.actors=auto`.
     """
     if settings.kind == "local":
         free = psutil.virtual_memory().available
-        if worker_bytes > free:
+        if (needed := worker_bytes + node_bytes) > free:
             raise ClusterError(
-                f"engine.kind=local: training takes about {worker_bytes / 1e9:.1f} GB of memory, "
+                f"engine.kind=local: training takes about {needed / 1e9:.1f} GB of memory, "
                 f"and {free / 1e9:.1f} GB are free; use a smaller model or a smaller "
                 "engine.clients_per_step"
             )
@@ -45,7 +49,7 @@ def planned_actors(
     import ray
 
     with connected(settings, tell):
-        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
+        nodes = [Node.of(node).without(node_bytes) for node in ray.nodes() if node["Alive"]]
         yield plan_actors(settings, nodes, ACTOR_BYTES + worker_bytes, most)
 
 

@@ -33,6 +33,10 @@ class Node:
             float(has.get("memory", math.inf)),
         )
 
+    def without(self, memory: float) -> Node:
+        """The node without some bytes of memory, which its actors share."""
+        return replace(self, memory=max(1.0, self.memory - memory))
+
     def describe(self) -> str:
         return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs, {self.memory / 1e9:.0f} GB"
 

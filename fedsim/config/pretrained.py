@@ -58,7 +58,7 @@ def reading(key: str, name: str) -> Iterator[Path]:
     library.set_verbosity_error()
     library.disable_progress_bar()
     try:
-        folder = _folder(key, name)
+        folder = folder_of(key, name)
         for file in ("config.json", "tokenizer_config.json"):
             path = folder / file
             if path.exists() and "auto_map" in json.loads(path.read_text("utf-8")):
@@ -78,7 +78,18 @@ def reading(key: str, name: str) -> Iterator[Path]:
             library.enable_progress_bar()
 
 
-def _folder(key: str, name: str) -> Path:
+def folder_of(
+    key: str, name: str, instead: str = "a folder that save_pretrained has written"
+) -> Path:
+    """The folder of a `Pretrained`; of a name on the Hub, what is fetched from there.
+
+    Args:
+        key: the key of the experiment that names it, for messages.
+        instead: what does without the network, for messages.
+
+    Raises:
+        DataError: there is none.
+    """
     if name.startswith(PACKAGE):
         module, _, below = name.removeprefix(PACKAGE).partition("/")
         spec = find_spec(module)
@@ -91,16 +102,15 @@ def _folder(key: str, name: str) -> Path:
         return folder
     if name.startswith((PACKAGE, ".", "/", "~")):
         raise DataError(f"{key}={name}: there is no such folder")
-    from huggingface_hub import snapshot_download
-
     for cached in (True, False):
         try:
+            from huggingface_hub import snapshot_download
+
             return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=cached))
         except Exception as error:  # of many types
             if not cached:
                 raise DataError(
                     f"{key}={name}: there is no such folder, and it cannot be fetched from the "
-                    f"Hub ({type(error).__name__}); without the network, name a folder that "
-                    "save_pretrained has written"
+                    f"Hub ({type(error).__name__}); without the network, name {instead}"
                 ) from error
     raise AssertionError

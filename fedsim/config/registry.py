@@ -34,7 +34,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownEr
 
 LARGEST = 3.4e38  # float32
 MAIN = "__main__"  # module of notebooks and scripts
-OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON schema has it
+OWN = (
+    r"^[\w.]+:[\w.]+$"  # the name of the user's own component, or of a library's, in a JSON schema
+)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -63,6 +63,7 @@ class Dataset:
         vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
         known: (V,) whether each of the `words` has a vector in the file of vectors; without a
             file, all except ids 0 and 1.
+        random_vectors: `vectors` are random, unrelated to what the words mean.
         tokenizer: for documents that are read by one, its JSON (`fedsim.data.tokens`); `words` are
             its tokens then.
         padding: the tokenizer's own id of padding, which has changed places with 0 in `x`.
@@ -99,6 +100,7 @@ class Dataset:
     words: tuple[str, ...] = ()
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    random_vectors: bool = False
     tokenizer: str = ""
     padding: int = 0
     spaced: bool = False

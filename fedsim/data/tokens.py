@@ -148,9 +148,15 @@ def around(json: str) -> tuple[int, int]:
     return (own.index(True), own[::-1].index(True)) if any(own) else (0, 0)
 
 
+def vocabulary(json: str) -> dict[str, int]:
+    """The tokenizer's own id of each token."""
+    found: dict[str, int] = _read(json).get_vocab(with_added_tokens=True)
+    return found
+
+
 def words(json: str, padding: int) -> tuple[str, ...]:
     """The token of each id, "" for padding."""
-    ids = {i: token for token, i in _read(json).get_vocab(with_added_tokens=True).items()}
+    ids = {i: token for token, i in vocabulary(json).items()}
     found = [ids.get(i, f"<{i}>") for i in range(max(ids) + 1)]
     found[padding], found[0] = found[0], ""
     return tuple(found)

@@ -80,6 +80,7 @@ class RunSpec:
         setup_bytes: what all clients together send and receive before the first round.
         adapt: changes a network that was built, such as freezing all but adapters.
         frozen: arrays of frozen parameters, which all processes of a node share.
+        frozen_size: bytes of frozen parameters that each process has by itself.
     """
 
     model: Model
@@ -96,6 +97,7 @@ class RunSpec:
     setup_bytes: tuple[int, int] = (0, 0)
     adapt: Callable[[nn.Module], nn.Module] | None = None
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    frozen_size: int = 0
 
     def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
         """The metrics that the run records."""
@@ -107,12 +109,17 @@ class RunSpec:
 
         Per weight: the network, its gradient, received and sent weights (4 bytes each), the exact
         sum (16), and for each client of a stack weights, gradient and optimiser state (one client
-        while the size of the stack is unknown).
+        while the size of the stack is unknown). Besides, its frozen parameters.
         """
         V = 1 if clients_per_step == "auto" else clients_per_step
         optimizer = self.train.optimizer
         kept = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
-        return 4.0 * self.size * (8 + (2 + kept) * V)
+        return 4.0 * self.size * (8 + (2 + kept) * V) + self.frozen_size
+
+    @property
+    def node_bytes(self) -> float:
+        """Memory of the frozen parameters that the workers of a node share."""
+        return float(sum(array.nbytes for array in self.frozen.values()))
 
     def build(self) -> nn.Module:
         """A network, from torch's current random state."""

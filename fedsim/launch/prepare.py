@@ -40,7 +40,7 @@ from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
+from fedsim.training import Hooks, TrainingJob, blocks_of, has_batch_norm, lacks_memory
 
 # Columns of the experiment's sections, whether or not they are in use, and whose they are.
 COLUMNS = {
@@ -116,12 +116,15 @@ def prepare(
         adapt=_adapted(experiment),
     )
     network = _try_model(spec)
+    frozen = {n: p.detach() for n, p in network.named_parameters() if not p.requires_grad}
     if experiment.adapters is not None:
         check_adapted(network, _one_input(spec))
-        frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
-        # NumPy lacks other types, such as bfloat16.
-        frozen = {n: p for n, p in frozen.items() if p.dtype == torch.float32}
-        spec = replace(spec, frozen={n: p.detach().numpy() for n, p in frozen.items()})
+    # NumPy lacks other types, such as bfloat16; and without adapters, frozen parts may change.
+    shared = {n: p for n, p in frozen.items() if experiment.adapters and p.dtype == torch.float32}
+    own = sum(p.nbytes for n, p in frozen.items() if n not in shared)
+    spec = replace(spec, frozen={n: p.numpy() for n, p in shared.items()}, frozen_size=own)
+    if spec.train.checkpoint_activations:
+        _check_blocks(experiment, network)
     _check_saved(network, spec)
     experiment.method.check_data(dataset, splits, network)
     for condition in spec.conditions:
@@ -168,7 +171,8 @@ def dealt(
         )
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, setup_bytes = fitted(dataset, splits)
-    return *experiment.data.for_clients(dataset, splits, experiment.seed), setup_bytes
+    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    return experiment.model.takes(dataset), splits, setup_bytes
 
 
 def defined_here(experiment: Experiment) -> str | None:
@@ -378,6 +382,18 @@ def _one_input(spec: RunSpec) -> torch.Tensor:
     """(1, ...) zeros, as a network takes inputs."""
     kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
     return torch.zeros(1, *spec.data.shape, dtype=kind)
+
+
+def _check_blocks(experiment: Experiment, network: nn.Module) -> None:
+    key = "train.checkpoint_activations"
+    if not blocks_of(network):
+        name = experiment.model.name
+        raise ExperimentError(f"{key}: model.name={name} has no repeated blocks; leave it out")
+    if experiment.privacy is not None and experiment.privacy.level == "example":
+        raise ExperimentError(
+            f"{key}: the gradients of single examples, which privacy.level=example needs, are not "
+            "computed in blocks; leave it out"
+        )
 
 
 def _check_pull(experiment: Experiment, splits: ClientSplits) -> None:

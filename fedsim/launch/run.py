@@ -185,7 +185,7 @@ def _planned(
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
     each = spec.worker_bytes(engine.clients_per_step)
-    return planned_actors(engine, each, cohort, tell)
+    return planned_actors(engine, each, cohort, tell, spec.node_bytes)
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedsim.config.registry import Config, check_named, nearest
 from fedsim.errors import ExperimentError, FedsimWarning
@@ -75,7 +76,13 @@ class Adapters(Config):
         require("peft", "adapters")
         import peft
 
-        layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+        modules = network.named_modules()
+        layers = {
+            name: module
+            for name, module in modules  # but not those that attention reads the weights of
+            if isinstance(module, nn.Linear)
+            and not isinstance(module, NonDynamicallyQuantizableLinear)
+        }
         head = "head" if isinstance(network, Classifier) else _last(network)
         names = self._targets(layers, head)
         _check_shared(network, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +15,18 @@ from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, reading
 from fedsim.config.registry import located
-from fedsim.data import DataSpec
+from fedsim.data import Dataset, DataSpec, tokens
 from fedsim.errors import DataError, ExperimentError
-from fedsim.models.model import Classifier, Model, image_shape, models
+from fedsim.models.libraries import LibraryModel, normalised
+from fedsim.models.model import Classifier, image_shape, models
 from fedsim.models.transformer import longest
 
 CLASSES = {
     "sequence_classification": "AutoModelForSequenceClassification",
     "image_classification": "AutoModelForImageClassification",
 }
+# Files of a checkpoint beside its weights and config.json, which say how inputs are read.
+COPIED = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "preprocessor_config.json")
 
 
 class Body(nn.Module):
@@ -54,11 +58,12 @@ class Body(nn.Module):
 
 
 @models.register
-class HuggingFaceModel(Model):
+class HuggingFaceModel(LibraryModel):
     """A network of Hugging Face's library `transformers`, to be trained as a whole.
 
-    Documents need the checkpoint's own tokenizer (`data.tokenizer`). Images reach it as other
-    networks, of the size that the checkpoint takes and without its processor.
+    Documents need the checkpoint's own tokenizer (`data.tokenizer`). Images must have the size
+    that the checkpoint takes; they are normalised as its preprocessor_config.json says, instead of
+    by the data set's own mean, or by the latter if there is no such file.
 
     Args:
         checkpoint: a folder that `save_pretrained` has written; `package:module/folder`, a folder
@@ -92,6 +97,30 @@ class HuggingFaceModel(Model):
             weights = folder.glob("*.safetensors") if self.init == "checkpoint" else ()
             return (folder / "config.json", *sorted(weights))
 
+    def takes(self, data: Dataset) -> Dataset:
+        with reading("model.checkpoint", self.checkpoint) as folder:
+            if self.task == "sequence_classification":
+                if data.tokenizer and self.init == "checkpoint":
+                    self._check_tokenizer(folder, data)
+                return data
+            path = folder / "preprocessor_config.json"
+            how = json.loads(path.read_text("utf-8")) if path.exists() else None
+        if how is None:
+            return data
+        key = f"model.checkpoint={self.checkpoint}"
+        if how.get("do_flip_channel_order"):
+            raise ExperimentError(f"{key}: reads blue, green, red, and the data are not turned")
+        mean, std = how.get("image_mean"), how.get("image_std")
+        if not how.get("do_normalize", True):
+            mean, std = [0.0], [1.0]
+        if not (mean and std):
+            raise DataError(f"{key}: its preprocessor_config.json lacks image_mean or image_std")
+        # It reads (255·r·p − o − m)/s of pixels p in [0, 1].
+        scale = 255 * how.get("rescale_factor", 1 / 255) if how.get("do_rescale", True) else 255.0
+        offset = float(how.get("rescale_offset", False))
+        own = [(m + offset) / scale for m in mean], [s / scale for s in std]
+        return normalised(data, key, *own)
+
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         of_texts = self.task == "sequence_classification"
         if of_texts != (data.embeddings is not None):
@@ -106,6 +135,7 @@ class HuggingFaceModel(Model):
             )
         with reading("model.checkpoint", self.checkpoint) as folder:
             model = self._load(folder, outputs, data.classes)
+        model.config.use_cache = False  # of past tokens, as generation needs
         if data.embeddings is not None:
             self._check_vocabulary(len(data.embeddings[0]), model)
             model.config.pad_token_id = data.padding  # by which some find the last token
@@ -123,20 +153,16 @@ class HuggingFaceModel(Model):
             self._check_length(classifier, data.shape[0])
         return classifier.train()
 
-    def outside(self, network: nn.Module, layer: str) -> str:
-        body: Any = network.get_submodule("features")
-        return str(body.head) if layer == "head" else layer.removeprefix("features.model.")
-
-    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
+    def save(self, network: nn.Module, folder: Path, data: Dataset) -> None:
         body: Any = network.get_submodule("features")
         model = body.model
         model.set_submodule(body.head, network.get_submodule("head"))
-        if classes:
-            model.config.id2label = dict(enumerate(classes))
-            model.config.label2id = {name: c for c, name in enumerate(classes)}
+        if data.classes:
+            model.config.id2label = dict(enumerate(data.classes))
+            model.config.label2id = {name: c for c, name in enumerate(data.classes)}
         with reading("model.checkpoint", self.checkpoint) as source:
             model.save_pretrained(folder)
-            for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            for file in COPIED:
                 if (source / file).exists():
                     shutil.copy(source / file, folder)
 
@@ -193,13 +219,28 @@ class HuggingFaceModel(Model):
             and not name.startswith(model.base_model_prefix + ".")
         ]
 
-    def _check_vocabulary(self, tokens: int, model: Any) -> None:
+    def _check_vocabulary(self, count: int, model: Any) -> None:
         own = model.get_input_embeddings().num_embeddings
-        if tokens > own or (self.init == "checkpoint" and tokens < 0.9 * own):  # some are spare
+        if count > own or (self.init == "checkpoint" and count < 0.9 * own):  # some are spare
             raise ExperimentError(
-                f"data.tokenizer: has {tokens:,} tokens, and model.checkpoint={self.checkpoint} "
+                f"data.tokenizer: has {count:,} tokens, and model.checkpoint={self.checkpoint} "
                 f"{own:,}: a tokenizer of another vocabulary, or a shortcut's own words"
             )
+
+    def _check_tokenizer(self, folder: Path, data: Dataset) -> None:
+        """Refuse a tokenizer with other tokens than that of the checkpoint's folder, if any."""
+        if not any(path for pattern in tokens.FILES for path in folder.glob(pattern)):
+            return
+        from transformers import AutoTokenizer
+
+        own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
+        given = tokens.vocabulary(data.tokenizer)
+        for token, i in sorted(own.items(), key=lambda item: item[1]):
+            if given.get(token) != i:
+                raise ExperimentError(
+                    f"data.tokenizer: is not that of model.checkpoint={self.checkpoint}, in which "
+                    f"{token!r} is token {i}; set data.tokenizer={self.checkpoint}"
+                )
 
     def _check_length(self, network: nn.Module, length: int) -> None:
         try:

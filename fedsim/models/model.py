@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict, model_validator
@@ -22,7 +23,7 @@ from fedsim.config.registry import (
     importable_name,
 )
 from fedsim.data import Dataset, DataSpec
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, FedsimWarning
 from fedsim.objectives import Objective, default_objective
 
 
@@ -80,6 +81,14 @@ class Model(Component):
         """The files that its initial weights depend on, for the run's hash of data."""
         return ()
 
+    def takes(self, data: Dataset) -> Dataset:
+        """The data as its initial weights expect them: normalised as they were trained.
+
+        Raises:
+            ExperimentError: they cannot be right for these weights.
+        """
+        return data
+
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         """Build a network for a data set's inputs, from torch's current random state.
 
@@ -117,8 +126,12 @@ class Model(Component):
         """The name that a layer of its network has where others build it."""
         return layer
 
-    def save(self, network: nn.Module, folder: Path, classes: Sequence[str]) -> None:
-        """Write a network's weights into a folder, as others read them."""
+    def save(self, network: nn.Module, folder: Path, data: Dataset) -> None:
+        """Write a network's weights into a folder, as others read them.
+
+        Args:
+            data: what it was trained on, as it reads them (`takes`).
+        """
         state = network.state_dict()  # copied, as layers may share tensors
         state = {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}
         save_file(state, folder / "model.safetensors")
@@ -139,6 +152,23 @@ class TextModel(Model):
 
     inputs: ClassVar[str] = "documents"
     explainer: ClassVar[str] = "occlusion"
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether it reads the data's vectors, instead of vectors that it learns itself."""
+        return True
+
+    def takes(self, data: Dataset) -> Dataset:
+        if data.random_vectors and self.reads_vectors:
+            words = "tokens" if data.tokenizer else "words"
+            warnings.warn(
+                f"model.name={self.name}: {words} get random vectors of {data.vectors.shape[1]} "
+                "components, unrelated to their meaning, which are not trained; set data.vectors "
+                "to a file of word vectors in GloVe's text format",
+                FedsimWarning,
+                stacklevel=2,
+            )
+        return data
 
 
 class UserModel(Model):
@@ -164,8 +194,22 @@ class UserModel(Model):
         return self._function()(shape, outputs, **keywords)
 
 
+M = TypeVar("M", bound=Model)
+
+
 class _Models(Registry[Model]):
+    def __init__(self, what: str, base: type[Model]) -> None:
+        super().__init__(what, base)
+        self._libraries: dict[str, type[Model]] = {}
+
+    def library(self, component: type[M]) -> type[M]:
+        """Class decorator: register the class for all names `library:name` of its library."""
+        self._libraries[component.library] = component  # type: ignore[attr-defined]
+        return component
+
     def _import(self, name: str) -> type[Model]:
+        if (library := name.partition(":")[0]) in self._libraries:
+            return self._libraries[library]
         found = import_object(name, self.what)
         if isinstance(found, type) and issubclass(found, Model):
             return super()._import(name)
@@ -179,7 +223,8 @@ class _Models(Registry[Model]):
         return UserModel
 
     def _name_of(self, component: type[Model], name: str | None = None) -> str:
-        return name if component is UserModel and name else super()._name_of(component, name)
+        named = component is UserModel or component in self._libraries.values()
+        return name if named and name else super()._name_of(component, name)
 
     def section(self, given: Any) -> Any:
         """Like that of any registry; also for a class of networks or a function that makes one."""

@@ -232,6 +232,10 @@ class Transformer(_Sizes, TextModel):
     name: str = "transformer"
     embeddings: Literal["learned", "vectors"] = "learned"
 
+    @property
+    def reads_vectors(self) -> bool:
+        return self.embeddings == "vectors"
+
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
         embedding = (
             WordVectors(vectors, self.dim)

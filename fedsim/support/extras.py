@@ -15,6 +15,7 @@ OPTIONAL = {
     "pydicom": ("pydicom", "dicom"),
     "skimage": ("scikit-image", "privacy"),
     "tensorboardX": ("tensorboardX", "tensorboard"),
+    "timm": ("timm", "vision"),
     "tokenizers": ("tokenizers", "hf"),
     "torchvision": ("torchvision", "vision"),
     "transformers": ("transformers", "hf"),

@@ -294,6 +294,7 @@ def _load_data(
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
             place, each = _resource_key(engine), spec.worker_bytes(engine.clients_per_step)
+            each += spec.node_bytes  # each trial has its own
             sizes[place] = max(sizes.get(place, 0), ACTOR_BYTES + each)
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error

@@ -25,6 +25,7 @@ from fedsim.training.local import (
     with_terms,
     work_of,
 )
+from fedsim.training.recomputing import blocks_of
 from fedsim.training.stack import Stack, choose_stack_size
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Trained",
     "TrainingJob",
     "WithLoss",
+    "blocks_of",
     "choose_stack_size",
     "epoch_order",
     "has_batch_norm",

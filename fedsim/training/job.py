@@ -169,6 +169,9 @@ class Train(Config):
             and losses over whole batches (`rationales`), which see each part by itself, and with
             networks that draw random numbers, such as dropout's, for each part anew. With batch
             norm, parts have two examples or more.
+        checkpoint_activations: keep only the inputs of a network's repeated blocks, and compute
+            the rest again for the gradient, in about half as much time again; the steps are the
+            same to the bit. Clients are then not trained in stacks.
         precision: `float32`, or `bfloat16` for forward and backward passes in training (weights,
             optimiser and evaluation stay in float32).
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
@@ -190,6 +193,7 @@ class Train(Config):
     schedule: Schedule = Schedule()
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     accumulate: int = Field(1, ge=1)
+    checkpoint_activations: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()

@@ -17,6 +17,7 @@ from fedsim.training.dp_sgd import PerExample, draw_batch, noise, sampling_rate
 from fedsim.training.flat import FlatModel
 from fedsim.training.job import DrawnBatch, Loss, Train, Trained, TrainingJob
 from fedsim.training.layerwise import LayerwiseSgd
+from fedsim.training.recomputing import recomputed
 
 _layerwise: WeakKeyDictionary[FlatModel, LayerwiseSgd] = WeakKeyDictionary()
 
@@ -53,8 +54,14 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """
     model.load(job.weights)
     model.train()
-    if job.dp_sgd is not None:
-        return _train_privately(model, job, settings)
+    trained = _train_plainly if job.dp_sgd is None else _train_privately
+    if not settings.checkpoint_activations:
+        return trained(model, job, settings)
+    with recomputed(model.module):
+        return trained(model, job, settings)
+
+
+def _train_plainly(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     n, size = len(job.y), settings.batch_size
     if work_of(model, job, settings)[0] == 0:
         raise ValueError(

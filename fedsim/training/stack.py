@@ -79,6 +79,8 @@ class Stack:
         """
         if settings.accumulate > 1:
             return "train.accumulate computes gradients in parts"
+        if settings.checkpoint_activations:
+            return "train.checkpoint_activations computes blocks again"
         for name, module in self._bundle.network.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
                 getattr(module, "running_mean", None) is not None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import nodes
 
+from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
@@ -42,6 +43,22 @@ def test_as_many_actors_as_fit_and_are_of_use(
     settings: dict[str, Any], cluster: list[Node], known: dict[str, Any], actors: int
 ) -> None:
     assert plan_actors(EngineSettings.model_validate(settings), cluster, **known) == actors
+
+
+def test_what_actors_share_counts_once_a_node() -> None:
+    """Frozen weights: as many actors fit as fit beside them."""
+    two = [Node(name, cpus=16, gpus=0, memory=10e9) for name in "ab"]
+    shared = [node.without(4e9) for node in two]
+    assert plan_actors(EngineSettings(), shared, 3e9) == 4
+    assert plan_actors(EngineSettings(), two, 3e9) == 6
+    with pytest.raises(ClusterError, match=r"no node has enough memory for a client actor"):
+        plan_actors(EngineSettings(), [node.without(11e9) for node in two])
+    alone = EngineSettings(kind="local")
+    with (
+        pytest.raises(ClusterError, match=r"training takes about 1000000000\.0 GB of memory"),
+        planned_actors(alone, 0.0, 1, print, node_bytes=1e18),
+    ):
+        pass
 
 
 def test_a_node_without_cpus() -> None:

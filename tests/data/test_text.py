@@ -415,9 +415,8 @@ def own(write, tmp_path):
 
 
 def test_text_with_a_test_set(own):
-    message = r"^text: words get random vectors of 7 components, .* set data\.vectors to a file"
-    with pytest.warns(UserWarning, match=message):
-        data = load(**own, dimension=7)
+    data = load(**own, dimension=7)
+    assert data.random_vectors
     assert_sound(data)
     assert data.words == (
         *text.SPECIAL,

@@ -73,8 +73,7 @@ def test_own_texts_are_read_like_the_data(tmp_path: Path, kind: str) -> None:
 
 
 def test_documents_without_a_tokenizer_are_words(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="words get random vectors"):
-        data = of_file(tmp_path / "it.txt", None)
+    data = of_file(tmp_path / "it.txt", None)
     assert data.words[:2] == ("", "<unknown>")
     assert "xylophone" in data.words
     assert data.tokenizer == ""

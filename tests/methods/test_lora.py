@@ -17,7 +17,8 @@ from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, wi
 from fedsim import Run
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import FedsimError, FedsimWarning
+from fedsim.errors import ExperimentError, FedsimError, FedsimWarning
+from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
@@ -289,7 +290,7 @@ def test_other_sections_reach_adapters(
         ),
         (
             {"model": {"name": "networks:of_torch"}},
-            "adapters.targets: the model does not call its layer 'features.2.self_attn.out_proj', "
+            "adapters.targets: the model does not call its layer 'features.3.linear1', "
             "as torch's own attention and transformer layers do not, so that an adapter would "
             "have no effect; name others",
         ),
@@ -320,8 +321,6 @@ def test_a_rank_above_that_of_a_layer_is_warned_of(finish: Finish) -> None:
 
 def test_the_same_network_everywhere() -> None:
     """Frozen arrays that processes share are those that each of them would draw."""
-    from fedsim.launch.prepare import prepare
-
     experiment = small_experiment(
         method={"name": "fedavg"}, model=MLP, adapters=ADAPTERS, data=FEW
     )
@@ -329,8 +328,35 @@ def test_the_same_network_everywhere() -> None:
     assert {*spec.frozen} == {
         f"features.{k}.base_layer.{part}" for k in (1, 3) for part in ("weight", "bias")
     }
+    assert (spec.node_bytes, spec.frozen_size) == (4 * (64 * 24 + 24 + 24 * 12 + 12), 0)
     network = spec.build_model()
     for name, array in spec.frozen.items():
         assert network.get_parameter(name).data_ptr() == array.ctypes.data
     drawn = FlatModel(spec.build_model(), torch.device("cpu"))
     assert spec.size == drawn.size
+
+
+def test_frozen_parts_count_for_each_process() -> None:
+    """Where nothing but the user's network knows that they are frozen."""
+    data = {"name": "digits", "subset": 0.1}
+    _, _, spec = prepare(small_experiment(data=data, model={"name": "networks:frozen"}))
+    frozen = sum(p.numel() for p in spec.build_model().parameters() if not p.requires_grad)
+    assert (spec.frozen_size, spec.node_bytes) == (4 * frozen, 0.0)
+    assert spec.worker_bytes(1) == 4 * spec.size * 10 + 4 * frozen
+
+
+def test_layers_whose_weights_others_read_get_no_adapters() -> None:
+    """torch's attention, for one, does not call the layer that it reads."""
+    data = {"name": "digits", "subset": 0.1}
+    given: dict[str, Any] = {"data": data, "model": {"name": "own_attention:Attending"}}
+    _, _, spec = prepare(small_experiment(**given, adapters={"r": 2}))
+    adapted = {name for name, _ in spec.build_model().named_modules() if name.endswith(".lora_A")}
+    assert adapted == {f"{layer}.lora_A" for layer in ("embed", "hidden")}
+    named = {"r": 2, "targets": ["out_proj"]}
+    with pytest.raises(ExperimentError, match=r"called 'out_proj'; there are embed, hidden"):
+        prepare(small_experiment(**given, adapters=named))
+    given["model"] = {"name": "own_attention:Passing"}
+    with pytest.raises(
+        ExperimentError, match=r"^adapters\.targets: the model does not call its layer 'hidden'"
+    ):
+        prepare(small_experiment(**given, adapters={"r": 2}))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
@@ -26,6 +29,7 @@ from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data import Dataset, load_dataset, tokens
 from fedsim.errors import BadInput, DataError, ExperimentError
+from fedsim.federation.context import scaled
 from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier
 from fedsim.results.records import hashes
@@ -272,6 +276,80 @@ def test_a_tokenizer_of_fewer_tokens_is_another_s(folder: Path) -> None:
     with pytest.raises(ExperimentError, match=r"has 300 tokens, .* 400: a tokenizer of another"):
         built(**given)
     built(**{**given, "model": {**given["model"], "init": "random"}})
+
+
+def test_a_tokenizer_of_other_tokens_is_another_s(folder: Path, tokenizer: Path) -> None:
+    """Of as many as the checkpoint's, which its folder holds."""
+    given = sections(folder / "bert")
+    given["data"] |= {"name": "planted_reviews", "tokenizer": str(tokenizer)}
+    with_tokens = tokenizer.parent / "with_tokens"
+    shutil.copytree(folder / "bert", with_tokens)
+    given["model"]["checkpoint"] = str(with_tokens)
+    config = AutoConfig.from_pretrained(with_tokens)
+    config.vocab_size = len(AutoTokenizer.from_pretrained(tokenizer))
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(with_tokens)
+    built(**given)  # it has no tokenizer
+    shutil.copytree(tokenizer, with_tokens, dirs_exist_ok=True)
+    built(**given)
+    path = with_tokens / "tokenizer.json"
+    path.write_text(path.read_text("utf-8").replace("beer", "bier"), "utf-8")
+    line = r"is not that of model\.checkpoint=.*with_tokens, in which '.*bier.*' is token \d+; set"
+    with pytest.raises(ExperimentError, match=line):
+        built(**given)
+    built(**{**given, "model": {**given["model"], "init": "random"}})
+
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "of a mean": {"image_mean": [0.2, 0.4, 0.6], "image_std": [0.1, 0.2, 0.3]},
+    "not scaled": {"image_mean": [9, 4, 6], "image_std": [1, 2, 3], "do_rescale": False},
+    "scaled twice": {"rescale_factor": 1 / 127.5},
+    "not normalised": {"do_normalize": False},
+}
+
+
+@pytest.mark.parametrize("settings", PROCESSORS.values(), ids=PROCESSORS)
+@pytest.mark.parametrize("own", [False, True], ids=["pixels", "normalised data"])
+def test_images_are_normalised_by_the_checkpoint_s_processor(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], own: bool
+) -> None:
+    """Once, whatever the data set's own mean."""
+    from transformers import ViTImageProcessor
+
+    shutil.copytree(folder / "vit", tmp_path / "vit")
+    config = AutoConfig.from_pretrained(tmp_path / "vit")
+    config.num_channels = 3
+    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "vit")
+    processor = ViTImageProcessor(do_resize=False, **settings)
+    processor.save_pretrained(tmp_path / "vit")
+    x = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    given = Dataset.of(x, np.arange(40) % 2)
+    given = replace(given, mean=(0.3,) * 3, std=(0.1,) * 3) if own else given
+    data, _ = built(**{**sections(tmp_path / "vit"), "data": given})
+    found = scaled(data, torch.from_numpy(np.asarray(data.test_x)))
+    expected = processor(
+        list(data.test_x), return_tensors="pt", input_data_format="channels_first"
+    )
+    torch.testing.assert_close(found, expected["pixel_values"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"do_flip_channel_order": True}, "reads blue, green, red, and the data are not turned$"),
+        ({"image_mean": [0.5]}, r"preprocessor_config\.json lacks image_mean or image_std$"),
+        ({"image_mean": [1, 2, 3], "image_std": [1, 1]}, "trained on images of 3 channels; the"),
+        ("{", "cannot be loaded: JSONDecodeError"),
+    ],
+)
+def test_processors_that_cannot_be_right(
+    folder: Path, tmp_path: Path, settings: Any, line: str
+) -> None:
+    shutil.copytree(folder / "vit", tmp_path / "vit")
+    text = settings if isinstance(settings, str) else json.dumps(settings)
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(text)
+    x = np.zeros((40, 2, 8, 8), np.uint8)
+    with pytest.raises(BadInput, match=line):
+        built(**{**sections(tmp_path / "vit"), "data": Dataset.of(x, np.arange(40) % 2)})
 
 
 def test_the_hash_of_data_is_that_of_the_checkpoint_too(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -334,3 +336,36 @@ def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> 
     assert torch.equal(features.reader.known, torch.tensor(data.known))
     for one, other in zip(network.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "told"),
+    [
+        ({}, TINY, "words"),
+        ({"tokenizer": {"kind": "wordpiece", "size": 300}}, TINY, "tokens"),
+        ({"vectors": "vectors.txt"}, TINY, ""),
+        ({"tokenizer": {"kind": "bpe", "size": 300}}, {"name": "transformer"}, ""),
+        ({}, {"name": "transformer"}, ""),
+        ({}, {"name": "transformer", "embeddings": "vectors"}, "words"),
+        ({"name": "planted_reviews", "reviews": 8, "test_reviews": 4}, TINY, ""),
+    ],
+)
+def test_random_vectors_that_are_not_trained_are_told(
+    tmp_path: Path, data: dict[str, Any], model: dict[str, Any], told: str
+) -> None:
+    path = tmp_path / "documents.txt"
+    path.write_text("good\ta fine beer\nbad\ta stale beer\n" * 20)
+    (tmp_path / "vectors.txt").write_text("beer 1 2\nfine 3 4\n")
+    section = {"name": "text", "path": str(path), **data}
+    if "vectors" in data:
+        section["vectors"] = str(tmp_path / data["vectors"])
+    if data.get("name"):
+        section = data
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        prepare(
+            small_experiment(data=section, model=model, partition={"kind": "iid", "clients": 2})
+        )
+    lines = [str(w.message) for w in found if "random vectors" in str(w.message)]
+    expected = f"model.name={model['name']}: {told} get random vectors of 50 components, "
+    assert [line.startswith(expected) for line in lines] == [True] * bool(told)

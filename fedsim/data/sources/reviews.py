@@ -19,7 +19,6 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.text import TextSource
-from fedsim.data.text import Vectors, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
@@ -162,6 +161,7 @@ class PlantedReviews(_Reviews):
         seed: seed of the reviews, independent of the experiment's seed.
     """
 
+    meaningful: ClassVar[bool] = False
     name: str = "planted_reviews"
     domain: Literal["beer", "hotel"] = "beer"
     reviews: PositiveInt = 500
@@ -192,11 +192,6 @@ class PlantedReviews(_Reviews):
         )
         train, test = self._reviews(self.reviews, False), self._reviews(self.test_reviews, True)
         return self._of_reviews(train, test, self.name)
-
-    def _vectors(self, words: Sequence[str]) -> Vectors:
-        if self.vectors is None:  # no loss here: the words have no meaning beyond their use
-            return random_vectors(words, self.dimension)
-        return super()._vectors(words)
 
     def _reviews(self, count: int, tested: bool) -> list[Review]:
         """`count` reviews of each aspect; test reviews do not depend on the training set."""

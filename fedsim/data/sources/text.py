@@ -24,7 +24,7 @@ from fedsim.data.dataset import Dataset, TestFraction, split_rows
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.files import Documents
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError
 
 
 class TextSource(Source):
@@ -40,6 +40,8 @@ class TextSource(Source):
         dimension: dimension of random vectors.
         length: largest number of tokens; longer documents are truncated.
     """
+
+    meaningful: ClassVar[bool] = True  # whether words mean anything beyond their use in the texts
 
     tokenizer: tokens.TokenizerChoice | None = None
     vectors: Path | None = None
@@ -94,7 +96,11 @@ class TextSource(Source):
             words, x = tokens.words(json, padding), tokens.encode(json, padding, texts)
         if not x.any():
             raise DataError(f"{path}: its documents contain no words")
-        vectors, known = self._vectors(words)
+        vectors, known = (
+            text.random_vectors(words, self.dimension)
+            if self.vectors is None
+            else text.read_vectors(self.vectors, words)
+        )
         return Dataset(
             x=x[train],
             y=y[train],
@@ -104,22 +110,10 @@ class TextSource(Source):
             words=words,
             vectors=vectors,
             known=known,
+            random_vectors=self.vectors is None and self.meaningful,
             tokenizer=json,
             padding=padding,
         )
-
-    def _vectors(self, words: Sequence[str]) -> text.Vectors:
-        if self.vectors is not None:
-            return text.read_vectors(self.vectors, words)
-        if self.tokenizer is None:
-            warnings.warn(
-                f"{self.name}: words get random vectors of {self.dimension} components, unrelated "
-                "to their meaning; set data.vectors to a file of word vectors in GloVe's text "
-                "format",
-                FedsimWarning,
-                stacklevel=2,
-            )
-        return text.random_vectors(words, self.dimension)
 
 
 class _Trec(OfficialFiles, TextSource):
