@@ -110,10 +110,9 @@ class HetLoRA(Method[HetLoRAState]):
             padded[k] = np.zeros_like(weights)
             padded[k][inside] = weights[inside] + update["change"]
             norms[k] = norm_of_products(model, padded[k])
-        if not any(norms.values()):  # B is still 0 everywhere
-            norms = dict.fromkeys(norms, 1.0)
-        n = fed.server.num_samples  # with which `average` weighs
-        share = {k: norm / n[k] for k, norm in norms.items()}
+        total, n = math.fsum(norms.values()), fed.server.num_samples
+        # `average` weighs by n_k. Where each B is still 0, all count alike.
+        share = {k: (norm / total if total else 1.0) / n[k] for k, norm in norms.items()}
         return replace(state, weights=fed.server.average(padded, share), ranks=ranks)
 
     def pruned(self, rank: int) -> int:
