@@ -35,7 +35,8 @@ class FLoRANA(Method[State]):
     The paper takes steps along the gradient. Here p and q are solved for in turn, which are linear
     least squares in the matrices of clients' inner products; no product of the size of the layer
     is formed. They start from the averages, p = q = w, and from the client with the largest
-    w_k·‖B_k·A_k‖, and never end above the averages.
+    w_k·‖B_k·A_k‖, and never end above the averages. Of p/c and c·q, which have one product, those
+    with ‖p‖ = ‖q‖ are taken, and w·(p + q) ≥ 0.
 
     Recorded: `surrogate_gap`, ‖Σ_k w_k·B_k·A_k − B̂·Â‖ / ‖Σ_k w_k·B_k·A_k‖ over all layers, beside
     `adapter_gap`, which is that of the averages.
@@ -102,7 +103,9 @@ def surrogates(A: Array, B: Array, w: Array) -> tuple[Array, Array, float, float
             before = after
         if after < least - ROUNDING * square:
             best, least = (p, q), after
-    return *best, math.sqrt(max(least, 0)), math.sqrt(square)
+    p, q = best
+    alike = np.sqrt(np.linalg.norm(q) / np.linalg.norm(p)) * (-1 if w @ (p + q) < 0 else 1)
+    return p * alike, q / alike, math.sqrt(max(least, 0)), math.sqrt(square)
 
 
 def _equations(varied: Array, fixed: Array, w: Array, q: Array) -> tuple[Array, Array]:
