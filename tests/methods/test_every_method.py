@@ -77,6 +77,7 @@ VARYING = {"fedfed", "fedgen", "fedxds", "hetlora", "semifl", "xfedalign", *TREE
 
 # Those that need more than ten rounds to learn the digits.
 SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "ifca", "mime_lite"}
+SLOW |= {"hetlora"}
 
 GRADIENT = explainers.parse({"name": "gradient"})
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.
