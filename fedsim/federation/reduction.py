@@ -199,13 +199,15 @@ class Discard(Reduction):
 class Gather(Reduction):
     """Each client's own message, by client in ascending order; tensors as arrays.
 
-    Of an `Update`, whose vectors codecs encode in any case, these by name.
+    Of an `Update`, all of whose vectors codecs encode, these by name.
     """
 
     def __init__(self) -> None:
         self.messages: dict[int, Any] = {}
 
     def check(self, message: Any) -> None:
+        if isinstance(message, Update) and message.message is not None:
+            raise InvalidUpdate("returns an Update with a message, which is for means")
         super().check(_content(message))
 
     def size(self, message: Any) -> int:

@@ -76,8 +76,8 @@ ONCE = {"fedaux": (4 * 69, WEIGHTS), "feddisco": (COUNTS, 0)}
 VARYING = {"fedfed", "fedgen", "fedxds", "hetlora", "semifl", "xfedalign", *TREE_METHODS}
 
 # Those that need more than ten rounds to learn the digits.
-SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "ifca", "mime_lite"}
-SLOW |= {"hetlora"}
+SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "hetlora", "ifca"}
+SLOW |= {"mime_lite"}
 
 GRADIENT = explainers.parse({"name": "gradient"})
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.

@@ -196,7 +196,7 @@ REFUSED = {
         for n in ("flora_na", "hetlora")
         for s in ("aggregation", "adversaries")
     },
-    ("hetlora", "privacy"): "than what DP-SGD covers",
+    ("hetlora", "privacy"): "than DP-SGD covers",
 }
 
 
