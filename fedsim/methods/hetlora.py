@@ -140,7 +140,8 @@ class HetLoRA(Method[HetLoRAState]):
         if last_norms(of(trained), of(last)) < last_norms(of(start), of(last)):
             inside = fewer
         client.trained = torch.where(inside, trained, 0)
-        return Update(change=(trained - start)[inside], weight=client.num_samples)
+        weight = norm_of_products(client.model, client.trained.cpu().numpy())
+        return Update(change=(trained - start)[inside], weight=weight)
 
     def loss(
         self,

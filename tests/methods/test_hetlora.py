@@ -74,6 +74,12 @@ def test_truncated_and_weighted_by_norms(finish: Finish, gamma: float) -> None:
         for name, array in arrays(ModelSnapshot.of(run, after=t)).items():
             expected = np.average([own[k][name] for k in own], axis=0, weights=s)
             np.testing.assert_allclose(array, expected, atol=1e-6)
+        mean = np.average([np.concatenate([*map(np.ravel, products(own[k]))]) for k in own], 0, s)
+        of_means = np.concatenate(
+            [*map(np.ravel, products(arrays(ModelSnapshot.of(run, after=t))))]
+        )
+        gap = np.linalg.norm(mean - of_means) / np.linalg.norm(mean)
+        assert run.rounds["adapter_gap"][t - 1] == pytest.approx(gap, rel=1e-3)
     assert run.clients["rank"][:10].tolist() == [1, 2, 4] * 3 + [1]
     assert (ranks[:3].tolist() == [1, 2, 4]) == (gamma == 1)
 
