@@ -190,4 +190,6 @@ def last_norms(layers: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> Tens
 def norm_of_products(model: FlatModel, weights: NDArray[np.float32]) -> float:
     """‖B·A‖_F over all layers, from products of the rank's size."""
     factors = [pair.factors(weights) for pair in pairs(model)]
-    return math.sqrt(math.fsum(np.sum((a @ a.T) * (b.T @ b)) for a, b in factors))
+    with np.errstate(invalid="ignore"):  # of a client that has diverged
+        square = sum(float(np.sum((a @ a.T) * (b.T @ b))) for a, b in factors)
+    return math.sqrt(max(square, 0.0))
