@@ -79,7 +79,7 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
         lambda method: (
             method.stackable and method.private_by_example and method.learns.models == "network"
         ),
-        "computes more from clients' examples than what DP-SGD covers",
+        "has clients compute more, or train less of the model, than DP-SGD covers",
     ),
     (
         "devices.partial_work",

@@ -105,6 +105,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(TREE_METHODS, TREES),
     **{name: {"adapters": {"r": 4}} for name, method in methods.items() if method.adapts},
     "ffa_lora": {"adapters": {"r": 16}},
+    "hetlora": {"adapters": {"r": 16}, "method": {"name": "hetlora", "ranks": [8, 16]}},
     "fedaux": {
         "method": {"name": "fedaux", "pretrain_epochs": 3},
         "partition": {"server_fraction": 0.2},

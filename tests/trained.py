@@ -40,6 +40,7 @@ FINE_TUNED = {"name": "fedbabu", "fine_tune": "all", "fine_tune_epochs": 1}
 # Whose clients predict with models of their own.
 PERSONAL = [
     *("apfl", "ditto", "fedavg_ft", "fedbabu tuned", "fedbn", "fedper", "fedrep", "fedsa_lora"),
+    "hetlora",
     "ifca",
     *("lg_fedavg", "local", "perfedavg", "pfedme", "xpfl"),
 ]

@@ -112,8 +112,9 @@ class Federation:
     ) -> dict[int, Any]:
         """Run a client function on a cohort and return each client's own message, by client.
 
-        Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
-        arrays. Clients are in ascending order; skipped clients are missing.
+        Messages are arrays, tensors or numbers, or dicts and lists of them, or an `Update`, of
+        which the vectors come back by name; tensors come back as arrays. Clients are in ascending
+        order; skipped clients are missing.
         """
         name = function.__name__
         self._runner.check_asked("messages", f"gathers each client's message ({name})")

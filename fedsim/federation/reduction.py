@@ -197,13 +197,24 @@ class Discard(Reduction):
 
 
 class Gather(Reduction):
-    """Each client's own message, by client in ascending order; tensors as arrays."""
+    """Each client's own message, by client in ascending order; tensors as arrays.
+
+    Of an `Update`, all of whose vectors codecs encode, these by name.
+    """
 
     def __init__(self) -> None:
         self.messages: dict[int, Any] = {}
 
+    def check(self, message: Any) -> None:
+        if isinstance(message, Update) and message.message is not None:
+            raise InvalidUpdate("returns an Update with a message, which is for means")
+        super().check(_content(message))
+
+    def size(self, message: Any) -> int:
+        return super().size(_content(message))
+
     def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
-        self.messages[id] = to_arrays(message)
+        self.messages[id] = to_arrays(_content(message))
 
     def merge(self, other: Gather) -> None:
         self.messages.update(other.messages)
@@ -380,6 +391,10 @@ class WeightedMean(Reduction):
                     f"sends vectors of these lengths: {lengths}, client {first}: {sent[first]}",
                     id,
                 )
+
+
+def _content(message: Any) -> Any:
+    return message.vectors if isinstance(message, Update) else message
 
 
 def _check_range(name: str, vector: Tensor, weight: float) -> None:

@@ -131,6 +131,20 @@ def test_nobody_who_sent_is_not_nobody_who_answered() -> None:
         WeightedMean().result({}, {1: "failed"})
 
 
+def test_vectors_of_updates_are_gathered_by_name() -> None:
+    gathered, v = Gather(), torch.arange(3.0)
+    assert gathered.size(Update(v=v, w=v[:1])) == 16
+    for id in (4, 1):
+        gathered.fold(id, Update(v=v[:id], weight=id), {})
+    v.zero_()  # copies are kept
+    found = gathered.result({}, {})
+    assert [(k, one["v"].tolist()) for k, one in found.items()] == [(1, [0]), (4, [0, 1, 2])]
+    with pytest.raises(InvalidUpdate, match="NaN values"):
+        gathered.check(Update(v=torch.tensor([float("nan")])))
+    with pytest.raises(InvalidUpdate, match="an Update with a message, which is for means"):
+        gathered.check(Update(v=v, message=1))
+
+
 def test_a_mean_with_messages_is_both() -> None:
     both, mean, gathered = WeightedMean(), WeightedMean(), Gather()
     for id, v in ((4, torch.ones(3)), (1, torch.zeros(3))):

@@ -61,6 +61,7 @@ ROUND = {
     "fedsa_lora": (4 * (A + HEAD), 4 * (A + HEAD)),
     "ffa_lora": (4 * (4 * B + HEAD), 4 * (4 * B + HEAD)),  # of rank 16
     "flora": (4 * (A + B + HEAD), 4 * (A + B + HEAD + 64 * 32)),
+    "flora_na": (4 * (A + B + HEAD), 4 * (A + B + HEAD)),
     "fednova": (WEIGHTS + 4, WEIGHTS),  # with the number of steps
     "mime_lite": (2 * WEIGHTS, 2 * WEIGHTS),
     "fedex_lora": (4 * (A + B + HEAD), 4 * (A + B + HEAD + 64 * 32)),
@@ -72,10 +73,11 @@ ROUND = {
 }
 ONCE = {"fedaux": (4 * 69, WEIGHTS), "feddisco": (COUNTS, 0)}
 # What is sent differs from round to round; their own tests count it.
-VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign", *TREE_METHODS}
+VARYING = {"fedfed", "fedgen", "fedxds", "hetlora", "semifl", "xfedalign", *TREE_METHODS}
 
 # Those that need more than ten rounds to learn the digits.
-SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "ifca", "mime_lite"}
+SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "hetlora", "ifca"}
+SLOW |= {"mime_lite"}
 
 GRADIENT = explainers.parse({"name": "gradient"})
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.

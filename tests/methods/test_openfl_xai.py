@@ -412,7 +412,7 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
     done = finish(
         model=NEEDS.get(name, {}).get("model", {"name": "mlp", "hidden": [32]}),
         method={"name": name, **({"buffer": 4} if name == "fedbuff" else {})},
-        devices=NEEDS.get(name, {}).get("devices"),
+        **{key: NEEDS.get(name, {}).get(key) for key in ("adapters", "devices")},
         partition={**SMALL["partition"], **NEEDS.get(name, {}).get("partition", {})},
         train={"rounds": rounds, "local_epochs": 2, "optimizer": {"lr": 0.2}},
     )
