@@ -369,7 +369,5 @@ def test_layers_whose_weights_others_read_get_no_adapters() -> None:
     with pytest.raises(ExperimentError, match=r"called 'out_proj'; there are embed, hidden"):
         prepare(small_experiment(**given, adapters=named))
     given["model"] = {"name": "own_attention:Passing"}
-    with pytest.raises(
-        ExperimentError, match="does not call its layer 'hidden'"
-    ):
+    with pytest.raises(ExperimentError, match="does not call its layer 'hidden'"):
         prepare(small_experiment(**given, adapters={"r": 2}))
