@@ -28,24 +28,8 @@ from fedsim.models.model import Classifier, Model, TextModel, image_shape, model
 Width = Annotated[int, Field(ge=1)]
 
 
-class AttentionProbabilities(nn.Module):
-    """softmax(QKᵀ/√d), a module of its own so that a forward hook reaches the probabilities."""
-
-    def forward(self, q: Tensor, k: Tensor, absent: Tensor | None) -> Tensor:
-        """(B, heads, n, n) how much each token (row) attends to each (column).
-
-        Args:
-            q, k: (B, heads, n, d) queries and keys.
-            absent: (B, n) which tokens are padding, and are not attended to.
-        """
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if absent is not None:
-            scores = scores.masked_fill(absent[:, None, None], -math.inf)
-        return scores.softmax(dim=-1)
-
-
 class SelfAttention(nn.Module):
-    """Multi-head self-attention of tokens (B, n, D)."""
+    """Multi-head self-attention of tokens (B, n, D), of which some (B, n) are absent: padding."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -53,13 +37,15 @@ class SelfAttention(nn.Module):
         # Queries, keys, values, each by head. A bias of keys would change no probability, and its
         # gradient be rounding alone, which Adam takes for a direction.
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.probabilities = AttentionProbabilities()
         self.projection = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, absent: Tensor | None) -> Tensor:
         qkv = self.qkv(x).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, n, D/heads) each
-        attended = self.probabilities(q, k, absent) @ v
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if absent is not None:
+            scores = scores.masked_fill(absent[:, None, None], -math.inf)
+        attended = scores.softmax(dim=-1) @ v
         return self.projection(attended.transpose(1, 2).flatten(2))
 
 
