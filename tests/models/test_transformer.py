@@ -129,7 +129,7 @@ def test_images_of_other_sides_are_refused() -> None:
 def test_lrp_has_no_rules_for_attention() -> None:
     network = models.parse({"name": "vit", **SMALL}).build((1, 8, 8), 3)
     x, y = torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
-    for part in (network, SelfAttention(8, 2), TransformerBlock(8, 2, 2, 0.0)):
+    for part in (network, TransformerBlock(8, 2, 2, 0.0)):
         with pytest.raises(ExperimentError, match=r"^attribution lrp: .*no rule for "):
             attributions.parse({"name": "lrp"}).check_network(part)
     steps = attributions.parse({"name": "integrated_gradients", "steps": 200})
