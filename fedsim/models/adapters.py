@@ -179,6 +179,17 @@ def check_adapted(network: nn.Module, x: Tensor) -> None:
             break
 
 
+def of_adapter(name: str) -> bool:
+    """Whether a tensor of a state dict is one of an adapter."""
+    return name.endswith((f".{A}", f".{B}", f".{ADDED}"))
+
+
+def below_adapter(name: str) -> str:
+    """The name that a layer's tensor gets if the layer gets an adapter."""
+    layer, dot, own = name.rpartition(".")
+    return f"{layer}.base_layer{dot}{own}"
+
+
 def _check_shared(network: nn.Module, names: Sequence[str]) -> None:
     """Refuse adapters of layers that share their weights with others, which have none."""
     owners: dict[int, list[str]] = {}

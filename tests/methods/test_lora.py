@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
 from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, with_method
@@ -168,6 +169,80 @@ def test_final_weights_are_a_beginning(finish: Finish, tmp_path: Path, name: str
             np.testing.assert_allclose(again.weights()[layer], weights, atol=1e-6)
     with pytest.raises(FedsimError, match="the model has no layer 'features"):
         load_weights(path, nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_a_network_without_adapters_lies_below_them(finish: Finish, name: str) -> None:
+    plain = finished(finish, "fedavg", adapters=None)
+    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS}
+    start = {"rounds": 1, "initial_weights": plain.path / "weights/final.safetensors"}
+    method = {"name": name}
+    _, _, spec = prepare(small_experiment(**sections, method=method, train=start))
+    network, expected = spec.build_model().eval(), ModelSnapshot.of(plain).network()
+    x = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(network(x), expected(x))
+    for layer, array in spec.frozen.items():  # of all processes of a node
+        assert network.get_parameter(layer).data_ptr() == array.ctypes.data
+    still = {"rounds": 1, "optimizer": {"lr": 1e-12}}
+    after = finish(**sections, method=method, train=start | still)
+    if after.experiment.method.has_global_model:
+        torch.testing.assert_close(ModelSnapshot.of(after).network()(x), expected(x))
+
+
+PLAIN = {
+    **{"features.1.weight": (24, 64), "features.1.bias": (24,), "features.3.weight": (12, 24)},
+    **{"features.3.bias": (12,), "head.weight": (10, 12), "head.bias": (10,)},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"head.weight": (5, 12), "head.bias": (5,)},
+            "'head.bias' has shape (5,), but the model's has (10,)",
+        ),
+        (
+            {"features.3.weight": (6, 24)},
+            "'features.3.weight' has shape (6, 24), but the model's has (12, 24)",
+        ),
+        (
+            {"features.1.bias": None},
+            "lacks the model's layer 'features.1.base_layer.bias'; it has features.1.weight, "
+            "features.3.bias, features.3.weight",
+        ),
+        (
+            {name: None for name in PLAIN if name.startswith("features")},
+            "lacks the model's layer 'features.1.lora_A.default.weight'; it has head.bias, "
+            "head.weight",
+        ),
+        (
+            {"features.1.lora_A.default.weight": (3, 64)},
+            "lacks the model's layer 'features.1.lora_B.default.weight'; it has ",
+        ),
+        ({"features.5.weight": (2, 2)}, "the model has no layer 'features.5.weight'"),
+        (
+            {"features.1.base_layer.bias": (24,)},
+            "'features.1.base_layer.bias' shares its weights with another layer of the model, but "
+            "has other ones in the file",
+        ),
+    ],
+)
+def test_another_network_does_not(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    shapes, path = PLAIN | change, tmp_path / "plain.safetensors"
+    save_file({n: torch.rand(shape) for n, shape in shapes.items() if shape is not None}, path)
+    experiment = small_experiment(
+        method={"name": "fedavg"},
+        model=MLP,
+        adapters=ADAPTERS,
+        data=FEW,
+        train={"initial_weights": path},
+    )
+    with pytest.raises(FedsimError) as caught:
+        prepare(experiment)
+    found = str(caught.value)
+    assert found.startswith(f"{path}: {told}")
+    assert "\n" not in found
 
 
 @pytest.mark.parametrize("name", by_day([name for name in NETWORK_METHODS if name not in METHODS]))
