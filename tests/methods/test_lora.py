@@ -268,6 +268,21 @@ def test_all_of_a_head_is_trained_and_has_no_adapters(finish: Finish, tmp_path: 
     torch.testing.assert_close(network.eval()(x), plain.eval()(x))
 
 
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_what_a_model_freezes_stays_frozen(finish: Finish, tmp_path: Path, name: str) -> None:
+    run = finished(finish, name, model={"name": "networks:partly_frozen"})
+    network = prepare(run.experiment)[2].build_model()
+    now = ModelSnapshot.of(run, client=None if run.experiment.method.has_global_model else 0).network()
+    trained = {name for name, p in now.named_parameters() if p.requires_grad}
+    factors = "B" if name == "ffa_lora" else "AB"
+    assert trained == {f"features.1.lora_{f}.default.weight" for f in factors} | {"head.bias"}
+    for layer, weights in network.named_parameters():
+        if layer not in trained:
+            assert torch.equal(weights, now.get_parameter(layer))
+        elif layer == "head.bias":
+            assert not torch.equal(weights, now.get_parameter(layer))
+
+
 def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) -> None:
     run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
     merge(run, tmp_path / "merged")
@@ -381,6 +396,26 @@ def test_other_sections_reach_adapters(
             "adapters.targets: the model does not call its layer 'features.3.linear1', "
             "as torch's own attention and transformer layers do not, so that an adapter would "
             "have no effect; name others",
+        ),
+        (
+            {"model": {"name": "networks:frozen"}},
+            "adapters: the model has frozen its linear layers before the last one, as "
+            "'features.1', and these get no adapters",
+        ),
+        (
+            {
+                "model": {"name": "rationale", "fixed_chooser": True},
+                "data": {"name": "planted_reviews"},
+            },
+            "adapters: the model has frozen its linear layers before the last one, as "
+            "'features.chooser', and these get no adapters",
+        ),
+        (
+            {
+                "model": {"name": "networks:partly_frozen"},
+                "adapters": {"targets": ["features.1", "features.3"]},
+            },
+            "adapters.targets: the model has frozen its layer 'features.3', which gets no adapter",
         ),
         (
             {"model": {"name": "networks:repeated"}},
