@@ -272,7 +272,9 @@ def test_all_of_a_head_is_trained_and_has_no_adapters(finish: Finish, tmp_path: 
 def test_what_a_model_freezes_stays_frozen(finish: Finish, tmp_path: Path, name: str) -> None:
     run = finished(finish, name, model={"name": "networks:partly_frozen"})
     network = prepare(run.experiment)[2].build_model()
-    now = ModelSnapshot.of(run, client=None if run.experiment.method.has_global_model else 0).network()
+    now = ModelSnapshot.of(
+        run, client=None if run.experiment.method.has_global_model else 0
+    ).network()
     trained = {name for name, p in now.named_parameters() if p.requires_grad}
     factors = "B" if name == "ffa_lora" else "AB"
     assert trained == {f"features.1.lora_{f}.default.weight" for f in factors} | {"head.bias"}
