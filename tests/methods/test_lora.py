@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, with_method
+from experiments import FEW, LATE, NETWORK_METHODS, Say, by_day, small_experiment, with_method
 from fedsim import Run
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
@@ -289,6 +289,27 @@ def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) 
     run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
     merge(run, tmp_path / "merged")
     load_weights(tmp_path / "merged" / "model.safetensors", networks.repeated((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        (
+            {"method": {"name": "fedsa_lora"}, "adapters": ADAPTERS},
+            "method.name=fedsa_lora has no global model to merge; for a client's own: "
+            "fedsim.analysis.replay.ModelSnapshot.of(run, client=0).network()",
+        ),
+        (
+            {"method": {"name": "hist_trees"}, "model": {"name": "boosted_trees"}},
+            "model.name=boosted_trees is a tree ensemble, not a network",
+        ),
+    ],
+)
+def test_nothing_to_merge(finish: Finish, say: Say, sections: dict[str, Any], told: str) -> None:
+    run = finish(**{"data": FEW, "model": MLP, "train": {"rounds": 1}, **sections})
+    code, _, complaint = say("merge", str(run.path), "--out", str(run.path / "merged"))
+    assert (code, " ".join(complaint.split())) == (2, f"error: {run.path}: {told}")
+    assert not (run.path / "merged").exists()
 
 
 def test_the_gap_is_of_updates_that_arrive(finish: Finish) -> None:
