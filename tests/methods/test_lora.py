@@ -8,14 +8,24 @@ from typing import Any
 
 import networks
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from experiments import FEW, LATE, NETWORK_METHODS, Say, by_day, small_experiment, with_method
-from fedsim import Run
+from experiments import (
+    FEW,
+    LATE,
+    NETWORK_METHODS,
+    Say,
+    by_day,
+    interrupted,
+    small_experiment,
+    with_method,
+)
+from fedsim import Run, resume
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import ExperimentError, FedsimError, FedsimWarning
@@ -23,6 +33,7 @@ from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
+from fedsim.simulate import Progress
 from fedsim.training import FlatModel, load_weights
 from fedsim.training.adapters import pairs
 
@@ -187,6 +198,31 @@ def test_a_network_without_adapters_lies_below_them(finish: Finish, name: str) -
     after = finish(**sections, method=method, train=start | still)
     if after.experiment.method.has_global_model:
         torch.testing.assert_close(ModelSnapshot.of(after).network()(x), expected(x))
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["drawn", "from a file"])
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_interrupted_and_resumed(finish: Finish, tmp_path: Path, name: str, begun: bool) -> None:
+    """Of what lies below adapters, a checkpoint has nothing but the sums of the server."""
+    train: dict[str, Any] = {"rounds": 4, "participation": 0.5}
+    if begun:
+        plain = finished(finish, "fedavg", adapters=None)
+        train["initial_weights"] = plain.path / "weights/final.safetensors"
+    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS, "train": train}
+    sections |= {"method": {"name": name}, "checkpoint": {"every": 1}}
+    folder, rounds = interrupted(small_experiment(**sections), tmp_path / "stopped", 2), []
+
+    def note(event: Progress) -> None:
+        if isinstance(event, dict):
+            rounds.append(event["round"])
+
+    done, whole = resume(folder, note), finish(**sections)
+    assert rounds == [3, 4]
+    assert done.result_hash == whole.result_hash
+    pd.testing.assert_frame_equal(done.adapters, whole.adapters)
+    if whole.experiment.method.has_global_model:
+        for layer, weights in whole.weights().items():
+            assert torch.equal(weights, done.weights()[layer])
 
 
 PLAIN = {
