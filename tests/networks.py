@@ -40,6 +40,15 @@ def frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Classifier(features, nn.Linear(16, outputs))
 
 
+def partly_frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two layers, of which the second is not trained, and a head of which only the bias is."""
+    own, other = nn.Linear(math.prod(shape), 16), nn.Linear(16, 16).requires_grad_(False)
+    features = nn.Sequential(nn.Flatten(), own, nn.ReLU(), other)
+    network = Classifier(features, nn.Linear(16, outputs))
+    network.head.weight.requires_grad_(False)
+    return network
+
+
 def only_evaluates(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A network that raises in training."""
 

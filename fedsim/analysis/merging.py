@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data import tokens
-from fedsim.errors import DataError
+from fedsim.errors import DataError, RunFolderError
 from fedsim.models.adapters import merged, save_for_peft
 from fedsim.results.run import Run
 
@@ -34,10 +34,17 @@ def merge(run: Run | str | Path, out: str | Path) -> list[Path]:
     folder = Path(out)
     if folder.exists():
         raise DataError(f"{folder}: exists already; name a new folder")
+    run = Run.of(run)
+    experiment, method = run.experiment, run.experiment.method
+    if not method.has_global_model:
+        raise RunFolderError(
+            f"{run.path}: method.name={method.name} has no global model to merge; for a client's "
+            "own: fedsim.analysis.replay.ModelSnapshot.of(run, client=0).network()"
+        )
     snapshot = ModelSnapshot.of(run)
-    network, experiment = snapshot.network(), snapshot.again.experiment
+    network = snapshot.network()
     folder.mkdir(parents=True)
-    if experiment.adapters is not None and experiment.method.adapts != "both, exactly":
+    if experiment.adapters is not None and method.adapts != "both, exactly":
         outside = partial(experiment.model.outside, network)
         save_for_peft(network, folder / "adapters", experiment.adapters, outside)
     data = snapshot.dataset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,8 @@ from fedsim.federation import Condition, Update
 from fedsim.federation.condition import Round, Sent
 from fedsim.training.adapters import pairs
 
-Factors = tuple[NDArray[np.float64], NDArray[np.float64]]
+Array = NDArray[np.float64]
+Factors = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class AdapterRecords(Condition):
@@ -37,7 +38,8 @@ class AdapterRecords(Condition):
         if isinstance(sent.message, Update):
             weights = client.trained
             if weights is not None and all(p.a is not None for p in pairs(client.model)):
-                own = {p.layer: p.factors(weights.cpu().numpy()) for p in pairs(client.model)}
+                vector = weights.cpu().numpy()
+                own = {p.layer: _sent(*p.factors(vector)) for p in pairs(client.model)}
                 client.notes[self.name] = sent.message.weight, own
         return sent
 
@@ -47,13 +49,41 @@ class AdapterRecords(Condition):
         total = math.fsum(weight for weight, _ in found)
         if not total:
             return {}
+        shares = np.array([weight / total for weight, _ in found])
         rows = []
         for layer in found[0][1]:
-            shares = [(weight / total, *own[layer]) for weight, own in found]
-            product = sum(p * (b @ a) for p, a, b in shares)
-            gap = product - sum(p * b for p, _, b in shares) @ sum(p * a for p, a, _ in shares)
-            norms = {n: float(np.linalg.norm(v)) for n, v in (("gap", gap), ("norm", product))}
-            rows.append({"layer": layer, **norms})
+            gap, norm = gap_of_means(shares, [own[layer] for _, own in found])
+            rows.append({"layer": layer, "gap": gap, "norm": norm})
         round.runner.record("adapters", rows)
         gap, norm = (math.hypot(*(row[name] for row in rows)) for name in ("gap", "norm"))
         return {"adapter_gap": gap / norm if norm else 0.0}
+
+
+def _sent(a: Array, b: Array) -> Factors:
+    return a.astype(np.float32), b.astype(np.float32)  # as they were trained
+
+
+def gap_of_means(shares: Array, factors: Sequence[Factors]) -> tuple[float, float]:
+    """‖Σ p·B·A − (Σ p·B)·(Σ p·A)‖_F and ‖Σ p·B·A‖_F, at the cost of the ranks, not of the layer.
+
+    Args:
+        shares: (K,) p, which sum to 1.
+        factors: A (r, in) and B (out, r) of each client.
+    """
+    A, B = (np.stack(each).astype(np.float64) for each in zip(*factors, strict=True))
+    p = shares[:, None, None]
+    with np.errstate(invalid="ignore"):  # of a client that has diverged
+        # Σ p·(B − B̄)·(A − Ā) is the same difference, without its cancellation.
+        gap = _norm(p * (B - (p * B).sum(0)), A - (p * A).sum(0))
+        return gap, _norm(p * B, A)
+
+
+def _norm(B: Array, A: Array) -> float:
+    """‖Σ B·A‖_F of (K, out, r) and (K, r, in)."""
+    left, right = _thin(np.hstack([*B])), _thin(np.vstack([*A]).T)  # (out, K·r), (in, K·r)
+    return float(np.linalg.norm(left @ right.T))
+
+
+def _thin(m: Array) -> Array:
+    """R of m = Q·R where that is smaller, as Q changes no norm."""
+    return m if len(m) <= m.shape[1] else np.asarray(np.linalg.qr(m, mode="r"))

@@ -92,10 +92,11 @@ def folder_of(
     """
     if name.startswith(PACKAGE):
         module, _, below = name.removeprefix(PACKAGE).partition("/")
-        spec = find_spec(module)
+        package, *inner = module.split(".")
+        spec = find_spec(package)  # of a dotted name, it would import the package
         if spec is None or not spec.submodule_search_locations:
-            raise DataError(f"{key}={name}: there is no package '{module}' here; install it")
-        folder = Path(spec.submodule_search_locations[0], below)
+            raise DataError(f"{key}={name}: there is no package '{package}' here; install it")
+        folder = Path(spec.submodule_search_locations[0], *inner, below)
     else:
         folder = Path(name)
     if folder.is_dir():

@@ -135,12 +135,12 @@ class RunSpec:
         """
         with keyed_torch_rng(self.seed, "init"):
             network = self.build()
+        if self.train.initial_weights is not None:
+            load_weights(self.train.initial_weights, network)
         for name, array in self.frozen.items():
             network.get_parameter(name).data = torch.from_numpy(array)
         if self.frozen:
             give_back_memory()  # of what was built in their place
-        if self.train.initial_weights is not None:
-            load_weights(self.train.initial_weights, network)
         return network
 
 

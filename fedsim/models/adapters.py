@@ -31,6 +31,8 @@ A, B, ADDED = "lora_A.default.weight", "lora_B.default.weight", "base_layer.adde
 class Adapters(Config):
     """Adapters of a network: they and the head are trained, sent and saved, and nothing else.
 
+    What the model itself has frozen stays as it is: such layers get no adapters.
+
     A begins as torch's default of a linear layer, drawn from the run's seed, and B as zero.
 
     Args:
@@ -85,6 +87,7 @@ class Adapters(Config):
         }
         head = "head" if isinstance(network, Classifier) else _last(network)
         names = self._targets(layers, head)
+        trained = [p for p in network.get_submodule(head).parameters() if p.requires_grad]
         _check_shared(network, names)
         if added:
             for name in names:
@@ -102,7 +105,8 @@ class Adapters(Config):
             for name, _ in network.named_parameters(remove_duplicate=False)
             if not name.endswith(adapters) and not name.startswith(f"{head}.")
         }
-        network.get_submodule(head).requires_grad_(True)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for name in names if fixed else ():
             network.get_parameter(f"{name}.{A}").requires_grad_(False)
         return network
@@ -111,8 +115,13 @@ class Adapters(Config):
         below = [name for name in layers if not f"{name}.".startswith(f"{head}.")]
         if not below:
             raise ExperimentError("adapters: the model has no linear layer before its last one")
+        if not (free := [name for name in below if layers[name].weight.requires_grad]):
+            raise ExperimentError(
+                "adapters: the model has frozen its linear layers before the last one, as "
+                f"'{below[0]}', and these get no adapters"
+            )
         if self.targets == "auto":
-            return below
+            return free
         for target in self.targets:
             if not any(f".{name}".endswith(f".{target}") for name in below):
                 last = dict.fromkeys(name.rpartition(".")[2] for name in below)
@@ -123,8 +132,13 @@ class Adapters(Config):
                     "adapters.targets: no linear layer before the last one is called "
                     f"'{target}'{near}"
                 )
+            if not any(f".{name}".endswith(f".{target}") for name in free):
+                raise ExperimentError(
+                    f"adapters.targets: the model has frozen its layer '{target}', which gets no "
+                    "adapter"
+                )
         ends = tuple(f".{target}" for target in self.targets)
-        return [name for name in below if f".{name}".endswith(ends)]
+        return [name for name in free if f".{name}".endswith(ends)]
 
 
 def check_adapted(network: nn.Module, x: Tensor) -> None:
@@ -177,6 +191,17 @@ def check_adapted(network: nn.Module, x: Tensor) -> None:
                 stacklevel=2,
             )
             break
+
+
+def of_adapter(name: str) -> bool:
+    """Whether a tensor of a state dict is one of an adapter."""
+    return name.endswith((f".{A}", f".{B}", f".{ADDED}"))
+
+
+def below_adapter(name: str) -> str:
+    """The name that a layer's tensor gets if the layer gets an adapter."""
+    layer, dot, own = name.rpartition(".")
+    return f"{layer}.base_layer{dot}{own}"
 
 
 def _check_shared(network: nn.Module, names: Sequence[str]) -> None:

@@ -8,13 +8,24 @@ from typing import Any
 
 import networks
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
-from experiments import FEW, LATE, NETWORK_METHODS, by_day, small_experiment, with_method
-from fedsim import Run
+from experiments import (
+    FEW,
+    LATE,
+    NETWORK_METHODS,
+    Say,
+    by_day,
+    interrupted,
+    small_experiment,
+    with_method,
+)
+from fedsim import Run, resume
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import ExperimentError, FedsimError, FedsimWarning
@@ -22,6 +33,7 @@ from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import Classifier
 from fedsim.models.adapters import Adapters
+from fedsim.simulate import Progress
 from fedsim.training import FlatModel, load_weights
 from fedsim.training.adapters import pairs
 
@@ -170,6 +182,105 @@ def test_final_weights_are_a_beginning(finish: Finish, tmp_path: Path, name: str
         load_weights(path, nn.Sequential(nn.Linear(2, 2)))
 
 
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_a_network_without_adapters_lies_below_them(finish: Finish, name: str) -> None:
+    plain = finished(finish, "fedavg", adapters=None)
+    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS}
+    start = {"rounds": 1, "initial_weights": plain.path / "weights/final.safetensors"}
+    method = {"name": name}
+    _, _, spec = prepare(small_experiment(**sections, method=method, train=start))
+    network, expected = spec.build_model().eval(), ModelSnapshot.of(plain).network()
+    x = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(network(x), expected(x))
+    for layer, array in spec.frozen.items():  # of all processes of a node
+        assert network.get_parameter(layer).data_ptr() == array.ctypes.data
+    still = {"rounds": 1, "optimizer": {"lr": 1e-12}}
+    after = finish(**sections, method=method, train=start | still)
+    if after.experiment.method.has_global_model:
+        torch.testing.assert_close(ModelSnapshot.of(after).network()(x), expected(x))
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["drawn", "from a file"])
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_interrupted_and_resumed(finish: Finish, tmp_path: Path, name: str, begun: bool) -> None:
+    """Of what lies below adapters, a checkpoint has nothing but the sums of the server."""
+    train: dict[str, Any] = {"rounds": 4, "participation": 0.5}
+    if begun:
+        plain = finished(finish, "fedavg", adapters=None)
+        train["initial_weights"] = plain.path / "weights/final.safetensors"
+    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS, "train": train}
+    sections |= {"method": {"name": name}, "checkpoint": {"every": 1}}
+    folder, rounds = interrupted(small_experiment(**sections), tmp_path / "stopped", 2), []
+
+    def note(event: Progress) -> None:
+        if isinstance(event, dict):
+            rounds.append(event["round"])
+
+    done, whole = resume(folder, note), finish(**sections)
+    assert rounds == [3, 4]
+    assert done.result_hash == whole.result_hash
+    pd.testing.assert_frame_equal(done.adapters, whole.adapters)
+    if whole.experiment.method.has_global_model:
+        for layer, weights in whole.weights().items():
+            assert torch.equal(weights, done.weights()[layer])
+
+
+PLAIN = {
+    **{"features.1.weight": (24, 64), "features.1.bias": (24,), "features.3.weight": (12, 24)},
+    **{"features.3.bias": (12,), "head.weight": (10, 12), "head.bias": (10,)},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"head.weight": (5, 12), "head.bias": (5,)},
+            "'head.bias' has shape (5,), but the model's has (10,)",
+        ),
+        (
+            {"features.3.weight": (6, 24)},
+            "'features.3.weight' has shape (6, 24), but the model's has (12, 24)",
+        ),
+        (
+            {"features.1.bias": None},
+            "lacks the model's layer 'features.1.base_layer.bias'; it has features.1.weight, "
+            "features.3.bias, features.3.weight",
+        ),
+        (
+            {name: None for name in PLAIN if name.startswith("features")},
+            "lacks the model's layer 'features.1.lora_A.default.weight'; it has head.bias, "
+            "head.weight",
+        ),
+        (
+            {"features.1.lora_A.default.weight": (3, 64)},
+            "lacks the model's layer 'features.1.lora_B.default.weight'; it has ",
+        ),
+        ({"features.5.weight": (2, 2)}, "the model has no layer 'features.5.weight'"),
+        (
+            {"features.1.base_layer.bias": (24,)},
+            "'features.1.base_layer.bias' shares its weights with another layer of the model, but "
+            "has other ones in the file",
+        ),
+    ],
+)
+def test_another_network_does_not(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    shapes, path = PLAIN | change, tmp_path / "plain.safetensors"
+    save_file({n: torch.rand(shape) for n, shape in shapes.items() if shape is not None}, path)
+    experiment = small_experiment(
+        method={"name": "fedavg"},
+        model=MLP,
+        adapters=ADAPTERS,
+        data=FEW,
+        train={"initial_weights": path},
+    )
+    with pytest.raises(FedsimError) as caught:
+        prepare(experiment)
+    found = str(caught.value)
+    assert found.startswith(f"{path}: {told}")
+    assert "\n" not in found
+
+
 @pytest.mark.parametrize("name", by_day([name for name in NETWORK_METHODS if name not in METHODS]))
 def test_every_method_trains_adapters(finish: Finish, name: str) -> None:
     rounds = 4 if name in LATE else 2
@@ -193,10 +304,48 @@ def test_all_of_a_head_is_trained_and_has_no_adapters(finish: Finish, tmp_path: 
     torch.testing.assert_close(network.eval()(x), plain.eval()(x))
 
 
+@pytest.mark.parametrize("name", ["fedavg", *METHODS])
+def test_what_a_model_freezes_stays_frozen(finish: Finish, tmp_path: Path, name: str) -> None:
+    run = finished(finish, name, model={"name": "networks:partly_frozen"})
+    network = prepare(run.experiment)[2].build_model()
+    now = ModelSnapshot.of(
+        run, client=None if run.experiment.method.has_global_model else 0
+    ).network()
+    trained = {name for name, p in now.named_parameters() if p.requires_grad}
+    factors = "B" if name == "ffa_lora" else "AB"
+    assert trained == {f"features.1.lora_{f}.default.weight" for f in factors} | {"head.bias"}
+    for layer, weights in network.named_parameters():
+        if layer not in trained:
+            assert torch.equal(weights, now.get_parameter(layer))
+        elif layer == "head.bias":
+            assert not torch.equal(weights, now.get_parameter(layer))
+
+
 def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) -> None:
     run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
     merge(run, tmp_path / "merged")
     load_weights(tmp_path / "merged" / "model.safetensors", networks.repeated((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        (
+            {"method": {"name": "fedsa_lora"}, "adapters": ADAPTERS},
+            "method.name=fedsa_lora has no global model to merge; for a client's own: "
+            "fedsim.analysis.replay.ModelSnapshot.of(run, client=0).network()",
+        ),
+        (
+            {"method": {"name": "hist_trees"}, "model": {"name": "boosted_trees"}},
+            "model.name=boosted_trees is a tree ensemble, not a network",
+        ),
+    ],
+)
+def test_nothing_to_merge(finish: Finish, say: Say, sections: dict[str, Any], told: str) -> None:
+    run = finish(**{"data": FEW, "model": MLP, "train": {"rounds": 1}, **sections})
+    code, _, complaint = say("merge", str(run.path), "--out", str(run.path / "merged"))
+    assert (code, " ".join(complaint.split())) == (2, f"error: {run.path}: {told}")
+    assert not (run.path / "merged").exists()
 
 
 def test_the_gap_is_of_updates_that_arrive(finish: Finish) -> None:
@@ -306,6 +455,26 @@ def test_other_sections_reach_adapters(
             "adapters.targets: the model does not call its layer 'features.3.linear1', "
             "as torch's own attention and transformer layers do not, so that an adapter would "
             "have no effect; name others",
+        ),
+        (
+            {"model": {"name": "networks:frozen"}},
+            "adapters: the model has frozen its linear layers before the last one, as "
+            "'features.1', and these get no adapters",
+        ),
+        (
+            {
+                "model": {"name": "rationale", "fixed_chooser": True},
+                "data": {"name": "planted_reviews"},
+            },
+            "adapters: the model has frozen its linear layers before the last one, as "
+            "'features.chooser', and these get no adapters",
+        ),
+        (
+            {
+                "model": {"name": "networks:partly_frozen"},
+                "adapters": {"targets": ["features.1", "features.3"]},
+            },
+            "adapters.targets: the model has frozen its layer 'features.3', which gets no adapter",
         ),
         (
             {"model": {"name": "networks:repeated"}},
