@@ -222,7 +222,8 @@ class _Rules(Calls):
         if self.within:
             return func(*args, **kwargs)
         args, kwargs = tree_map(_constant, (args, kwargs))
-        given, name = next(iter((*args, *kwargs.values())), None), function(func)
+        name = function(func)
+        given: Any = next(iter((*args, *kwargs.values())), None)  # often an activation
         activations = sum(map(is_activation, tree_leaves((args, kwargs))))
         if name in PRODUCTS and activations == 2:
             args, kwargs = tree_map(_half, (args, kwargs))

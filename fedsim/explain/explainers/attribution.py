@@ -677,8 +677,9 @@ class Lrp(Attribution):
         raise ExperimentError(
             f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP supports "
             "convolutions, linear layers, batch norm right after them, ReLU and similar "
-            "activations, pooling, flattening and dropout; for transformers, use attn_lrp; for any "
-            "differentiable network, gradient, gradient_x_input, smoothgrad, integrated_gradients"
+            "activations, pooling, flattening and dropout; use attn_lrp for transformers, and for "
+            "any differentiable network gradient, gradient_x_input, smoothgrad, "
+            "integrated_gradients"
         )
 
     def _refuse_changed(self, network: nn.Module, canonised: nn.Module, x: Tensor) -> None:
