@@ -109,6 +109,14 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
         {"leaves", "tree_shap"},
     ),
+    "transformers": (
+        {
+            **IMAGES,
+            "data": {"name": "digits", "subset": 0.3},
+            "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2},
+        },
+        {"attention_rollout", "attn_lrp"},
+    ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first
 }
 LITTLE = {

@@ -183,26 +183,35 @@ def words_of(json: str, padding: int, rows: NDArray[Any]) -> NDArray[np.int64]:
     """(N, L) which word of its document each token (N, L) is of, counted from 0; −1 for padding.
 
     A token goes on with the word before it if it begins with "##" (WordPiece); or, of a vocabulary
-    whose words begin with "Ġ" (bytes) or "▁" (SentencePiece), with a letter or digit.
+    whose words begin with "Ġ" (bytes) or "▁" (SentencePiece), with a letter or digit, or a byte
+    of one. None goes on with a special token, such as [CLS].
     """
-    known = _going_on(json, padding)
-    goes_on = known[np.minimum(rows, len(known) - 1)] & (rows < len(known))  # but for shortcuts
+    known, special = _going_on(json, padding)
+    own, there = np.minimum(rows, len(known) - 1), rows < len(known)  # but for shortcuts
+    goes_on = known[own] & there
+    goes_on[:, 1:] &= ~(special[own] & there)[:, :-1]
     goes_on[:, :1] = False
     found: NDArray[np.int64] = np.where(rows == 0, -1, np.cumsum(~goes_on, axis=1) - 1)
     return found
 
 
 @lru_cache(maxsize=2)
-def _going_on(json: str, padding: int) -> NDArray[np.bool_]:
-    vocabulary, model = words(json, padding), _read(json).model
-    if prefix := getattr(model, "continuing_subword_prefix", None):
-        return np.array([word.startswith(prefix) for word in vocabulary])
-    begins = [word.startswith(("Ġ", "▁")) for word in vocabulary]
-    goes_on = (
-        any(begins) and not first and word[:1].isalnum()
-        for word, first in zip(vocabulary, begins, strict=True)
-    )
-    return np.fromiter(goes_on, np.bool_)
+def _going_on(json: str, padding: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Of each token, whether it goes on with a word, and whether it is a special one."""
+    vocabulary, found = words(json, padding), _read(json)
+    added = found.get_added_tokens_decoder().values()
+    names = {token.content for token in added if token.special}
+    special = np.array([word in names for word in vocabulary])
+    if prefix := getattr(found.model, "continuing_subword_prefix", None):
+        return np.array([word.startswith(prefix) for word in vocabulary]), special
+    marks = [mark for mark in "Ġ▁" if any(word.startswith(mark) for word in vocabulary)]
+    goes_on = [
+        bool(marks)
+        and not word.startswith(tuple(marks))
+        and (word[:1].isalnum() or ("Ġ" in marks and not word[:1].isascii()))
+        for word in vocabulary
+    ]
+    return np.array(goes_on) & ~special, special
 
 
 def read(json: str, padding: int, ids: Sequence[int]) -> str:

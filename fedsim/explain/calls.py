@@ -22,52 +22,66 @@ from fedsim.errors import ExperimentError
 
 
 class WordVectors(TorchFunctionMode):
-    """The vectors (B, n, D) that a network looks up for the tokens (B, n) of documents.
+    """The vectors (B, n, D) that a network looks up for the tokens of documents (B, L), L ≥ n.
 
-    The first table (V, D) in which it looks tokens up is that of the words; the vectors of
-    positions and the like are not theirs.
+    Those of positions and the like are not theirs: the tokens that are looked up are a document's
+    own, though padding, 0, may have changed places with another token.
 
     Args:
         what: who asks, as errors begin.
+        documents: (B, L) what the network reads.
         instead: vectors for the network to read in place of those; by default its own.
     """
 
-    def __init__(self, what: str, instead: Tensor | None = None) -> None:
+    def __init__(self, what: str, documents: Tensor, instead: Tensor | None = None) -> None:
         super().__init__()
-        self.what, self.instead = what, instead
+        self.what, self.documents, self.instead = what, documents, instead
         self.found: Tensor | None = None
         self._tokens: Tensor | None = None
-        self._table: Tensor | None = None
+        self._table: int | None = None  # where it is in memory
+        self._others: set[int] = set()  # tables in which something else is looked up
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func is functional.embedding_bag and self._table is not None and args[1] is self._table:
-            raise ExperimentError(
-                f"{self.what}: the network reads its words' vectors in two ways, of which "
-                "relevances would lack one; for documents: occlusion"
-            )
-        if func is functional.embedding:
-            tokens, table = args[:2]
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func in (functional.embedding, functional.embedding_bag):
+            tokens = args[0] if args else kwargs["input"]
+            table = args[1] if len(args) > 1 else kwargs["weight"]
         elif func is Tensor.__getitem__:
             table, tokens = args
         else:
             return found
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() != 2:
             return found
-        if table.dim() != 2 or not table.is_floating_point():
+        if tokens.dtype == torch.bool or table.dim() != 2 or not table.is_floating_point():
             return found
-        if self._table is None:
-            self._table, self._tokens, self.found = table, tokens, found
-        elif table.data_ptr() != self._table.data_ptr():
+        at, own = table.data_ptr(), func is not functional.embedding_bag
+        if self._table is None and own and self._are_words(tokens):
+            self._table, self._tokens, self.found = at, tokens, found.clone()
+        elif self._tokens is None:
+            self._others.add(at)
+        same = self._tokens is not None and torch.equal(tokens, self._tokens)
+        if at == self._table and (not same or not own or at in self._others):
+            raise self._refusal("the network looks up vectors of words twice, and not of the same")
+        if at != self._table:
+            if same and own and tokens.numel() > 1:
+                raise self._refusal("the network looks up words in two tables")
             return found
-        elif self._tokens is None or not torch.equal(tokens, self._tokens):
-            raise ExperimentError(
-                f"{self.what}: the network looks up vectors of words twice, and not of the same; "
-                "for documents: occlusion"
-            )
-        return found if self.instead is None else self.instead
+        return found if self.instead is None else self.instead.clone()
+
+    def _are_words(self, tokens: Tensor) -> bool:
+        if len(tokens) != len(self.documents) or tokens.shape[1] > self.documents.shape[1]:
+            return False
+        x = self.documents[:, : tokens.shape[1]]
+        moved = tokens != x
+        padding = int(torch.maximum(tokens, x)[moved].max()) if moved.any() else 0
+        swapped = torch.where(x == 0, padding, torch.where(x == padding, 0, x))
+        return bool((tokens == swapped).all())
+
+    def _refusal(self, why: str) -> ExperimentError:
+        return ExperimentError(f"{self.what}: {why}; for documents: occlusion")
 
 
 def by_words(
@@ -82,16 +96,19 @@ def by_words(
         ExperimentError: it looks up no vectors of words.
     """
     nothing = f"{what}: the network looks up no vectors of words; for documents: occlusion"
+    words = WordVectors(what, documents)
     try:
-        with WordVectors(what) as words, torch.no_grad():
+        with words, torch.no_grad():
             network(documents)
-    except RuntimeError as error:  # it does not take integers
-        raise ExperimentError(nothing) from error
+    except RuntimeError as error:
+        if words.found is not None or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ExperimentError(nothing) from error  # it does not take integers
     if words.found is None:
         raise ExperimentError(nothing)
 
     def read(vectors: Tensor) -> Tensor:
-        with WordVectors(what, vectors):
+        with WordVectors(what, documents, vectors):
             logits: Tensor = network(documents)
         return logits
 
@@ -105,7 +122,7 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is functional.scaled_dot_product_attention:
-            func = self._attention
+            func = self._fused
         elif func is functional.multi_head_attention_forward:
             func = self._multi_head
         else:
@@ -116,17 +133,22 @@ class Calls(TorchFunctionMode):
         """What takes the place of a function's value."""
         return func(*args, **kwargs)
 
+    def _fused(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._attention(*args, **kwargs)[0]
+
     def _attention(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The attended values, and the probabilities (..., heads, n, n)."""
+        q, k, v = query, key, value
         if enable_gqa:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
         scores = self.call(torch.matmul, q, k.transpose(-2, -1))
@@ -139,8 +161,8 @@ class Calls(TorchFunctionMode):
                 scores = scores.masked_fill(~attn_mask, -math.inf)
             else:
                 scores = scores + attn_mask
-        found: Tensor = self.call(torch.matmul, self.call(torch.softmax, scores, -1), v)
-        return found
+        A = self.call(torch.softmax, scores, -1)
+        return self.call(torch.matmul, A, v), A
 
     def _multi_head(
         self,
@@ -153,7 +175,7 @@ class Calls(TorchFunctionMode):
         bias: Tensor | None,
         *more: Any,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """`nn.MultiheadAttention` as most use it: one weight, and no masks but padding."""
         bias_k, bias_v, zeros, _, out, out_bias, *_ = more
         unusual = (bias_k, bias_v, kwargs.get("attn_mask"), weight is None or None)
@@ -172,8 +194,11 @@ class Calls(TorchFunctionMode):
         if absent is not None and absent.dtype == torch.bool:
             absent = torch.zeros_like(absent, dtype=q.dtype).masked_fill(absent, -math.inf)
         mask = None if absent is None else absent[:, None, None]
-        attended = self._attention(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)
-        return functional.linear(attended, out, out_bias), None
+        attended, A = self._attention(q, k, v, mask)
+        found = functional.linear(attended.permute(2, 0, 1, 3).flatten(2), out, out_bias)
+        if not kwargs.get("need_weights", True):
+            return found, None
+        return found, A.mean(dim=1) if kwargs.get("average_attn_weights", True) else A
 
 
 @contextlib.contextmanager
@@ -233,10 +258,11 @@ def name_of(func: Any) -> str:
 # Functions that change shapes or select, and so hand relevance on as it is.
 RESHAPING = names(
     """
-    reshape view view_as flatten unflatten transpose permute swapaxes movedim t get squeeze
-    unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile contiguous clone to float
-    double type type_as cat concat stack split split_with_sizes chunk tensor_split unbind select
-    narrow getitem gather index_select take_along_dim masked_fill where roll flip pad unfold fold
-    pixel_shuffle pixel_unshuffle iter detach requires_grad
+    reshape view view_as ravel flatten unflatten transpose permute swapaxes swapdims movedim
+    moveaxis t get squeeze unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile
+    contiguous clone to cpu cuda float double half bfloat16 type type_as cat concat hstack vstack
+    stack split split_with_sizes chunk tensor_split unbind select narrow getitem gather
+    index_select take_along_dim diagonal masked_fill where roll flip pad unfold fold
+    pixel_shuffle pixel_unshuffle channel_shuffle iter detach requires_grad
     """
 )

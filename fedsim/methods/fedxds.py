@@ -184,6 +184,10 @@ class FedXDS(PoolMethod[FedXDSState]):
             raise ExperimentError(
                 "method.attribution.baseline: images are attributed from zero; leave it out"
             )
+        if self.attribution.differentiates:  # some problems show only in a call
+            draws = np.random.default_rng(0)
+            x = torch.from_numpy(draws.random((1, *dataset.shape), dtype=np.float32))
+            self.attribution.relevance(network, x, torch.zeros(1, dtype=torch.int64), draws)
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available

@@ -52,6 +52,7 @@ class NoisyGradient(Gradient):
 
 
 OF_NETWORKS = ["smoothgrad", "random", "sage", "gradient", "occlusion", "lrp", "tree"]
+OF_TRANSFORMERS = ["attention_rollout", "attn_lrp"]
 OWN = [f"{__name__}:{each.__name__}" for each in (Jitter, NoisyGradient)]
 
 
@@ -65,6 +66,12 @@ def snapshot(done: Run) -> ModelSnapshot:
     return ModelSnapshot.of(done)
 
 
+@pytest.fixture(scope="module")
+def of_transformer() -> ModelSnapshot:
+    model = {"name": "vit", "patch": 2, "dim": 8, "depth": 2, "heads": 2}
+    return ModelSnapshot.of(ran(model=model, train={"rounds": 1}))
+
+
 def explainer(name: str) -> Any:
     return explainers.parse({"name": name})
 
@@ -72,11 +79,14 @@ def explainer(name: str) -> Any:
 def test_every_explainer_of_parts_is_here() -> None:
     known = {n for n, each in explainers.items() if issubclass(each, FeatureExplainer)}
     of_others = {"rules", "rationale", "integrated_gradients", "gradient_x_input", "tree_shap"}
-    assert known - of_others <= {*OF_NETWORKS}
+    assert known - of_others <= {*OF_NETWORKS, *OF_TRANSFORMERS}
 
 
-@pytest.mark.parametrize("name", [*OF_NETWORKS, *OWN])
-def test_scores_and_maps_of_an_input(name: str, snapshot: ModelSnapshot) -> None:
+@pytest.mark.parametrize("name", [*OF_NETWORKS, *OF_TRANSFORMERS, *OWN])
+def test_scores_and_maps_of_an_input(
+    name: str, snapshot: ModelSnapshot, of_transformer: ModelSnapshot
+) -> None:
+    snapshot = of_transformer if name in OF_TRANSFORMERS else snapshot
     data = snapshot.dataset
     about = snapshot.data()
     wanted = [n for n, s in SCORES.items() if s.about == "input"]

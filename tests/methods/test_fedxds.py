@@ -113,7 +113,11 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
 
 
 @pytest.mark.parametrize(
-    "name", by_day((name for name, _ in attributions.items()), ["lrp", "occlusion"])
+    "name",
+    by_day(
+        (name for name, _ in attributions.items() if name != "attention_rollout"),
+        ["lrp", "occlusion"],
+    ),
 )
 def test_the_most_relevant_pixels_are_shared(name: str) -> None:
     made = experiment(attribution={"name": name}, sigma=0.0, clip=None, removed=75)
@@ -329,6 +333,10 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], message: str) -> N
         (
             {"method": {**FEDXDS, "attribution": {"name": "occlusion", "size": 8}}},
             r"size=8 makes one square of the 8×8 pixels",
+        ),
+        (
+            {"method": {**FEDXDS, "attribution": {"name": "attention_rollout"}}},
+            r"attribution attention_rollout: the network has no attention between all tokens",
         ),
         ({"model": {"name": "test_fedxds:normed"}}, r"layer 1 \(LayerNorm\): no rule"),
     ],

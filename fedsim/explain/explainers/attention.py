@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -40,15 +40,22 @@ MOST_SPECIAL = 5  # tokens before those of an image's patches: a class token, re
 
 
 class _Maps(Calls):
-    """Keeps attention's probabilities (B, heads, n, n), from which the network's graph begins."""
+    """Keeps attention's probabilities (B, heads, n, n), from which the network's graph begins.
 
-    def __init__(self) -> None:
+    Args:
+        batch: B. Attention of one head may be (B, n, n).
+    """
+
+    def __init__(self, batch: int) -> None:
         super().__init__()
+        self.batch = batch
         self.maps: list[Tensor] = []
 
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         found = func(*args, **kwargs)
-        if function(func) == "softmax" and found.dim() == 4 and len({*found.shape[-2:]}) == 1:
+        if function(func) != "softmax" or len({*found.shape[-2:]}) > 1:
+            return found
+        if found.dim() == 4 or (found.dim() == 3 and len(found) == self.batch):
             found = found.detach().requires_grad_()
             self.maps.append(found)
         return found
@@ -81,33 +88,39 @@ class AttentionRollout(Attribution):
         found = torch.zeros(x.shape, device=x.device)
         with evaluation(network):
             for rows in batches(x):
-                words, attention = WordVectors(f"attribution {self.name}"), _Maps()
-                with torch.enable_grad(), attention, words:
-                    logits = network(x[rows])
+                some = x[rows]
+                words, attention = WordVectors(f"attribution {self.name}", some), _Maps(len(some))
+                images = x.is_floating_point()
+                with torch.enable_grad(), attention, contextlib.nullcontext() if images else words:
+                    logits = network(some)
                     output = logits.gather(1, y[rows].to(x.device).long()[:, None]).sum()
-                reached = self._rolled(attention.maps, output)
-                if x.is_floating_point():
-                    found[rows] = self._of_pixels(reached, x[rows])
-                else:
-                    n = 0 if words.found is None else words.found.shape[1]
-                    found[rows, :n] = reached[:, reached.shape[1] - n :]
+                reached = self._rolled(attention.maps, output, len(some))
+                if images:
+                    found[rows] = self._of_pixels(reached, some)
+                    continue
+                n = 0 if words.found is None else words.found.shape[1]
+                if not 0 < n <= reached.shape[1]:
+                    raise self._refusal("the network has no attention between words")
+                found[rows, :n] = reached[:, reached.shape[1] - n :]
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
-    def _rolled(self, maps: list[Tensor], output: Tensor) -> Tensor:
+    def _rolled(self, maps: list[Tensor], output: Tensor, batch: int) -> Tensor:
         """(B, n) R's mean row of the tokens that the output is read from."""
-        if len({one.shape[-1] for one in maps}) != 1:
+        if len({(len(one), one.shape[-1]) for one in maps}) != 1 or len(maps[0]) != batch:
             raise self._refusal(
                 "the network has no attention between all tokens in all its layers"
             )
-        (of_last,) = torch.autograd.grad(output, maps[-1], allow_unused=True)
-        if of_last is None or len(of_last) != len(maps[0]):
+        of_last = None
+        if output.requires_grad:
+            (of_last,) = torch.autograd.grad(output, maps[-1], allow_unused=True)
+        if of_last is None:
             raise self._refusal(
                 "the network's outputs do not depend on its last layer's attention"
             )
-        read = of_last.abs().sum(dim=(1, 3)) > 0
-        row = read.to(of_last) / read.sum(dim=1, keepdim=True).clamp(min=1)
+        read = of_last.view(batch, -1, *of_last.shape[-2:]).abs().sum(dim=(1, 3)) > 0
+        row = read.float() / read.sum(dim=1, keepdim=True).clamp(min=1)
         for one in reversed(maps):
-            attention = one.detach().mean(dim=1)
+            attention = one.detach().view(batch, -1, *one.shape[-2:]).float().mean(dim=1)
             row = (row + (row[:, None] @ attention)[:, 0]) / 2
         return row
 
@@ -151,7 +164,8 @@ class AttnLrp(OfGradients):
     tokens and softmax absorb relevance, so that the sum differs from f_y(x).
 
     Rules are found by the functions of torch that a network calls, in its modules and between
-    them. A function without a rule is refused.
+    them. A function without a rule is refused, unless it is within a module that is found to be an
+    activation: without weights, entry by entry, and 0 at 0.
 
     Args:
         target: the output that is explained: the logit f_y of the example's class (`class`), or
@@ -167,8 +181,22 @@ class AttnLrp(OfGradients):
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         return self.by_batch(network, x, y, lambda gradient, some: some * gradient(some))
 
-    def calling(self) -> contextlib.AbstractContextManager[Any]:
-        return _Rules(self.name)
+    @contextlib.contextmanager
+    def calling(self, network: nn.Module) -> Iterator[None]:
+        rules = _Rules(self.name)
+        handles = []
+        for module in network.modules():
+            if _may_be_activation(module):
+                handles += [
+                    module.register_forward_pre_hook(rules.before),
+                    module.register_forward_hook(rules.after),
+                ]
+        try:
+            with rules:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class _Rules(Calls):
@@ -177,32 +205,76 @@ class _Rules(Calls):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self.within = False  # a module that is an activation
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.within = True
+        self.within = len(args) == 1 and is_activation(args[0]) and _is_activation(module, *args)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> Any:
+        if not self.within:
+            return None
+        passed = _passed(args[0], found)
+        self.within = False
+        return passed
 
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.within:
+            return func(*args, **kwargs)
         args, kwargs = tree_map(_constant, (args, kwargs))
         name = function(func)
+        given: Any = next(iter((*args, *kwargs.values())), None)  # often an activation
         activations = sum(map(is_activation, tree_leaves((args, kwargs))))
         if name in PRODUCTS and activations == 2:
             args, kwargs = tree_map(_half, (args, kwargs))
+            halved = next(iter((*args, *kwargs.values())))
+            found = func(*args, **kwargs)
+            return given.copy_(found) if found is halved else found  # in place
         if name in NORMS and activations == 1:
             return NORMS[name](*args, **kwargs)
+        if name in ACTIVATIONS and is_activation(given):
+            a = given.detach().clone()
+            args, kwargs = tree_map(lambda one: a if one is given else one, (args, kwargs))
+            passed = _passed(given.clone(), found := func(*args, **kwargs))
+            return given.copy_(passed) if found is a else passed  # in place
         found = func(*args, **kwargs)
         if not any(map(is_activation, tree_leaves(found))):
             return found
-        if name in ACTIVATIONS:
-            a = args[0]
-            return a * torch.where(a == 0, 0, found / a).detach()
         if name == "batch_norm" and any(one is True for one in (*args, *kwargs.values())):
             name = "batch_norm of a batch's own statistics"
         known = name in LINEAR or (name in PRODUCTS and activations < 3)
         known |= name in WEIGHTED and activations == 1
-        known |= name in ("div", "truediv") and not is_activation(args[1])
+        known |= name in QUOTIENTS and not is_activation(args[1])
         if not known:
             raise ExperimentError(
                 f"attribution {self.name}: the network calls {name_of(func)}, which has no rule; "
                 "for any differentiable network, use gradient_x_input, integrated_gradients"
             )
         return found
+
+
+def _passed(a: Tensor, found: Tensor) -> Tensor:
+    """An activation's values, whose relevance passes to its inputs unchanged."""
+    return a * torch.where(a == 0, 0, found / a).detach()
+
+
+def _may_be_activation(module: nn.Module) -> bool:
+    """Whether a module is none of torch's, whose functions are known, and has no weights."""
+    known = type(module).__module__.startswith("torch.nn.")
+    parts = *module.children(), *module.parameters(), *module.buffers()
+    return not known and not parts
+
+
+@torch.no_grad()
+def _is_activation(module: nn.Module, a: Tensor) -> bool:
+    """Whether a module works entry by entry, by its values at `a` in another order; 0 at 0."""
+    try:
+        whole, zero = module.forward(a.clone()), module.forward(torch.zeros_like(a))
+        turned = module.forward(a.flatten().flip(0))
+        same = whole.flatten().flip(0)
+        return not zero.any() and torch.allclose(turned, same, rtol=1e-3, atol=1e-6)
+    except Exception:  # any error for an input of another shape
+        return False
 
 
 def _constant(value: Any) -> Any:
@@ -238,7 +310,8 @@ def _rms_norm(
 
 # Names of functions, without underscores around them.
 NORMS: Mapping[str, Callable[..., Tensor]] = {"layer_norm": _layer_norm, "rms_norm": _rms_norm}
-PRODUCTS = names("mul rmul multiply matmul rmatmul bmm mm einsum")
+PRODUCTS = names("mul imul rmul multiply matmul rmatmul bmm mm einsum")
+QUOTIENTS = names("div divide true_divide truediv itruediv")
 ACTIVATIONS = names(
     "gelu silu mish tanh elu celu selu hardswish hardtanh relu6 softsign tanhshrink"
 )

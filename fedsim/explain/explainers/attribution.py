@@ -275,22 +275,25 @@ class OfGradients(Attribution):
         with evaluation(network), _differentiable_rnn(network, x):
             for rows in batches(x):
                 if x.is_floating_point():
-                    found[rows] = explain(partial(self._gradient, network, y[rows]), x[rows])
+                    gradient = partial(self._gradient, network, network, y[rows])
+                    found[rows] = explain(gradient, x[rows])
                     continue
                 vectors, of_vectors = by_words(f"attribution {self.name}", network, x[rows])
-                own = explain(partial(self._gradient, of_vectors, y[rows]), vectors)
+                own = explain(partial(self._gradient, network, of_vectors, y[rows]), vectors)
                 found[rows, : own.shape[1]] = own.sum(dim=2)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
-    def calling(self) -> contextlib.AbstractContextManager[Any]:
+    def calling(self, network: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """What the network is called in."""
         return contextlib.nullcontext()
 
-    def _gradient(self, network: Callable[..., Tensor], y: Tensor, x: Tensor) -> Tensor:
+    def _gradient(
+        self, network: nn.Module, of: Callable[[Tensor], Tensor], y: Tensor, x: Tensor
+    ) -> Tensor:
         """∂f_t/∂x at a batch of inputs, or at several changed copies of all of them."""
         inputs = x.detach().clone().requires_grad_()
-        with torch.enable_grad(), self.calling():
-            logits = network(inputs)
+        with torch.enable_grad(), self.calling(network):
+            logits = of(inputs)
         found = None
         if logits.requires_grad:
             if self.target == "outputs":
@@ -674,8 +677,9 @@ class Lrp(Attribution):
         raise ExperimentError(
             f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP supports "
             "convolutions, linear layers, batch norm right after them, ReLU and similar "
-            "activations, pooling, flattening and dropout; for any differentiable network, use "
-            "gradient, gradient_x_input, smoothgrad, integrated_gradients"
+            "activations, pooling, flattening and dropout; use attn_lrp for transformers, and for "
+            "any differentiable network gradient, gradient_x_input, smoothgrad, "
+            "integrated_gradients"
         )
 
     def _refuse_changed(self, network: nn.Module, canonised: nn.Module, x: Tensor) -> None:

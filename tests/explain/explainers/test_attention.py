@@ -251,14 +251,17 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h, absent = self.table(x), x == 0
         if self.how == "torch":
-            attended, _ = self.attention(h, h, h, key_padding_mask=absent)
+            attended, A = self.attention(h, h, h, key_padding_mask=absent)
+            assert A.shape == (len(x), x.shape[1], x.shape[1])
         else:
             own = self.attention
             qkv = functional.linear(h, own.in_proj_weight, own.in_proj_bias)
             q, k, v = qkv.view(*x.shape, 3, 2, 4).permute(2, 0, 3, 1, 4)
             if self.how == "fused":
                 mask = ~absent[:, None, None]
-                attended = functional.scaled_dot_product_attention(q, k, v, mask)
+                attended = functional.scaled_dot_product_attention(
+                    query=q, key=k, value=v, attn_mask=mask
+                )
             elif self.how == "einsum":
                 scores = torch.einsum("bhid,bhjd->bhij", q, k) * 0.5
                 A = scores.masked_fill(absent[:, None, None], -math.inf).softmax(-1)
@@ -285,6 +288,33 @@ def test_attention_is_followed_however_it_is_written(name: str, how: str) -> Non
     assert expected.abs().max() > 0.01
     found = explain(name, written(how), DOCUMENTS)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class OneHead(nn.Module):
+    """Attention (B, n, n) of one head, or with an axis of heads."""
+
+    def __init__(self, axis: bool) -> None:
+        super().__init__()
+        self.axis = axis
+        self.table, self.head = nn.Embedding(V, 8, padding_idx=0), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x)
+        h = h[:, None] if self.axis else h
+        absent = (x == 0)[:, None, None] if self.axis else (x == 0)[:, None]
+        A = (h @ h.mT).masked_fill(absent, -math.inf).softmax(-1)
+        h = A @ h
+        return self.head((h[:, 0] if self.axis else h)[:, 0])
+
+
+def test_one_head_needs_no_axis() -> None:
+    torch.manual_seed(4)
+    network, other = OneHead(axis=False), OneHead(axis=True)
+    other.load_state_dict(network.state_dict())
+    for name in ("attention_rollout", "attn_lrp"):
+        expected = explain(name, other, DOCUMENTS)
+        torch.testing.assert_close(explain(name, network, DOCUMENTS), expected)
+        assert expected.any()
 
 
 class Stack(nn.Module):
@@ -445,6 +475,58 @@ def test_a_document_is_explained_alone_as_among_others(name: str, of: str) -> No
     assert all(p.grad is None for p in network.parameters())
 
 
+class Positions(nn.Module):
+    """Words and positions, looked up in an order, and added in place or not."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.places, self.table = nn.Embedding(L, 4), nn.Embedding(V, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])[None]
+        if self.how == "positions first":
+            h = self.places(places) + self.table(x)
+        elif self.how == "in place":
+            h = self.table(x)
+            h += self.places(places)
+        elif self.how == "by keyword":
+            h = functional.embedding(input=x, weight=self.table.weight) + self.places(places)
+        else:
+            h = self.table(x) + self.places(places.expand(len(x), -1))
+        return self.head(h.tanh().sum(1))
+
+
+@pytest.mark.parametrize("how", ["positions first", "in place", "by keyword"])
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 3)])
+def test_vectors_of_positions_are_not_those_of_words(how: str, rows: slice) -> None:
+    torch.manual_seed(5)
+    network, other = Positions(how), Positions("words first")
+    other.load_state_dict(network.state_dict())
+    for name in ("gradient_x_input", "integrated_gradients", "attn_lrp"):
+        expected = explain(name, other, DOCUMENTS[rows], CLASS[rows])
+        torch.testing.assert_close(explain(name, network, DOCUMENTS[rows], CLASS[rows]), expected)
+
+
+def test_padding_may_be_another_token() -> None:
+    """0 and 4 change places, as in what a tokenizer with padding 4 reads."""
+    torch.manual_seed(5)
+
+    class Swapped(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.where(x == 0, 4, torch.where(x == 4, 0, x.long()))
+            return super().forward(x)
+
+    network, other = Swapped("words first"), Positions("words first")
+    weights = network.state_dict()
+    order = torch.tensor([4, 1, 2, 3, 0, *range(5, V)])
+    other.load_state_dict(weights | {"table.weight": weights["table.weight"][order]})
+    expected = explain("gradient_x_input", other, DOCUMENTS)
+    found = explain("gradient_x_input", network, DOCUMENTS.int())
+    torch.testing.assert_close(found, expected)
+
+
 # -- What has no rule ---------------------------------------------------------------------------
 
 
@@ -523,6 +605,66 @@ def test_relevance_is_neither_lost_nor_made_by_a_function(of: str) -> None:
     torch.testing.assert_close(found, logit(network, x), rtol=1e-9, atol=1e-12)
 
 
+IN_PLACE: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] = {
+    "silu": (lambda h: functional.silu(h, inplace=True), functional.silu),
+    "tanh, of which the value is not used": (lambda h: h.tanh_(), torch.tanh),
+    "gate": (lambda h: h.mul_(h.relu()), lambda h: h * h.relu()),
+    "scaling": (lambda h: h.div_(2), lambda h: h / 2),
+}
+
+
+@pytest.mark.parametrize("of", IN_PLACE)
+def test_functions_in_place_are_as_others(of: str) -> None:
+    def changed(h: Tensor) -> Tensor:
+        IN_PLACE[of][0](h)
+        return h
+
+    x, found = torch.randn(3, 1, 6, 6), []
+    for called in (changed, IN_PLACE[of][1]):
+        torch.manual_seed(0)
+        found.append(explain("attn_lrp", Between(called).eval(), x))
+    torch.testing.assert_close(*found)
+
+
+class WrittenOut(nn.Module):
+    """An activation, by functions of which some have no rule; or what is none."""
+
+    def __init__(self, called: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.called = called
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.called(h)
+
+
+def test_a_module_that_is_an_activation_passes_relevance_on() -> None:
+    def gelu(h: Tensor) -> Tensor:
+        return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h.pow(3))))
+
+    x, found = torch.randn(3, 1, 6, 6), []
+    for module in (WrittenOut(gelu), nn.GELU("tanh")):
+        torch.manual_seed(0)
+        network = Between(module).eval()
+        found.append(explain("attn_lrp", network, x))
+        assert not any(part._forward_hooks for part in network.modules())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda h: h * h.square().mean(1, keepdim=True).rsqrt(),  # of several entries
+        lambda h: h.exp(),  # 1 at 0
+    ],
+)
+def test_a_module_that_is_no_activation_is_refused(called: Callable[[Tensor], Tensor]) -> None:
+    network = Between(WrittenOut(called)).eval()
+    with pytest.raises(ExperimentError, match="attn_lrp: the network calls"):
+        explain("attn_lrp", network, torch.randn(3, 1, 6, 6))
+    assert not any(part._forward_pre_hooks for part in network.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
 def windows() -> nn.Module:
     """Attention of two sizes."""
     network: Any = vit()
@@ -539,6 +681,26 @@ def windows() -> nn.Module:
     return network
 
 
+class Frozen(nn.Module):
+    """A head, which needs gradients or not, of a network that gets none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = reader().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.body(x)
+
+
+class Parts(nn.Module):
+    """Attention within the parts of an image, which are as many rows of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.unflatten(3, (2, 4)).movedim(3, 1).flatten(0, 1)  # (2B, C, 8, 4)
+        return ((parts @ parts.mT).softmax(-1) @ parts).mean((2, 3)).view(len(x), -1)[:, :CLASSES]
+
+
 REFUSED: list[tuple[str, Callable[[], nn.Module], Tensor, str]] = [
     (
         "attention_rollout",
@@ -552,7 +714,25 @@ REFUSED: list[tuple[str, Callable[[], nn.Module], Tensor, str]] = [
         images(),
         "the network has no attention between all tokens in all its layers",
     ),
+    (
+        "attention_rollout",
+        lambda: Parts(),
+        images(),
+        "the network has no attention between all tokens in all its layers",
+    ),
+    (
+        "attention_rollout",
+        lambda: Frozen(),
+        DOCUMENTS,
+        "the network's outputs do not depend on its last layer's attention",
+    ),
     ("attn_lrp", rationale, DOCUMENTS, "the network calls "),
+    (
+        "attn_lrp",
+        lambda: Twice("two tables"),
+        DOCUMENTS,
+        "the network looks up words in two tables; for documents: occlusion",
+    ),
     (
         "integrated_gradients",
         lambda: nn.Linear(L, CLASSES),
@@ -561,7 +741,20 @@ REFUSED: list[tuple[str, Callable[[], nn.Module], Tensor, str]] = [
     ),
     (
         "gradient_x_input",
-        lambda: Twice(),
+        lambda: Twice("reversed first"),
+        DOCUMENTS,
+        "the network looks up vectors of words twice, and not of the same; for documents: "
+        "occlusion",
+    ),
+    (
+        "gradient_x_input",
+        lambda: Twice("reversed alone"),
+        DOCUMENTS,
+        "the network looks up no vectors of words; for documents: occlusion",
+    ),
+    (
+        "gradient_x_input",
+        lambda: Twice("reversed"),
         DOCUMENTS,
         "the network looks up vectors of words twice, and not of the same; for documents: "
         "occlusion",
@@ -577,14 +770,25 @@ REFUSED: list[tuple[str, Callable[[], nn.Module], Tensor, str]] = [
 
 
 class Twice(nn.Module):
-    """Looks up a document, and then its words in the reverse order."""
+    """Looks up a document, and its words in the reverse order or in another table."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(V, 4), nn.Linear(4, CLASSES)
+        self.how = how
+        self.table, self.other = nn.Embedding(V, 4), nn.Embedding(V, 4)
+        self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head((self.table(x) + self.table(x.flip(1))).sum(1))
+        back = x.flip(1)
+        if self.how == "two tables":
+            h = self.table(x) + self.other(x)
+        elif self.how == "reversed first":
+            h = self.table(back) + self.table(x)
+        elif self.how == "reversed alone":
+            h = self.table(back)
+        else:
+            h = self.table(x) + self.table(back)
+        return self.head(h.sum(1))
 
 
 @pytest.mark.parametrize(("name", "make", "x", "line"), REFUSED)

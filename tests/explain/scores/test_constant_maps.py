@@ -84,6 +84,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "padded": (lambda: begun(nn.Conv2d(1, 4, 17, padding=8), 1, 8, 8), (1, 8, 8)),
     "of a series": (lambda: begun(nn.Conv1d(1, 16, 8), 1, 8), (1, 8)),
     "of columns": (lambda: begun(nn.Conv2d(1, 16, (8, 1)), 1, 8, 8), (1, 8, 8)),
+    "attention": (lambda: models.parse({"name": "vit", "dim": 8}).build((1, 8, 8), 10), (1, 8, 8)),
     "convolution": (lambda: models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
 }
 # The first layer sees all of the input, so that LRP has the rule ε for it.
@@ -92,7 +93,11 @@ OF_ALL = ("images", "convolution of all", "padded")
 
 @pytest.mark.parametrize(
     ("name", "of"),
-    [*(("lrp", of) for of in NETWORKS), *((name, "images") for name, _ in attributions.items())],
+    [
+        *(("lrp", of) for of in NETWORKS if of != "attention"),
+        *((name, "images") for name, _ in attributions.items() if name != "attention_rollout"),
+        *(("attention_rollout", "attention"), ("attn_lrp", "attention")),
+    ],
 )
 def test_defaults_tell_the_parts_of_an_input_apart(name: str, of: str) -> None:
     torch.manual_seed(0)
