@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     asked = parser.parse_args()
     results = HERE / "results.csv"
-    for name in SETS:
-        for seed in range(asked.seeds):
+    for seed in range(asked.seeds):
+        for name in SETS:
             done = pd.read_csv(results) if results.exists() else pd.DataFrame()
             if len(done) and ((done["data"] == name) & (done["seed"] == seed)).any():
                 continue

@@ -476,7 +476,7 @@ def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None
     found = {row["attack"]: row["auc"] for row in rows}
     assert 0 <= found["lira"] <= 1
     assert 0 <= found["map_lira"] <= 1
-    with pytest.raises(BadInput, match="attribution gradient needs inputs of floating point"):
+    with pytest.raises(BadInput, match="attribution gradient: needs inputs of floating point"):
         PrivacyAudit(done).infer_membership(0, [Gradient()])
 
 
