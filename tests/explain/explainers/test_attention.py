@@ -17,6 +17,7 @@ from torch.nn import functional
 from fedsim.errors import ExperimentError
 from fedsim.explain.calls import Calls, by_words, function, is_activation
 from fedsim.explain.explainers.attribution import Attribution, attributions
+from fedsim.models.adapters import Adapters, merged
 from fedsim.models.rationale import RationaleModel
 from fedsim.models.text import TextCnn
 from fedsim.models.transformer import (
@@ -795,3 +796,15 @@ class Twice(nn.Module):
 def test_refusals(name: str, make: Callable[[], nn.Module], x: Tensor, line: str) -> None:
     with pytest.raises(ExperimentError, match=re.escape(f"attribution {name}: {line}")):
         explain(name, make().eval(), x)
+
+
+@pytest.mark.parametrize("name", ["attention_rollout", "attn_lrp", "gradient_x_input"])
+@pytest.mark.parametrize("of", ["documents", "images"])
+def test_adapters_are_explained_as_merged_into_their_network(name: str, of: str) -> None:
+    pytest.importorskip("peft")
+    network = Adapters(r=2).applied(reader() if of == "documents" else vit(), False, False)
+    stirred(network)
+    merged_in = merged(copy.deepcopy(network))
+    x = DOCUMENTS if of == "documents" else images()
+    expected = explain(name, merged_in, x)
+    torch.testing.assert_close(explain(name, network, x), expected, rtol=1e-4, atol=1e-7)
