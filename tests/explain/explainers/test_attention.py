@@ -510,6 +510,20 @@ def test_vectors_of_positions_are_not_those_of_words(how: str, rows: slice) -> N
         torch.testing.assert_close(explain(name, network, DOCUMENTS[rows], CLASS[rows]), expected)
 
 
+def test_documents_without_a_word_may_look_like_positions() -> None:
+    """Of types, say, which are all 0."""
+    torch.manual_seed(5)
+
+    class Typed(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.head(self.places(torch.zeros_like(x)).sum(1))
+
+    for name in ("gradient_x_input", "integrated_gradients", "attn_lrp"):
+        for x in (torch.zeros_like(DOCUMENTS), DOCUMENTS[:, :1]):
+            found = explain(name, Typed("words first"), x)
+            assert torch.equal(found != 0, x != 0)
+
+
 def test_padding_may_be_another_token() -> None:
     """0 and 4 change places, as in what a tokenizer with padding 4 reads."""
     torch.manual_seed(5)
