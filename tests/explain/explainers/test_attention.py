@@ -17,6 +17,7 @@ from torch.nn import functional
 from fedsim.errors import ExperimentError
 from fedsim.explain.calls import Calls, by_words, function, is_activation
 from fedsim.explain.explainers.attribution import Attribution, attributions
+from fedsim.models.adapters import Adapters, merged
 from fedsim.models.rationale import RationaleModel
 from fedsim.models.text import TextCnn
 from fedsim.models.transformer import (
@@ -509,6 +510,20 @@ def test_vectors_of_positions_are_not_those_of_words(how: str, rows: slice) -> N
         torch.testing.assert_close(explain(name, network, DOCUMENTS[rows], CLASS[rows]), expected)
 
 
+def test_documents_without_a_word_may_look_like_positions() -> None:
+    """Of types, say, which are all 0."""
+    torch.manual_seed(5)
+
+    class Typed(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.head(self.places(torch.zeros_like(x)).sum(1))
+
+    for name in ("gradient_x_input", "integrated_gradients", "attn_lrp"):
+        for x in (torch.zeros_like(DOCUMENTS), DOCUMENTS[:, :1]):
+            found = explain(name, Typed("words first"), x)
+            assert torch.equal(found != 0, x != 0)
+
+
 def test_padding_may_be_another_token() -> None:
     """0 and 4 change places, as in what a tokenizer with padding 4 reads."""
     torch.manual_seed(5)
@@ -795,3 +810,15 @@ class Twice(nn.Module):
 def test_refusals(name: str, make: Callable[[], nn.Module], x: Tensor, line: str) -> None:
     with pytest.raises(ExperimentError, match=re.escape(f"attribution {name}: {line}")):
         explain(name, make().eval(), x)
+
+
+@pytest.mark.parametrize("name", ["attention_rollout", "attn_lrp", "gradient_x_input"])
+@pytest.mark.parametrize("of", ["documents", "images"])
+def test_adapters_are_explained_as_merged_into_their_network(name: str, of: str) -> None:
+    pytest.importorskip("peft")
+    network = Adapters(r=2).applied(reader() if of == "documents" else vit(), False, False)
+    stirred(network)
+    merged_in = merged(copy.deepcopy(network))
+    x = DOCUMENTS if of == "documents" else images()
+    expected = explain(name, merged_in, x)
+    torch.testing.assert_close(explain(name, network, x), expected, rtol=1e-4, atol=1e-7)
