@@ -52,7 +52,7 @@ def main() -> None:
             "result_hash": run.result_hash,
         }
         pd.concat([done, pd.DataFrame([row])]).to_csv(results, index=False)
-    print(pd.read_csv(results).to_markdown(index=False))
+    print(pd.read_csv(results).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def main() -> None:
         own = found[found["data"] == name]
         print(f"\n{name}, accuracy {interval(own.groupby('seed')['accuracy'].first())}")
         table = own.groupby("explainer")[list(SCORES)].agg(interval)
-        print(table.to_markdown())
+        print(table.to_string())
 
 
 if __name__ == "__main__":
