@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, folder_of
@@ -25,6 +24,7 @@ from fedsim.config.registry import located, nearest
 from fedsim.data import Dataset
 from fedsim.errors import DataError, ExperimentError, FedsimError, FedsimWarning, in_one_line
 from fedsim.models.model import Classifier, Model, image_shape, models
+from fedsim.models.weights import read_weights
 from fedsim.support.extras import require
 
 
@@ -185,7 +185,7 @@ class _Named(LibraryModel):
         channels, height, width = image_shape(self.name, shape, smallest=1)
         require(self.library, f"model.name={self.name}")
         path = self._file()
-        state = None if path is None else _read(path)
+        state = None if path is None else read_weights(path)
         try:
             model = self._made(channels, outputs, state)
         except (FedsimError, MemoryError):
@@ -258,19 +258,6 @@ def _config(path: Path) -> dict[str, Any]:
         return about
     except (ValueError, AttributeError, TypeError) as error:
         raise DataError(f"{beside}: cannot be read: {in_one_line(error)}") from error
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The weights of a file by name."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        if all(isinstance(value, Tensor) for value in found.values()):
-            return dict(found)
-    except Exception as error:  # of many types
-        raise DataError(f"{path}: cannot be read as weights: {in_one_line(error)}") from error
-    raise DataError(f"{path}: is not a state dict (tensors by layer name)")
 
 
 @torch.no_grad()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
-from fedsim.errors import DataError, in_one_line
+from fedsim.errors import DataError
 from fedsim.models.adapters import below_adapter, of_adapter
+from fedsim.models.weights import read_weights, tensors_of
 
 
 def load_weights(path: Path, network: nn.Module) -> None:
@@ -28,7 +24,7 @@ def load_weights(path: Path, network: nn.Module) -> None:
     Raises:
         DataError: the file cannot be read, or its layers are not those of the network.
     """
-    read, known = _read(path), _layers(network.state_dict())
+    read, known = read_weights(path), tensors_of(network.state_dict())
     places = {name: name if name in known else below_adapter(name) for name in read}
     found = {places[name]: layer for name, layer in read.items()}
     for name, layer in read.items():
@@ -59,26 +55,3 @@ def load_weights(path: Path, network: nn.Module) -> None:
                 f"{path}: '{name}' shares its weights with another layer of the model, but "
                 "has other ones in the file"
             )
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
-    """The layers of a file, by name."""
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
-    except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: is not a state dict, or contains more than tensors") from error
-    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read as weights: {in_one_line(error)}") from error
-    if not isinstance(found, Mapping) or len(layers := _layers(found)) < len(found):
-        raise DataError(f"{path}: is not a state dict (tensors by layer name)")
-    return layers
-
-
-def _layers(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict, which may hold a module's extra state besides."""
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
