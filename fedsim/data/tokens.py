@@ -133,7 +133,7 @@ def save(json: str, padding: int, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     found, path = _read(json), folder / "tokenizer.json"
-    if path.exists() and _read(path.read_text("utf-8")).get_vocab() == found.get_vocab():
+    if path.exists() and vocabulary(path.read_text("utf-8")) == vocabulary(json):
         return
     known = {
         f"{word[1:-1].lower()}_token": word for word in SPECIAL[1:] if found.token_to_id(word)

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsim.federation import Client, Federation, Update, client_function
+from fedsim.federation import Federation
+from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import State, methods
 from fedsim.training.adapters import pairs
 
 Array = NDArray[np.float64]
@@ -26,7 +26,7 @@ ROUNDING = 1e-14  # share of the squared norm
 
 
 @methods.register
-class FLoRANA(Method[State]):
+class FLoRANA(FedAvg):
     """FedAvg with Â = Σ_k q_k·A_k and B̂ = Σ_k p_k·B_k, chosen for their product (Nguyen 2025).
 
     For each layer min_{p,q} ‖Σ_k w_k·B_k·A_k − B̂·Â‖_F, w_k = n_k/n; p and q are any numbers. What
@@ -46,9 +46,6 @@ class FLoRANA(Method[State]):
     learns: ClassVar[Learns] = Learns(asks=("messages", "sizes"), averages=False)
     adapts = "both"
 
-    def init(self, fed: Federation) -> State:
-        return State(weights=fed.initial_weights())
-
     def round(self, fed: Federation, state: State, t: int) -> State:
         sent = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
         models = {k: update["weights"] for k, update in sent.items()}
@@ -64,11 +61,6 @@ class FLoRANA(Method[State]):
             norms.append(norm)
         fed.log(surrogate_gap=math.hypot(*gaps) / (math.hypot(*norms) or 1.0))
         return State(weights=weights)
-
-    @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        """(client) As in FedAvg."""
-        return Update(weights=client.train(weights), weight=client.num_samples)
 
 
 def surrogates(A: Array, B: Array, w: Array) -> tuple[Array, Array, float, float]:

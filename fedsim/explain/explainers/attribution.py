@@ -483,9 +483,8 @@ class Occlusion(_FromBaseline):
         if part_of is None or part_of.ndim == 1:
             part_of = group_parts(tuple(x.shape[1:]), self.size, part_of).index[None]
         part_of = np.broadcast_to(part_of.reshape(len(part_of), -1), (len(x), part_of[0].size))
-        found = torch.zeros(x.shape, device=x.device)
-        channels, shape = (x.shape[1], (1, *x.shape[2:])) if x.dim() == 4 else (1, x.shape[1:])
-        ones = [1] * len(shape)
+        found = torch.zeros(part_of.shape, device=x.device)  # of all channels alike
+        channels = x.shape[1] if x.dim() == 4 else 1
 
         def outputs(some: Tensor, classes: Tensor) -> Tensor:
             return network(some).gather(1, classes)[:, 0]
@@ -500,9 +499,10 @@ class Occlusion(_FromBaseline):
                     lost = whole - outputs(changed, labels)
                     gone = torch.from_numpy(removed).to(x.device)
                     each = (lost / (gone.sum(1).clamp(min=1) * channels))[:, None].to(found)
-                    found[rows] = torch.where(
-                        gone.view(len(some), *shape), each.view(-1, *ones), found[rows]
-                    )
+                    found[rows] = torch.where(gone, each, found[rows])
+        if x.dim() == 4:
+            return found.view(len(x), 1, *x.shape[2:]).repeat(1, channels, 1, 1)
+        found = found.view(x.shape)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
 
