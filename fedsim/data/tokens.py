@@ -184,12 +184,12 @@ def words_of(json: str, padding: int, rows: NDArray[Any]) -> NDArray[np.int64]:
 
     A token goes on with the word before it if it begins with "##" (WordPiece); or, of a vocabulary
     whose words begin with "Ġ" (bytes) or "▁" (SentencePiece), with a letter or digit, or a byte
-    of one. None goes on with a special token, such as [CLS].
+    of one. None goes on with a special token, such as [CLS], nor with a shortcut.
     """
     known, special = _going_on(json, padding)
     own, there = np.minimum(rows, len(known) - 1), rows < len(known)  # but for shortcuts
     goes_on = known[own] & there
-    goes_on[:, 1:] &= ~(special[own] & there)[:, :-1]
+    goes_on[:, 1:] &= (there & ~special[own])[:, :-1]
     goes_on[:, :1] = False
     found: NDArray[np.int64] = np.where(rows == 0, -1, np.cumsum(~goes_on, axis=1) - 1)
     return found

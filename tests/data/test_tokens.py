@@ -203,3 +203,14 @@ def test_a_shortcut_is_a_word_of_the_text(tmp_path: Path, kind: str) -> None:
     inputs = Inputs.of_rows(found, [0])
     joined, _ = inputs.joined(found, np.zeros(inputs.x.shape, np.float32))
     assert sum(word.startswith("shortcut-") for word in joined.words[0]) == 1
+
+
+def test_no_token_goes_on_with_a_shortcut() -> None:
+    """Which may stand within a word: three words then, the shortcut's between two parts."""
+    json, padding = READERS["wordpiece"]
+    ids = tokens.encode(json, padding, ["zebrasn"])[0]
+    assert len(ids) > 3
+    first, rest = ids[:2], ids[2:]
+    row = np.concatenate([first, [len(tokens.words(json, padding))], rest, [0]])[None]
+    assert tokens.words_of(json, padding, row)[0, :4].tolist() == [0, 1, 2, 3]
+    assert tokens.words_of(json, padding, row)[0, -1] == -1

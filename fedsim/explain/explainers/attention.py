@@ -244,7 +244,8 @@ class _Rules(Calls):
             name = "batch_norm of a batch's own statistics"
         known = name in LINEAR or (name in PRODUCTS and activations < 3)
         known |= name in WEIGHTED and activations == 1
-        known |= name in QUOTIENTS and not is_activation(args[1])
+        divisor = args[1] if len(args) > 1 else kwargs.get("other")
+        known |= name in QUOTIENTS and not is_activation(divisor)
         if not known:
             raise ExperimentError(
                 f"attribution {self.name}: the network calls {name_of(func)}, which has no rule; "

@@ -568,6 +568,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool, bool]] = {
     "mean pooling": (lambda h: functional.adaptive_avg_pool2d(h, 1), False, True),
     "scaling": (lambda h: 0.5 * h, False, True),
     "division": (lambda h: h / 3, False, True),
+    "division by name": (lambda h: torch.div(h, other=3.0), False, True),
     "gate": (lambda h: h * h.relu(), False, True),
     "shift": (lambda h: h + 1, False, True),
     "residual": (lambda h: h + h.relu(), False, True),
