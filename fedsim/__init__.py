@@ -11,6 +11,7 @@ from fedsim.support.torchvision import import_beside_any_torch
 if TYPE_CHECKING:
     from fedsim.analysis.attacks.audit import audit
     from fedsim.analysis.attacks.report import Audit
+    from fedsim.analysis.clusters import Clusters, clusters
     from fedsim.analysis.comparison import Comparison, compare
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Audit",
     "Client",
+    "Clusters",
     "Comparison",
     "Dataset",
     "Experiment",
@@ -42,6 +44,7 @@ __all__ = [
     "State",
     "Update",
     "audit",
+    "clusters",
     "compare",
     "errors",
     "explanations",
@@ -61,6 +64,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "fedsim.analysis.attacks.audit": ("audit",),
     "fedsim.analysis.attacks.report": ("Audit",),
+    "fedsim.analysis.clusters": ("Clusters", "clusters"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),

@@ -198,7 +198,7 @@ def explanations(
             chosen = explainers.parse({"name": experiment.partition.overview})
         if chosen is not None and clients and not chosen.takes_clients:
             chosen = None
-    chosen = _with(chosen or _find(run, explainer), settings or {})
+    chosen = _with(chosen or explainer_of(run, explainer), settings or {})
     if ways and not chosen.takes_inputs:
         what = first_line(type(chosen))
         raise BadInput(
@@ -271,7 +271,7 @@ def _several(numbers: Any) -> list[Any]:
     return [*numbers] if isinstance(numbers, Iterable) else [numbers]
 
 
-def _find(run: Run, wanted: Wanted | None) -> Explainer:
+def explainer_of(run: Run, wanted: Wanted | None) -> Explainer:
     """The explainer that is wanted, by default the run's usual one, with the run's settings."""
     experiment, section = run.experiment, run.experiment.explain
     usual: Explainer = experiment.method.explainer() or explainers.parse(

@@ -1,4 +1,4 @@
-"""Commands that attack and explain finished runs."""
+"""Commands that attack and explain finished runs, and cluster their explanations."""
 
 from __future__ import annotations
 
@@ -152,3 +152,61 @@ def explain_command(
     with writing():
         drawn = found.save(pictures)
     say_written([*drawn, *([npy] if npy else [])])
+
+
+@app.command("clusters")
+def clusters_command(
+    folder: RunArgument,
+    explainer: Annotated[
+        str | None,
+        typer.Option(
+            help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
+            r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
+            autocompletion=complete_explainer,
+        ),
+    ] = None,
+    round: Annotated[
+        int | None,
+        typer.Option(help=r"Explain with the model after this round. \[default: the last]"),
+    ] = None,
+    of: Annotated[
+        Literal["cohort", "personal"] | None,
+        typer.Option(
+            help="Explain each client's examples by its own model: as trained and sent, or as it "
+            r"predicts with. \[default: by the global model]"
+        ),
+    ] = None,
+    inputs: Annotated[
+        int, typer.Option(help="Most training examples of a client for each class.")
+    ] = 16,
+    most: Annotated[int, typer.Option(help="Most clusters of a class.")] = 8,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help=r"Folder for the picture. \[default: explanations, in the run's folder]"
+        ),
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Cluster the explanations of clients' training examples: whose are decided otherwise?
+
+    Names clients with more maps in a cluster of few clients than chance explains, as a scanner's
+    mark would cause.
+    """
+    from fedsim.analysis.clusters import clusters
+
+    run = latest(folder, "run", trust)
+    with out.status("") as status:
+        found = clusters(
+            run,
+            explainer,
+            after=round,
+            of=of,
+            inputs=inputs,
+            most=most,
+            progress=status.update,
+        )
+    out.print(found.text())
+    with writing():
+        drawn = found.save(pictures)
+    say_written(drawn)

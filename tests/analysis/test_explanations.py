@@ -14,7 +14,7 @@ from PIL import Image
 from experiments import FEW, Say, run_example, small_experiment
 from fedsim import Experiment, Run, explanations, load, run
 from fedsim.analysis.attacks.audit import _explainers
-from fedsim.analysis.explanations import _find
+from fedsim.analysis.explanations import explainer_of
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import Occlusion
@@ -210,7 +210,7 @@ class TestSettings:
     def test_in_explanations_and_audits(
         self, explained: Run, asked: Any, expected: dict[str, Any]
     ) -> None:
-        used = _find(explained, asked)
+        used = explainer_of(explained, asked)
         assert {key: getattr(used, key) for key in expected} == expected
         if asked is not None:
             (audited,) = _explainers(asked, explained.experiment.explain)
@@ -236,7 +236,7 @@ class TestSettings:
     )
     def test_what_will_not_do(self, explained: Run, asked: str, message: str) -> None:
         for find in (
-            lambda: _find(explained, asked),
+            lambda: explainer_of(explained, asked),
             lambda: _explainers(asked, explained.experiment.explain),
         ):
             with pytest.raises(BadInput) as refused:

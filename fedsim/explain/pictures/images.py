@@ -78,7 +78,7 @@ def draw_shared(
             elif kind == "kept":
                 axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
             else:
-                _show(axes, e.held if kind == "held" else e.shared)
+                show_image(axes, e.held if kind == "held" else e.shared)
             if row == 0:
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
     about: dict[str, Any] = {"fontsize": _FONT, "va": "center", "transform": figure.transFigure}
@@ -125,7 +125,7 @@ def draw_relevances(
         for row in range(2):
             axes = _framed(figure, left, top + row * high, 0.94 * side, 0.94 * high)
             if row == 0:
-                _show(axes, image)
+                show_image(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
                 scale = show_relevance(axes, heatmap)
@@ -149,7 +149,7 @@ def _framed(figure: Figure, left: float, top: float, width: float, height: float
     return axes
 
 
-def _show(axes: Axes, image: Array) -> None:
+def show_image(axes: Axes, image: Array) -> None:
     pixels = np.clip(image, 0, 1)
     if len(pixels) == 3:
         axes.imshow(np.moveaxis(pixels, 0, -1))
