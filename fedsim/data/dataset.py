@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import nearest
-from fedsim.data.encoding import (
-    BLANK,
-    UNSCALED,
-    Feature,
-    Preprocessing,
-    Scaling,
-    feature_of,
-    fit,
-)
+from fedsim.data.encoding import BLANK, UNSCALED, Feature, Preprocessing, Scaling, feature_of, fit
 from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import AnyArray, StoredArray, as_float32, select
 from fedsim.errors import DataError

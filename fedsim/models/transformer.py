@@ -17,12 +17,7 @@ from torch import Tensor, nn
 
 from fedsim.config.registry import located
 from fedsim.errors import ExperimentError
-from fedsim.models.masked_autoencoder import (
-    patch_grid,
-    patch_positions,
-    patchify,
-    position_codes,
-)
+from fedsim.models.masked_autoencoder import patch_grid, patch_positions, patchify, position_codes
 from fedsim.models.model import Classifier, Model, TextModel, image_shape, models
 
 Width = Annotated[int, Field(ge=1)]

@@ -78,11 +78,7 @@ class WithLoss(nn.Module):
         self.network = network
 
     def forward(
-        self,
-        loss: Callable[..., Tensor],
-        x: Tensor,
-        y: Tensor,
-        context: Mapping[str, Tensor],
+        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, context: Mapping[str, Tensor]
     ) -> Tensor:
         return loss(self.network, x, y, context)
 

@@ -395,8 +395,7 @@ def _days(path: Path, series: pd.Series[Any]) -> Floats:
             "and dates (year-month-day) in others"
         )
     days: Floats = np.asarray(
-        (dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)) / pd.Timedelta(days=1),
-        np.float64,
+        (dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)) / pd.Timedelta(days=1), np.float64
     )
     return days
 

@@ -329,11 +329,7 @@ def _fill(
 
 
 def _insert(
-    first: int,
-    around: tuple[int, int],
-    x: NDArray[Any],
-    of: NDArray[Any],
-    at: NDArray[np.float64],
+    first: int, around: tuple[int, int], x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]
 ) -> Planted:
     """Documents with a further word; see `Plant`.
 
