@@ -171,14 +171,9 @@ class Dataset:
         if not all(isinstance(feature, Feature) for feature in self.encoding):
             raise DataError(f"data: encoding must be of Features, not {self.encoding!r:.80}")
         object.__setattr__(self, "encoding", tuple(self.encoding))
-        kinds = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
-        for name, wanted in {
-            **kinds,
-            "target": str,
-            "sliced_by": str,
-            "client_column": str,
-            "note": str,
-        }.items():
+        kinds: dict[str, type] = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
+        kinds |= dict.fromkeys(("target", "sliced_by", "client_column", "note"), str)
+        for name, wanted in kinds.items():
             if not isinstance(given := getattr(self, name), wanted):
                 raise DataError(f"data: {name} must be a {wanted.__name__}, not {given!r:.80}")
 
@@ -466,9 +461,7 @@ def check_trainable(dataset: Dataset, where: str) -> None:
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if isinstance(inputs, StoredArray):
-            raise DataError(
-                f"{where}: {x} stays in a file of its own; name a source that reads it"
-            )
+            raise DataError(f"{where}: {x} stays in a file; name a source that reads it")
         if inputs.shape[1:] != dataset.shape:
             raise DataError(
                 f"{where}: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
@@ -479,8 +472,7 @@ def check_trainable(dataset: Dataset, where: str) -> None:
             if array.dtype.kind not in "uif":
                 raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
             how = dataset.preprocessing
-            fills = how is not None and how.missing not in ("refuse", "drop")
-            blank = fills and name in ("x", "test_x")
+            blank = how is not None and how.fills and array is inputs
             unfit = np.isinf if blank else lambda values: ~np.isfinite(values)
             if array.dtype.kind == "f" and unfit(array).any():
                 raise DataError(f"{where}: {name} has NaN or infinite values")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,20 +171,18 @@ class Preprocessing:
     scale: Scale = "none"
     fit: Fit = "pooled"
 
+    @property
+    def fills(self) -> bool:
+        """Whether blank cells are filled."""
+        return self.missing not in ("refuse", "drop")
 
-@dataclass(frozen=True)
-class Fitted:
-    """What was fitted, and what the sums took.
 
-    Args:
-        scaling: how entries are filled and scaled.
-        sent: bytes that each client sends.
-        received: bytes that each client receives.
-    """
+class Fitted(NamedTuple):
+    """What was fitted, and what the sums took."""
 
-    scaling: Scaling
-    sent: tuple[int, ...]
-    received: int
+    scaling: Scaling  # how entries are filled and scaled
+    sent: tuple[int, ...]  # bytes of each client
+    received: int  # bytes that each client gets
 
 
 class Statistics:
@@ -300,7 +298,7 @@ def fit(
                 f"out{advice}"
             )
     moments, received = np.zeros((2, 2, W), np.int64), 0
-    fills = how.missing not in ("refuse", "drop")
+    fills = how.fills
     if how.scale == "standard" or fills:  # a second exchange, once the ranges are known
         for rows in parts:
             for chunk in _chunks(x, rows):
@@ -318,18 +316,15 @@ def fit(
                 fill[own_entries] = np.arange(len(ones)) == ones.argmax()
             continue
         if fills:
-            column = np.concatenate([x[rows, w] for rows in parts]) if _needs_all(how) else None
+            column = None
+            if how.missing == "median":  # for which sums are not enough
+                column = np.concatenate([x[rows, w] for rows in parts])
             fill[w] = _filled(w, total, moments, column)
         if feature.scaled and how.scale != "none":
             low[w], span[w] = _scale(w, float(fill[w]), how, total, moments)
     scaling = Scaling(low, span, fill if fills else None, _ZERO[how.scale])
     received += low.nbytes + span.nbytes + (fill.nbytes if fills else 0)
     return Fitted(scaling, tuple(sent), received)
-
-
-def _needs_all(how: Preprocessing) -> bool:
-    """Whether sums are not enough."""
-    return how.missing == "median"
 
 
 def _filled(

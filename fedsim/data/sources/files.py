@@ -14,7 +14,6 @@ import lzma
 import math
 import os
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 from fedsim.support.words import in_short, visible
 
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
@@ -524,7 +523,7 @@ def check_apart(paths: Sequence[Path], test_paths: Sequence[Path]) -> None:
     for path in test_paths:
         if path.resolve() in training:
             told = f"{path} is also read for training, so that scores on it say little"
-            warnings.warn(f"data.test_path: {told}", FedsimWarning, stacklevel=3)
+            warn(f"data.test_path: {told}")
 
 
 def is_number(value: object) -> bool:

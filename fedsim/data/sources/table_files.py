@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsim.config.registry import nearest
 from fedsim.data.sources import files
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,21 +262,15 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
             doubtful = _undo_decimal_commas(
                 frame, lambda names: read(usecols=names, dtype=str), blanks
             )
-    if encoding == "cp1252" or encoding == "latin-1":
-        warnings.warn(
+    if encoding in ("cp1252", "latin-1"):
+        warn(
             f"{path}: is not UTF-8, and is read as {encoding}; look at its letters with accents, "
-            "or save it as UTF-8",
-            FedsimWarning,
-            stacklevel=4,
+            "or save it as UTF-8"
         )
     how, names = doubtful
     if names:
-        warnings.warn(
-            f"{path}: {how} in column '{names[0]}'"
-            f"{f' and {len(names) - 1} more' if names[1:] else ''}",
-            FedsimWarning,
-            stacklevel=4,
-        )
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        warn(f"{path}: {how} in column '{names[0]}'{more}")
     return frame
 
 
