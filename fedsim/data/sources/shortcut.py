@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ from fedsim.data.dataset import Dataset, as_dtype
 from fedsim.data.encoding import UNSCALED, Feature, Scaling
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import ClientSplits, Indices
-from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.stored import bounds
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
@@ -28,11 +28,6 @@ TINT = 0.3  # share of a colour cast in a pixel
 TEST_SEED = 0  # of test sets, the same for all runs
 
 Kind = Literal["patch", "border", "colour", "feature", "token"]
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "documents": ("token",),
-    "tables": ("feature",),
-    "images": ("patch", "border", "colour"),
-}
 Variant = Literal["aligned", "absent", "random", "against"]
 # (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1))
 # -> the inputs with it, and which parts of them it is
@@ -73,9 +68,12 @@ class Shortcut(Wrapping):
             within the range), or with none (`absent`).
     """
 
-    refusal: ClassVar[str] = (
-        "a shortcut cannot be planted where '{name}' changes clients' examples"
-    )
+    cannot: ClassVar[str] = "cannot carry a shortcut"
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "documents": ("token",),
+        "tables": ("feature",),
+        "images": ("patch", "border", "colour"),
+    }
     name: str = "shortcut"
     kind: Kind | None = None
     clients: float = Field(0.2, ge=0, le=1)
@@ -161,18 +159,7 @@ class Shortcut(Wrapping):
         return held
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data."""
-        axes = {1: "tables", 3: "images"}
-        what = "documents" if data.words else axes.get(len(data.shape))
-        if what is None:
-            raise DataError(
-                f"data.of: inputs of shape {data.shape} are not images, tables or documents; a "
-                "shortcut cannot be planted in them"
-            )
-        known = KINDS[what]
-        kind = self.kind or known[0]
-        if kind not in known:
-            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        kind: Kind = self.kind_for(data, self.kind)
         if kind == "colour" and data.shape[0] != 3:
             raise DataError(
                 "data.kind=colour: needs images with 3 channels, and these have "
@@ -180,11 +167,6 @@ class Shortcut(Wrapping):
             )
         if self.size is not None and kind not in ("patch", "border"):
             raise DataError(f"data.size={self.size}: a {kind} has no size; leave it out")
-        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
-            raise DataError(
-                "data.of: a shortcut cannot be planted in inputs that stay in files; leave out "
-                "in_place"
-            )
         if kind != "feature" and not data.classes:
             raise DataError(f"data.kind={kind}: needs classes, and the target here is a number")
         if len(data.classes) == 1:
