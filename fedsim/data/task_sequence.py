@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import nearest
+from fedsim.config.registry import nearest, unfit
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
 from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, TaskSequence
@@ -41,10 +40,9 @@ class TaskPartition(Partition):
     @model_validator(mode="after")
     def _deals_by_task(self) -> TaskPartition:
         if self.test_fraction or self.server_fraction or self.labelled_fraction < 1:
-            raise PydanticCustomError(
-                "stream",
+            raise unfit(
                 "a stream of tasks has test_fraction 0, server_fraction 0 and labelled_fraction "
-                "1: a task is tested on the central test set's examples of its classes",
+                "1: a task is tested on the central test set's examples of its classes"
             )
         return self
 
@@ -242,16 +240,13 @@ class OwnTasks(TaskPartition):
         T = len(self.tasks[0])
         for k, own in enumerate(self.tasks):
             if len(own) != T:
-                raise PydanticCustomError(
-                    "tasks",
-                    "client {k} has {found} tasks, client 0 {first}; all clients need the same "
-                    "number",
-                    {"k": k, "found": len(own), "first": T},
+                raise unfit(
+                    f"client {k} has {len(own)} tasks, client 0 {T}; all clients need the same "
+                    "number"
                 )
             for i, task in enumerate(own):
                 if len(set(task)) < len(task):
-                    problem = "client {k}, task {i} names a class twice"
-                    raise PydanticCustomError("tasks", problem, {"k": k, "i": i})
+                    raise unfit(f"client {k}, task {i} names a class twice")
         return self
 
     def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, reading
-from fedsim.config.registry import located
+from fedsim.config.registry import located, unfit
 from fedsim.data import Dataset, DataSpec, tokens
 from fedsim.errors import DataError, ExperimentError
 from fedsim.models.libraries import LibraryModel, normalised
@@ -88,7 +87,7 @@ class HuggingFaceModel(LibraryModel):
     @model_validator(mode="after")
     def _has_a_head(self) -> HuggingFaceModel:
         if self.head == "checkpoint" and self.init == "random":
-            problem = PydanticCustomError("no_head", "with init=random the head is new as well")
+            problem = unfit("with init=random the head is new as well")
             raise located(type(self).__name__, "head", problem, self.head)
         return self
 

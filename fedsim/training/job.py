@@ -12,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.config.registry import Config
+from fedsim.config.registry import Config, unfit
 from fedsim.training.flat import FlatModel
 
 # Vectors of a method, by name: (P,) or (size,) each.
@@ -56,22 +55,16 @@ class Optimizer(Config):
     @model_validator(mode="after")
     def _fits(self) -> Optimizer:
         if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise PydanticCustomError(
-                "optimizer",
-                "momentum and nesterov are for sgd, and {name} has betas; leave them out, or "
-                "set momentum=0 and nesterov=false",
-                {"name": self.name},
+            raise unfit(
+                f"momentum and nesterov are for sgd, and {self.name} has betas; leave them out, "
+                "or set momentum=0 and nesterov=false"
             )
         if self.nesterov and not self.momentum:
-            raise PydanticCustomError("optimizer", "nesterov needs momentum > 0")
+            raise unfit("nesterov needs momentum > 0")
         if self.name == "sgd" and self.lr * self.weight_decay >= self.stable:
-            raise PydanticCustomError(
-                "weight_decay",
-                "steps diverge where lr times weight_decay is {least} or more",
-                {"least": f"{self.stable:g}"},
-            )
+            raise unfit(f"steps diverge where lr times weight_decay is {self.stable:g} or more")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
+            raise unfit("betas must lie in [0, 1)")
         return self
 
     @property
@@ -201,22 +194,13 @@ class Train(Config):
     on_client_error: Literal["stop", "skip"] = "stop"
 
     @model_validator(mode="after")
-    def _warms_up_in_time(self) -> Train:
-        if self.schedule.warmup >= self.rounds:
-            raise PydanticCustomError(
-                "warmup",
-                "schedule.warmup={warmup} must be less than rounds={rounds}",
-                {"warmup": self.schedule.warmup, "rounds": self.rounds},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_or_steps(self) -> Train:
+    def _fits(self) -> Train:
+        if (warmup := self.schedule.warmup) >= self.rounds:
+            raise unfit(f"schedule.warmup={warmup} must be less than rounds={self.rounds}")
         if self.local_steps is not None and self.local_epochs != 1:
-            raise PydanticCustomError(
-                "epochs_or_steps",
-                "local_epochs={epochs} and local_steps={steps} are both set; set one of them",
-                {"epochs": self.local_epochs, "steps": self.local_steps},
+            raise unfit(
+                f"local_epochs={self.local_epochs} and local_steps={self.local_steps} are both "
+                "set; set one of them"
             )
         return self
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import unfit
 from fedsim.data import tokens
 from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
@@ -177,10 +177,8 @@ class PlantedReviews(_Reviews):
     def _others_exist(self) -> PlantedReviews:
         most = len(DOMAINS[self.domain]) - 1
         if self.others is not None and self.others > most:
-            raise PydanticCustomError(
-                "others",
-                "others={others}: reviews of {domain} have {most} other aspects",
-                {"others": self.others, "domain": self.domain, "most": most},
+            raise unfit(
+                f"others={self.others}: reviews of {self.domain} have {most} other aspects"
             )
         return self
 
@@ -302,7 +300,6 @@ class Beer(_Published):
     under the aspect's number the [start, end) ranges of tokens that annotators marked.
 
     Args:
-        root: folder that contains the files, or the sub-folder `beer`; by default $FEDSIM_DATA.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
     """
 
@@ -384,7 +381,6 @@ class Hotel(_Published):
     separated by spaces.
 
     Args:
-        root: folder that contains the files, or the sub-folder `hotel`; by default $FEDSIM_DATA.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
     """
 
