@@ -276,26 +276,16 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What models and workers need to know of a data set beside its examples.
+    """What models and workers need to know of a data set beside its examples."""
 
-    Args:
-        shape: of one input.
-        num_classes: 0 for a regression.
-        dtype: of a network's inputs.
-        embeddings: for token ids, the vector (V, D) of each, and (V,) which have one that means
-            something; else None.
-        parts: (W,) the feature of each entry of a table's row, if features take several.
-        padding: of token ids of a tokenizer, its own id of padding, which has changed places with
-            0; None for words.
-        classes: the names of the classes.
-    """
-
-    shape: tuple[int, ...]
-    num_classes: int
-    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one input
+    num_classes: int  # 0 for a regression
+    dtype: np.dtype[Any]  # of a network's inputs
+    # Of token ids: the vector (V, D) of each, and (V,) which have one that means something.
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
+    # (W,) the feature of each entry of a table's row, if features take several.
     parts: NDArray[np.int64] | None = None
-    padding: int | None = None
+    padding: int | None = None  # of a tokenizer: its own id, which has changed places with 0
     classes: tuple[str, ...] = ()
 
 
@@ -566,9 +556,7 @@ def of_parts(
 ) -> Dataset:
     """A data set of inputs and labels; a test set that is not given is split off (`split_rows`).
 
-    Args:
-        classes: the names of the classes, empty for a regression; None to take the labels that
-            occur, in order.
+    `classes` are empty for a regression, and None for the labels that occur, in order.
     """
     (x, y), columns = train, dict(columns or {})
     if classes is None:
@@ -589,12 +577,6 @@ def split_rows(
     """Training rows and test rows, each in ascending order, stratified by class if there are any.
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
-
-    Args:
-        y: (N,) class indices or targets.
-        classes: the names of the classes; empty for a regression.
-        test_fraction: share of the rows for testing, between 0 and 1.
-        what: the name of the data, for messages.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 

@@ -58,26 +58,18 @@ class OfCategory(str):
 class Feature:
     """A column of a table, and how it is written into `x`.
 
-    Args:
-        name: of the column.
-        kind: `number`; `date`, in days since 1970 (UTC); `ordinal`, the index of a category;
-            `one_hot`, an entry for each category, and one for all that are unknown.
-        unit: of its numbers, for people.
-        codes: categories as they are in the file.
-        words: categories as they are shown.
-        blanks: what in the file stands for a blank cell, beside an empty one.
-        indicator: whether a last entry is 1 where the cell is blank.
-        scaled: whether `scale` applies to its numbers.
+    A `number` is as it is; a `date` in days since 1970 (UTC); `ordinal` is the index of a
+    category; `one_hot` takes an entry for each category, and one for all that are unknown.
     """
 
     name: str
     kind: Kind = "number"
-    unit: str = ""
-    codes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    blanks: tuple[str, ...] = ()
-    indicator: bool = False
-    scaled: bool = True
+    unit: str = ""  # of its numbers, for people
+    codes: tuple[str, ...] = ()  # categories as they are in the file
+    words: tuple[str, ...] = ()  # categories as they are shown
+    blanks: tuple[str, ...] = ()  # what in the file stands for a blank cell, beside an empty one
+    indicator: bool = False  # whether a last entry is 1 where the cell is blank
+    scaled: bool = True  # whether `scale` applies to its numbers
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -159,12 +151,7 @@ UNSCALED = Scaling()
 class Preprocessing:
     """What of a table is still to be fitted to the training examples of the clients.
 
-    Args:
-        missing: what takes the place of a blank number: the `mean`, the `median` or the
-            `most_frequent`. Of categories always the most frequent one.
-        scale: of numbers, and of a regression's target.
-        fit: to all training examples together (`pooled`), to sums that clients send
-            (`federated`: the same numbers), or by each client to its own (`client`).
+    The keys are those of `fedsim.data.sources.tables.Table`.
     """
 
     missing: Missing = "refuse"

@@ -53,11 +53,7 @@ class TaskPartition(Partition):
     def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         """The classes of each task, and the tasks of each client, in the order of learning.
 
-        Args:
-            rows: the training examples that are distributed.
-
-        Raises:
-            DataError: the data set does not have these classes, or has too few.
+        Of the training rows `rows`. It is a DataError if there are no such classes, or too few.
         """
         raise NotImplementedError
 
@@ -102,11 +98,8 @@ class TaskPartition(Partition):
 def task_row(
     sequence: TaskSequence, client: int, task: int, under_way: int, scores: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A row of tasks.parquet, without the round.
-
-    Args:
-        under_way: the current task.
-        scores: scores of the client's model for this task, none named like a built-in column.
+    """A row of tasks.parquet, without the round: a model's scores for a task, of which none may be
+    named like a built-in column, while the task `under_way` is learnt.
     """
     taken = sorted(TaskSequence.COLUMNS & scores.keys())
     if taken:

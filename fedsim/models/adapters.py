@@ -143,10 +143,7 @@ class Adapters(Config):
 def check_adapted(network: nn.Module, x: Tensor) -> None:
     """Refuse a network that reads the weight of a layer with adapters without calling the layer.
 
-    Ranks above that of a layer are warned of.
-
-    Args:
-        x: a batch of its inputs.
+    Ranks above that of a layer are warned of. `x` is a batch of its inputs.
 
     Raises:
         ExperimentError: there is one, or the head is not the layer that is called last.

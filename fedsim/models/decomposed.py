@@ -189,13 +189,7 @@ class Rest(nn.Module):
         return torch.cat(pooled, dim=1)
 
     def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
-        """Logits (B, L).
-
-        Args:
-            read: B documents.
-            theta: (P,) B ⊙ m + A.
-            digested: (B, ...) results of `digest` for them.
-        """
+        """Logits (B, L) of B documents, for θ = B ⊙ m + A (P,), and their results of `digest`."""
         return self.head(self.dropout(self.own_features(read, self.windows(theta))))
 
 

@@ -41,10 +41,8 @@ class LibraryModel(Model):
 def normalised(data: Dataset, key: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
     """Images as pretrained weights expect them, instead of the data set's own normalisation.
 
-    Args:
-        key: the key of the experiment that names the weights, for messages.
-        mean, std: of pixels in [0, 1], one each or one for each channel; those of grey images are
-            the means over the channels.
+    `mean` and `std` are of pixels in [0, 1], one each or one for each channel; those of grey
+    images are the means over the channels. `key` names the weights in messages.
 
     Raises:
         ExperimentError: they are of another number of channels.

@@ -46,9 +46,7 @@ class Classifier(nn.Module):
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
     """A classifier on representations of a given size, or on projections of them.
 
-    Args:
-        projection: d; a projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the
-            features (MOON).
+    A projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the features (MOON).
     """
     if projection is not None:
         hidden = nn.Linear(size, size), nn.ReLU(), nn.Linear(size, projection)

@@ -91,9 +91,7 @@ class Captured:
     def gradient(self, eager: Gradient, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients and losses of a batch, overwritten by the next call.
 
-        Args:
-            eager: computes them, in this memory.
-            batch: all else that it reads.
+        `eager` computes them, in this memory; the batch is all else that it reads.
         """
         shape = tuple((*tensor.shape, tensor.dtype) for tensor in batch)
         if shape in self._graphs:

@@ -262,35 +262,20 @@ def _alike(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The local training of one client.
+    """The local training of one client."""
 
-    Args:
-        weights: (size,) initial weights.
-        x: (n, ...) inputs.
-        y: (n,) labels or targets.
-        lr: learning rate η.
-        epochs: passes over the examples.
-        rng: determines the order of the examples.
-        hooks: what the method changes.
-        context: vectors for the hooks.
-        linear: v (P,); ⟨v, w⟩ is added to the loss.
-        quadratic: a; (a/2)·‖w‖² is added to the loss.
-        most_steps: maximum number of steps, even within an epoch; None for no limit.
-        dp_sgd: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
-    """
-
-    weights: Tensor
-    x: Tensor
-    y: Tensor
-    lr: float
-    epochs: int
-    rng: np.random.Generator
-    hooks: Hooks
-    context: Context = field(default_factory=dict)
-    linear: Tensor | None = None
-    quadratic: float = 0.0
-    most_steps: int | None = None
-    dp_sgd: tuple[float, float] | None = None
+    weights: Tensor  # (size,) initial weights
+    x: Tensor  # (n, ...) inputs
+    y: Tensor  # (n,) labels or targets
+    lr: float  # η
+    epochs: int  # passes over the examples
+    rng: np.random.Generator  # determines the order of the examples
+    hooks: Hooks  # what the method changes
+    context: Context = field(default_factory=dict)  # vectors for the hooks
+    linear: Tensor | None = None  # v (P,); ⟨v, w⟩ is added to the loss
+    quadratic: float = 0.0  # a; (a/2)·‖w‖² is added to the loss
+    most_steps: int | None = None  # even within an epoch; None for no limit
+    dp_sgd: tuple[float, float] | None = None  # (C, z): clipping norm and noise multiplier
 
     def prepared(self, model: FlatModel) -> Context:
         """What `prepare` returns for the examples: tensors with a row for each, by name."""
@@ -303,35 +288,22 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of local training.
+    """The result of local training."""
 
-    Args:
-        weights: (size,) the trained weights.
-        steps: τ, number of local steps.
-        visited: number of examples in all steps.
-        loss: mean loss over all visited examples, each before its step.
-    """
-
-    weights: Tensor
-    steps: int
-    visited: int
-    loss: float
+    weights: Tensor  # (size,)
+    steps: int  # τ
+    visited: int  # examples in all steps
+    loss: float  # mean over all visited examples, each before its step
 
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch, or a part of one, with what was drawn for it.
+    """A batch, or a part of one, with what was drawn for it."""
 
-    Args:
-        x, y: inputs and labels or targets of B examples.
-        rows: tensors with a row for each example, by name.
-        whole: tensors for the whole batch, and the job's context.
-    """
-
-    x: Tensor
-    y: Tensor
-    rows: Context
-    whole: Context
+    x: Tensor  # inputs of B examples
+    y: Tensor  # their labels or targets
+    rows: Context  # tensors with a row for each example
+    whole: Context  # tensors for the whole batch, and the job's context
 
     @classmethod
     def of(

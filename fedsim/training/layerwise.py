@@ -117,17 +117,11 @@ class _Flatten:
 
 @dataclass
 class _Graph:
-    """A pass through layers, recorded by autograd.
+    """A pass through layers, recorded by autograd."""
 
-    Attributes:
-        inputs: a leaf if an earlier layer is trained; otherwise empty.
-        z: outputs.
-        further: gradient at the inputs along paths other than through z.
-    """
-
-    inputs: list[Tensor]
-    z: Tensor
-    further: Tensor | None = None
+    inputs: list[Tensor]  # a leaf if an earlier layer is trained; otherwise empty
+    z: Tensor  # outputs
+    further: Tensor | None = None  # gradient at the inputs along paths other than through z
 
 
 class _Autograd:
@@ -166,15 +160,10 @@ class _Autograd:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass through the network.
+    """A pass through the network."""
 
-    Attributes:
-        outputs: outputs of the network, as a leaf of autograd.
-        kept: what each layer's `forward` returned for `backward`.
-    """
-
-    outputs: Tensor
-    kept: list[Any]
+    outputs: Tensor  # as a leaf of autograd
+    kept: list[Any]  # what each layer's `forward` returned for `backward`
 
 
 class LayerwiseSgd:
@@ -210,17 +199,13 @@ class LayerwiseSgd:
         decay: float = 0.0,
         linear: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Make a step if it can be made layer by layer.
+        """Make a step with learning rate η, if it can be made layer by layer.
 
-        Args:
-            loss: runs the network and returns the loss of each example, (B,). It is called once.
-            lr: η.
-            decay: λ, weight decay.
-            linear: v (P,).
+        The loss runs the network, and returns (B,) those of the examples; it is called once. Decay
+        is λ, and linear v (P,).
 
         Returns:
-            The losses, and None if the step was made, otherwise (P,) the gradient of the mean
-            loss.
+            The losses; and None if the step was made, else (P,) the gradient of the mean loss.
         """
         losses, passes = self._run(loss)
         if len(passes) != 1 or not _sees_only(passes[0].outputs, losses):
@@ -247,10 +232,7 @@ class LayerwiseSgd:
     ) -> Tensor:
         """Make a step for a loss whose gradient at the outputs is known, without autograd.
 
-        Only for a network that `runs_as_built`. Arguments are those of `step`.
-
-        Returns:
-            The losses, (B,).
+        Only for a network that `runs_as_built`; see `step`. Returns the losses, (B,).
         """
         assert self._layers is not None
         with torch.no_grad():

@@ -259,12 +259,9 @@ def with_terms(
     settings: Train,
     part: slice = slice(None),
 ) -> Tensor:
-    """The gradient of the loss plus the job's terms, after clipping.
+    """The gradient of the loss plus the job's terms, after clipping, of the parameters in `part`.
 
-    Args:
-        g, w, linear: (..., P) each.
-        quadratic: (..., 1) for a stack; None if it is 0.
-        part: the parameters that are trained, whose gradient is returned.
+    g, w and linear are (..., P); quadratic is (..., 1) for a stack, None if it is 0.
     """
     g = g[..., part]
     if quadratic is not None:

@@ -60,11 +60,7 @@ def blanked(
 ) -> pd.DataFrame:
     """A table in which some values of all columns except `others`, or of some, are blank cells.
 
-    Args:
-        seen: those of `blanks` that occur are added to it.
-
-    Raises:
-        DataError: there is no such column.
+    Those of `blanks` that occur are added to `seen`. It is a DataError if there is no such column.
     """
     if not isinstance(blanks, Mapping):
         blanks = {name: blanks for name in map(str, frame.columns) if name not in others}

@@ -198,15 +198,15 @@ class Cifar10(_Fetched):
     name: str = "cifar10"
 
     def _read(self) -> Dataset:
-        stems = [f"data_batch_{i}" for i in range(1, 6)]
         candidates = ("data_batch_[1-5]", "data_batch_[1-5].bin")
         first = files.find(candidates, self.name, self.root)
         suffix = _version(first)
         test = files.beside(first, f"test_batch{suffix}", self.name)
         labels = {"labels": len(CIFAR10)}
-        found = {stem: files.match(first.parent, f"{stem}{suffix}") for stem in stems}
+        names = [f"data_batch_{i}{suffix}" for i in range(1, 6)]
+        found = {name: files.match(first.parent, name) for name in names}
         batches = [files.read_cifar(path, labels) for path in found.values() if path is not None]
-        missing = [f"{stem}{suffix}" for stem, path in found.items() if path is None]
+        missing = [name for name, path in found.items() if path is None]
         if missing and max(len(x) for x, _ in batches) >= 10_000:
             raise files.missing_beside(first, missing, self.name)
         test_x, test_y = files.read_cifar(test, labels)
@@ -244,10 +244,7 @@ class Cifar100(_Fetched):
         fine = self.labels == "fine"
         other = "coarse" if fine else "fine"
         return Dataset(
-            x=x,
-            y=y[f"{self.labels}_labels"],
-            test_x=test_x,
-            test_y=test_y[f"{self.labels}_labels"],
+            *(x, y[f"{self.labels}_labels"], test_x, test_y[f"{self.labels}_labels"]),
             classes=CIFAR100 if fine else CIFAR100_COARSE,
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -338,7 +338,13 @@ class Beer(_Published):
             where = f"{path}:{number}"
             with files.reading(path):
                 item = json.loads(line)
-            words, label, ranges = _annotation(item, k, where)
+            try:
+                words, rating = list(map(str, item["x"])), float(item["y"][k])
+                ranges = [[int(start), int(end)] for start, end in item[str(k)]]
+            except (KeyError, IndexError, TypeError, ValueError):
+                wanted = f"tokens 'x', ratings 'y', and '{k}', a list of [start, end]"
+                raise DataError(f"{where}: must have {wanted}") from None
+            label = _polarity(rating, where)
             marks = [False] * len(words)
             for start, end in ranges:
                 if not 0 <= start <= end <= len(words):
@@ -346,18 +352,6 @@ class Beer(_Published):
                 marks[start:end] = [True] * (end - start)
             if label is not None and any(marks):
                 yield Review(aspect, label, words, marks)
-
-
-def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, list[list[int]]]:
-    """Tokens, label and marked ranges for aspect k of a line of annotations.json."""
-    try:
-        words, rating, ranges = list(map(str, item["x"])), float(item["y"][k]), item[str(k)]
-        found = [[int(start), int(end)] for start, end in ranges]
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise DataError(
-            f"{where}: must have tokens 'x', ratings 'y', and '{k}', a list of [start, end]"
-        ) from None
-    return words, _polarity(rating, where), found
 
 
 def _polarity(rating: float, where: str) -> int | None:

@@ -186,13 +186,9 @@ class Shortcut(Wrapping):
 
 
 def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDArray[Any]:
-    """Images with the patch of a class, as the kind `patch` paints it.
+    """Copies of images (n, channels, height, width) with the patch of a class, as of kind `patch`.
 
-    Args:
-        data: whose images they are.
-        x: (n, channels, height, width), which is not changed.
-        label: the class.
-        size: side of the patch, at most that of the image; by default an eighth of it.
+    Its side is by default an eighth of the image.
     """
     (channels, H, W), C = data.shape, len(data.classes)
     mask = _squares(C, H, W, size or _usual_size(data))[label]
@@ -313,12 +309,10 @@ def _fill(
 def _insert(
     first: int, around: tuple[int, int], x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]
 ) -> Planted:
-    """Documents with a further word; see `Plant`.
+    """Documents (n, L), padded at the end, with a further word; see `Plant`.
 
-    Args:
-        first: the token id of class 0's.
-        around: how many tokens before and after each text are a tokenizer's own.
-        x: (n, L) with padding at the end of each.
+    `first` is the word of class 0; `around` are the numbers of a tokenizer's own tokens before and
+    after each text.
     """
     before, after = around
     lengths = np.maximum((x != PADDING).sum(axis=1) - before - after, 0)
@@ -344,10 +338,7 @@ def _paint(
 ) -> Planted:
     """Images with a figure painted on them; see `Plant`.
 
-    Args:
-        masks: (C, height, width) the figure of each class.
-        colours: (C, channels) its colour.
-        opacity: 0 to 1.
+    `masks` (C, height, width) are the figures of each class, `colours` (C, channels) theirs.
     """
     x = x.copy()
     for c in np.unique(of):

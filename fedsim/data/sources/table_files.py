@@ -177,12 +177,7 @@ def insist_on_column(path: Path, frame: pd.DataFrame, name: str) -> None:
 
 
 def origin(path: Path, index: pd.Index[Any], row: int) -> tuple[Path, int]:
-    """The file that a row of a table is from, and its number there, from 0 on.
-
-    Args:
-        path: of the table.
-        index: the table's, as read.
-    """
+    """The file that a row of a table is from, by its index, and its number there from 0 on."""
     where = index[row]
     return where if isinstance(where, tuple) else (path, row)
 
@@ -382,10 +377,9 @@ def _insist_on_columns(path: Path, frame: pd.DataFrame, first: Path, known: pd.D
         raise DataError(
             f"{path}: has a column '{FILE}', which several files as one table are given; rename it"
         )
-    for name in known.columns:
+    for name in (*known.columns, *frame.columns):
         if name not in frame:
             raise DataError(f"{path}: has no column '{name}', which {first} has")
-    for name in frame.columns:
         if name not in known:
             raise DataError(f"{path}: has a column '{name}', which {first} has not")
 
