@@ -37,15 +37,10 @@ _HALF = 30  # bits in each of the two integers of a sum
 
 
 class OfCategory(str):
-    """The name of an entry that is 1 for one category and else 0: `thal=normal`.
+    """The name of an entry that is 1 for one category and else 0: `thal=normal`."""
 
-    Attributes:
-        feature: `thal`.
-        category: `normal`.
-    """
-
-    feature: str
-    category: str
+    feature: str  # `thal`
+    category: str  # `normal`
 
     @classmethod
     def of(cls, feature: str, category: str) -> OfCategory:
@@ -175,10 +170,8 @@ class Fitted(NamedTuple):
 class Statistics:
     """What is known of the training examples of some clients; they add up exactly, in any order.
 
-    Args:
-        x: (n, W) in the units of the files, NaN where blank.
-        features: those of the W entries.
-        missing: of the preprocessing; values are counted where the most frequent one matters.
+    The examples are (n, W) in the units of the files, NaN where blank. Values are counted where
+    the most frequent one matters.
     """
 
     def __init__(self, x: Floats, features: Sequence[Feature], missing: Missing) -> None:

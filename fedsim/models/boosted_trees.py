@@ -204,13 +204,8 @@ class Gradients:
     """Gradients g and hessians h of the loss at scores, as multiples of their units times 2^-26.
 
     Cross-entropy of the log-odds of two classes, h = p·(1 − p), or of the softmax, where XGBoost
-    takes h = 2·p·(1 − p); for a regression half the squared error, h = 1.
-
-    Args:
-        y: (n,) classes or targets.
-        classes: 0 for a regression.
-        weights: (n,) factor of each example's loss; by default 1.
-        units: powers of two of the size of g and of h.
+    takes h = 2·p·(1 − p); for a regression, of 0 classes, half the squared error, h = 1. Weights
+    (n,) are factors of each example's loss; the units of g and of h are powers of two.
     """
 
     def __init__(

@@ -29,14 +29,10 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "preprocessor_
 
 
 class Body(nn.Module):
-    """What a network of transformers computes for its last linear layer.
+    """What a network of transformers computes for its last linear layer, called `head`.
 
-    Its weights have their names in the checkpoint, after `model.`.
-
-    Args:
-        model: the network, with an identity in place of that layer.
-        padding: of documents, the tokenizer's id of padding, which is 0 in their rows.
-        head: the name of the last linear layer.
+    An identity is in place of that layer. Weights have their names in the checkpoint, after
+    `model.`. Rows of documents have 0 for `padding`, the tokenizer's id of it.
     """
 
     def __init__(self, model: nn.Module, padding: int | None, head: str) -> None:

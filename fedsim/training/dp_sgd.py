@@ -18,11 +18,9 @@ from fedsim.training.job import Context, DrawnBatch, Loss, TrainingJob
 
 
 class PerExample:
-    """The gradient of each example of a batch, clipped to a norm and summed.
+    """The gradient of each example of a batch, clipped to the L2 norm C and summed.
 
-    Args:
-        model: the network, whose outputs must not depend on other examples of the batch.
-        clip: C, the largest L2 norm of an example's gradient.
+    The outputs of the network must not depend on other examples of the batch.
     """
 
     def __init__(self, model: FlatModel, clip: float) -> None:

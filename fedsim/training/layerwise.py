@@ -23,15 +23,10 @@ threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backwar
 
 
 class _Layer(Protocol):
-    """A layer of the network, run outside of autograd.
+    """A layer of the network, run outside of autograd."""
 
-    Attributes:
-        values: its trainable parameters.
-        gradients: views of the flat gradient, one for each parameter.
-    """
-
-    values: Sequence[Tensor]
-    gradients: Sequence[Tensor]
+    values: Sequence[Tensor]  # its trainable parameters
+    gradients: Sequence[Tensor]  # views of the flat gradient, one for each parameter
 
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         """Outputs z of inputs a, and what `backward` needs."""
@@ -167,14 +162,11 @@ class _Pass:
 
 
 class LayerwiseSgd:
-    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is computed.
+    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is computed, in place.
 
     For sequential networks that end in a linear layer. Linear layers and the ReLU between them
     have explicit backward passes; autograd computes those of all other layers, and the gradient of
     the loss at the outputs. The loss may use only the outputs of the network.
-
-    Args:
-        model: the network, trained in place.
     """
 
     def __init__(self, model: FlatModel) -> None:

@@ -46,11 +46,7 @@ class _Active:
 
 
 class Stack:
-    """A network that trains several clients at once.
-
-    Args:
-        model: the network for one client; it is copied.
-    """
+    """A copy of a network that trains several clients at once."""
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model

@@ -392,11 +392,7 @@ class Table(Source):
 
 
 class ParquetRows(StoredArray):
-    """Rows of numbers of a Parquet file, (N, features).
-
-    Args:
-        names: names of the columns.
-        dtype: float32 or float64.
+    """Rows of numbers of a Parquet file, (N, features), as float32 or float64.
 
     Raises:
         DataError: a column is missing or not numeric. Values are checked when they are read.
