@@ -124,12 +124,8 @@ class Captured:
         except Exception as error:  # a user's network or loss may do anything
             self.why_not = in_one_line(error)
             return
-        if all(_same_bits(one, other) for one, other in zip(found, expected, strict=True)):
+        bits = ([tensor.view(torch.uint8) for tensor in of] for of in (found, expected))
+        if all(map(torch.equal, *bits)):  # NaN included
             self._graphs[shape] = held, found, replay
         else:
             self.why_not = "a replay has other gradients"
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same, NaN included."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -41,12 +41,13 @@ class PerExample:
                     raise
                 set_generator_state(before, device)
                 self._together = False  # the network, or the loss, does not run under vmap
-        parts = [
-            self._clipped(*self._of_one(loss, one)) for one in batch.split([1] * len(batch.y))
-        ]
-        return torch.stack([g for g, _ in parts]).sum(dim=0), torch.cat(
-            [each for _, each in parts]
-        )
+        sums, found = [], []
+        for one in batch.split([1] * len(batch.y)):
+            losses = loss(self._model.module, one.x, one.y, one.context)
+            g, losses = self._clipped(self._model.gradient(losses.sum())[None], losses)
+            sums.append(g)
+            found.append(losses)
+        return torch.stack(sums).sum(dim=0), torch.cat(found)
 
     def _clipped(self, g: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """(P,) the clipped sum of gradients (B, P), and the losses (B,)."""
@@ -70,11 +71,6 @@ class PerExample:
         with drawing(Draws([None] * B, [1] * B)):  # dropout draws a mask for each example
             found, losses = each(leaves, batch.x, batch.y, batch.rows)
         return torch.cat([found[name].reshape(B, -1) for name in leaves], dim=1), losses
-
-    def _of_one(self, loss: Loss, one: DrawnBatch) -> tuple[Tensor, Tensor]:
-        """The same for a batch of one."""
-        losses = loss(self._model.module, one.x, one.y, one.context)
-        return self._model.gradient(losses.sum())[None], losses
 
 
 def check_examples_apart(network: nn.Module) -> None:

@@ -220,23 +220,18 @@ class Train(Config):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a method changes about local training. Clients are stacked if theirs are the same.
+    """What a method changes about local training. Clients are stacked if theirs are the same."""
 
-    Args:
-        loss: per-example losses, averaged over the batch.
-        perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
-            itself made from w (sharpness-aware minimisation).
-        part: the parameters that are trained, if not all: a range of the flat vector.
-        draw: called once for each batch, however many parts its gradient is computed in: random
-            draws and counts of batches. What it returns is added to the loss's context.
-        prepare: called once before training, with all the client's inputs and the weights from
-            which it starts. The loss finds the rows of its batch in its context.
-    """
-
-    loss: Loss
+    loss: Loss  # of each example; they are averaged over the batch
+    # The step's gradient is then taken at w + ε, and the step itself made from w
+    # (sharpness-aware minimisation).
     perturb: Perturbation | None = None
-    part: slice = field(default_factory=lambda: slice(None))
+    part: slice = field(default_factory=lambda: slice(None))  # of the flat vector that is trained
+    # Called once for each batch, however many parts its gradient is computed in: random draws and
+    # counts of batches. What it returns is added to the loss's context.
     draw: Draw | None = None
+    # Called once before training, with all the client's inputs and the weights from which it
+    # starts. The loss finds the rows of its batch in its context.
     prepare: Prepare | None = None
 
     def same_as(self, other: Hooks) -> bool:

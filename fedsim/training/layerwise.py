@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import proxy
 
 import torch
@@ -22,15 +23,17 @@ Gradients = Mapping[nn.Parameter, Tensor]
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backward pass
 
 
-class _Layer(Protocol):
+class _Layer(ABC):
     """A layer of the network, run outside of autograd."""
 
-    values: Sequence[Tensor]  # its trainable parameters
-    gradients: Sequence[Tensor]  # views of the flat gradient, one for each parameter
+    values: Sequence[Tensor] = ()  # its trainable parameters
+    gradients: Sequence[Tensor] = ()  # views of the flat gradient, one for each parameter
 
+    @abstractmethod
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         """Outputs z of inputs a, and what `backward` needs."""
 
+    @abstractmethod
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
@@ -46,7 +49,7 @@ class _Layer(Protocol):
         """
 
 
-class _Linear:
+class _Linear(_Layer):
     """z = a·Wᵀ + b.
 
     ∂loss/∂W = δᵀa, a product of (out, B) and (B, in). It is added to W as it is computed, which
@@ -56,8 +59,8 @@ class _Linear:
     def __init__(self, module: nn.Linear, gradients: Gradients, first: bool) -> None:
         self.first = first
         parameters = list(module.parameters())
-        self.values: Sequence[Tensor] = [p.detach() for p in parameters]
-        self.gradients: Sequence[Tensor] = [gradients[p] for p in parameters]
+        self.values = [p.detach() for p in parameters]
+        self.gradients = [gradients[p] for p in parameters]
         self.W, self.W_t = self.values[0], self.values[0].t()
         self.b = self.values[1] if len(parameters) == 2 else None
 
@@ -80,10 +83,7 @@ class _Linear:
         return below
 
 
-class _ReLU:
-    values: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor] = ()
-
+class _ReLU(_Layer):
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         z = torch.relu(a)
         return z, z
@@ -94,10 +94,7 @@ class _ReLU:
         return threshold_backward(delta, kept, 0)
 
 
-class _Flatten:
-    values: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor] = ()
-
+class _Flatten(_Layer):
     def __init__(self, module: nn.Flatten) -> None:
         self.module = module
 
@@ -119,14 +116,14 @@ class _Graph:
     further: Tensor | None = None  # gradient at the inputs along paths other than through z
 
 
-class _Autograd:
+class _Autograd(_Layer):
     """Layers of any kind, one after another."""
 
     def __init__(self, modules: Sequence[nn.Module], gradients: Gradients, first: bool) -> None:
         self.modules, self.first = modules, first
         self.leaves = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self.values: Sequence[Tensor] = [leaf.detach() for leaf in self.leaves]
-        self.gradients: Sequence[Tensor] = [gradients[leaf] for leaf in self.leaves]
+        self.values = [leaf.detach() for leaf in self.leaves]
+        self.gradients = [gradients[leaf] for leaf in self.leaves]
 
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         inputs = [] if self.first else [a.detach().requires_grad_()]

@@ -317,22 +317,18 @@ def read_cifar_python(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dic
 class ArrayUnpickler(pickle.Unpickler):
     """Unpickles NumPy arrays and plain values, and refuses every other global."""
 
-    # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
-    admitted = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        }
+    admitted = (
+        *(("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")),
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
+        module = module.replace("numpy.core", "numpy._core")
         if (module, name) not in self.admitted:
             raise pickle.UnpicklingError(
                 f"the pickle contains {module}.{name}, which is not allowed"
             )
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return super().find_class(module, name)
 
 
 def _describe(value: object) -> str:

@@ -216,7 +216,9 @@ class PlantedReviews(_Reviews):
             good = positive
             if name != about and rng.random() >= agreement:
                 good = not positive
-            phrase = _phrase(aspects[name], good, rng)
+            said = rng.choice(aspects[name].positive if good else aspects[name].negative)
+            adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
+            phrase = [*adverb, str(said), str(rng.choice(aspects[name].nouns))]
             fillers = rng.choice(FILLERS, int(rng.poisson(self.fillers))).tolist()
             place = int(rng.integers(len(fillers) + 1))
             words += [*fillers[:place], *phrase, *fillers[place:]]
@@ -228,12 +230,6 @@ class PlantedReviews(_Reviews):
             words.insert(place, SPURIOUS)
             marks.insert(place, False)
         return words, marks
-
-
-def _phrase(aspect: Aspect, good: bool, rng: np.random.Generator) -> list[str]:
-    said = str(rng.choice(aspect.positive if good else aspect.negative))
-    adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
-    return [*adverb, said, str(rng.choice(aspect.nouns))]
 
 
 class _Published(OfficialFiles, _Reviews):

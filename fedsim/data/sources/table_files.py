@@ -233,10 +233,12 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
     with files.reading(path), warnings.catch_warnings():
         # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        header = pd.read_csv(
-            io.BytesIO(content), sep=separator, encoding=encoding, header=None, nrows=1,
-            dtype=str, keep_default_na=False,
-        )  # fmt: skip
+
+        def read(**keywords: Any) -> pd.DataFrame:
+            common = {"sep": separator, "encoding": encoding, "keep_default_na": False}
+            return pd.read_csv(io.BytesIO(content), **common, **keywords)
+
+        header = read(header=None, nrows=1, dtype=str)
         names = header.iloc[0].tolist()
         _check_names(path, names)
         if len(names) == 1 and (other := _other_separator(lines)):
@@ -246,16 +248,11 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
                 f"{known}, not by {other!r}"
             )
 
-        def read(**keywords: Any) -> pd.DataFrame:
-            return pd.read_csv(
-                io.BytesIO(content), sep=separator, encoding=encoding, index_col=False,
-                keep_default_na=False, na_values=BLANK, low_memory=False, **keywords,
-            )  # fmt: skip
-
-        frame = read()
+        rows: dict[str, Any] = {"index_col": False, "na_values": BLANK, "low_memory": False}
+        frame = read(**rows)
         if separator != ",":
             doubtful = _undo_decimal_commas(
-                frame, lambda names: read(usecols=names, dtype=str), blanks
+                frame, lambda names: read(**rows, usecols=names, dtype=str), blanks
             )
     if encoding in ("cp1252", "latin-1"):
         warn(

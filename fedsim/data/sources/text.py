@@ -102,11 +102,7 @@ class TextSource(Source):
             else text.read_vectors(self.vectors, words)
         )
         return Dataset(
-            x=x[train],
-            y=y[train],
-            test_x=x[test],
-            test_y=y[test],
-            classes=classes,
+            *(x[train], y[train], x[test], y[test], classes),
             words=words,
             vectors=vectors,
             known=known,
@@ -250,11 +246,7 @@ class Shakespeare(OfficialFiles):
         vectors[len(text.SPECIAL) :] = np.eye(len(letters), dtype=np.float32)
         (x, y), (test_x, test_y) = (_encoded(part, words) for part in (train, test))
         return Dataset(
-            x=x,
-            y=y,
-            test_x=test_x,
-            test_y=test_y,
-            classes=letters,
+            *(x, y, test_x, test_y, letters),
             columns={"user": np.repeat([li.user for li in train], [len(li.y) for li in train])},
             words=words,
             vectors=vectors,
