@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -200,22 +201,18 @@ class BoostedTrees(ArrayModel):
         return self.grow(ask, cuts, len(g))
 
 
+@dataclass(frozen=True)
 class Gradients:
     """Gradients g and hessians h of the loss at scores, as multiples of their units times 2^-26.
 
     Cross-entropy of the log-odds of two classes, h = p·(1 − p), or of the softmax, where XGBoost
-    takes h = 2·p·(1 − p); for a regression, of 0 classes, half the squared error, h = 1. Weights
-    (n,) are factors of each example's loss; the units of g and of h are powers of two.
+    takes h = 2·p·(1 − p); for a regression half the squared error, h = 1.
     """
 
-    def __init__(
-        self,
-        y: NDArray[Any],
-        classes: int,
-        weights: Array | None = None,
-        units: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
-        self.y, self.classes, self.weights, self.units = y, classes, weights, units
+    y: NDArray[Any]  # (n,) classes or targets
+    classes: int  # 0 for a regression
+    weights: Array | None = None  # (n,) factor of each example's loss; by default 1
+    units: tuple[float, float] = (1.0, 1.0)  # powers of two of the size of g and of h
 
     def __call__(self, f: Array) -> tuple[Array, Array]:
         """(C, n) g and h, of scores (C, n)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
 from fedsim.objectives.objective import (
     Batch,
+    Context,
     Metric,
     Objective,
     OutputGradient,
@@ -81,9 +81,7 @@ class Classification(Objective):
             Metric("loss", "loss", best="min"),
         )
 
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         return self.weighted(self.losses(network(x), y), y)
 
     def weighted(self, losses: Tensor, y: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from fedsim.data.dataset import frozen
 
 EVALUATION_BATCH = 500  # fixed, so that scores do not depend on the worker
 
+Context = Mapping[str, Tensor]  # vectors of a method, by name: (P,) or (size,) each
+
 # The inputs of scores, by name: numbers, which are added over batches, shards and clients, and
 # arrays, which are concatenated.
 Totals = dict[str, Any]
@@ -152,9 +154,7 @@ class Objective(Component, ABC):
         """The displayed scores; one of them is the primary metric."""
 
     @abstractmethod
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         """(B,) the loss of each example; training minimises their mean.
 
         Args:

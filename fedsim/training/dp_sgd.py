@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.errors import ExperimentError
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, named
-from fedsim.training.job import Context, DrawnBatch, Loss, TrainingJob
+from fedsim.training.job import DrawnBatch, Loss, TrainingJob
 
 
 class PerExample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,7 @@ class WithLoss(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(
-        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def forward(self, loss: Any, x: Tensor, y: Tensor, context: Any) -> Tensor:
         return loss(self.network, x, y, context)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedsim.config.registry import Config, unfit
+from fedsim.objectives.objective import Context
 from fedsim.training.flat import FlatModel
 
-# Vectors of a method, by name: (P,) or (size,) each.
-Context = Mapping[str, Tensor]
 # (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one per example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
 # (inputs (B, ...), labels (B,)) -> what the losses of a batch need: by name, tensors with a row

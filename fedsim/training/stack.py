@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import generator_state
 from fedsim.training import captured
 from fedsim.training.captured import Captured
 from fedsim.training.dropout import Draws, Dropout, drawing
 from fedsim.training.flat import FlatModel, WithLoss, lacks_memory, named
-from fedsim.training.job import Context, Hooks, Loss, Sgd, Train, Trained, TrainingJob
+from fedsim.training.job import Hooks, Loss, Sgd, Train, Trained, TrainingJob
 from fedsim.training.local import epoch_order, in_precision, train, with_terms
 
 KEPT = 4  # memories of stacks: those of the latest hooks

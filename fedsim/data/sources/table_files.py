@@ -235,8 +235,8 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
         warnings.simplefilter("error", pd.errors.ParserWarning)
 
         def read(**keywords: Any) -> pd.DataFrame:
-            common = {"sep": separator, "encoding": encoding, "keep_default_na": False}
-            return pd.read_csv(io.BytesIO(content), **common, **keywords)
+            keywords |= {"sep": separator, "encoding": encoding, "keep_default_na": False}
+            return pd.read_csv(io.BytesIO(content), **keywords)
 
         header = read(header=None, nrows=1, dtype=str)
         names = header.iloc[0].tolist()
