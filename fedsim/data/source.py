@@ -98,8 +98,8 @@ class OfficialFiles(Source):
     """A data set in official files below a data root; see `fedsim.data.sources.files.find`.
 
     Args:
-        root: folder that contains the files, or one of the sub-folders of the data set that
-            `fedsim.data.sources.files.LAYOUTS` lists; by default $FEDSIM_DATA.
+        root: folder that contains the files, or has them in one of the data set's usual
+            sub-folders, which a message lists if they are not found; by default $FEDSIM_DATA.
     """
 
     root: Path | None = None
