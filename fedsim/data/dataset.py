@@ -387,11 +387,7 @@ def _unmasked(name: str, values: Any) -> NDArray[Any]:
 
 
 def check_parts(dataset: Dataset, where: str) -> None:
-    """Refuse a data set whose parts do not go together.
-
-    Args:
-        where: the source, for messages.
-    """
+    """Refuse a data set whose parts do not go together; `where` names its source."""
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
@@ -442,11 +438,7 @@ def check_parts(dataset: Dataset, where: str) -> None:
 
 
 def check_trainable(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on.
-
-    Args:
-        where: the source, for messages.
-    """
+    """Refuse what nothing could be trained on; `where` names the source."""
     check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)

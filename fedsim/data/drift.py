@@ -105,11 +105,7 @@ class Drifting(Wrapping):
         return dataset, replace(splits, change=change)
 
     def drifting(self, clients: int, seed: int) -> list[int]:
-        """The ids of drifting clients, in ascending order.
-
-        Args:
-            seed: the experiment's seed.
-        """
+        """The ids of drifting clients, in ascending order, by the experiment's seed."""
         drawn = draw_clients(keyed_rng(seed, "drift clients"), clients, self.clients)
         return list(map(int, drawn))
 

@@ -310,11 +310,7 @@ def fit(
 def _filled(
     w: int, total: Statistics, moments: NDArray[np.int64], column: NDArray[Any] | None
 ) -> float:
-    """What takes the place of blank cells of a feature that has one entry.
-
-    Args:
-        column: all its values, for the median; None for the mean.
-    """
+    """What takes the place of blank cells of a feature of one entry; a median needs its column."""
     if w in total.values:  # of equally frequent values the least, as scikit-learn takes
         counts = total.values[w]
         most = max(counts.values())

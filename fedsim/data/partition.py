@@ -107,11 +107,7 @@ class Partition(Component):
         return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
 
     def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
-        """The clients' names in the data; empty if they have none.
-
-        Args:
-            shares: what `split` returned.
-        """
+        """The clients' names in the data, of the shares that `split` returned; empty for none."""
         return ()
 
     def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:

@@ -177,11 +177,7 @@ def feature_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
 
 
 def missing_features(shares: Skew) -> dict[tuple[int, ...], list[str]]:
-    """Features that are blank in all examples of some clients, by these clients.
-
-    Args:
-        shares: of blank cells.
-    """
+    """Features that are blank in all examples of some clients, by these; of shares of blanks."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name, of_clients in zip(shares.features, shares.values.T, strict=True):
         if lacking := tuple(np.flatnonzero(of_clients == 1).tolist()):

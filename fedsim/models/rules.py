@@ -108,11 +108,7 @@ class RuleModel(ArrayModel, ABC):
 
     @abstractmethod
     def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
-        """The rules in readable form.
-
-        Args:
-            names: names of the F features.
-        """
+        """The rules in readable form, with the names of the F features."""
 
     def outputs(self, arrays: Rules, x: NDArray[np.float32]) -> Array:
         return self.predict(arrays, x.astype(np.float64)).values[:, None]

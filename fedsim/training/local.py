@@ -119,11 +119,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
 
 
 def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray[np.int64]:
-    """(n,) the examples that an epoch visits, in this order.
-
-    Args:
-        y: (n,) their labels.
-    """
+    """(n,) the examples that an epoch visits, in this order, by their labels (n,)."""
     n = len(y)
     if settings.sampler == "shuffle" or n == 0:
         return rng.permutation(n)

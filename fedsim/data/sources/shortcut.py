@@ -128,11 +128,7 @@ class Shortcut(Wrapping):
         return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
-        """The ids of the clients that hold the shortcut, in ascending order.
-
-        Args:
-            seed: the experiment's seed.
-        """
+        """The ids of the clients with the shortcut, in ascending order, by the run's seed."""
         return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
