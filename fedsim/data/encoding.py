@@ -99,19 +99,14 @@ class Scaling:
     """How numbers of a source's files become those of the data set: (v - low) / span.
 
     A column whose span is 0 becomes 0. By default nothing is changed.
-
-    Args:
-        low: (W,), or one for all columns.
-        span: likewise.
-        fill: (W,) what takes the place of blank cells, in the units of the files; NaN where they
-            are refused. None if no cell is blank.
-        zero: what 0 stands for, in words, if the scale gives it a meaning.
     """
 
-    low: NDArray[Any] | float = 0.0
-    span: NDArray[Any] | float = 1.0
+    low: NDArray[Any] | float = 0.0  # (W,), or one for all columns
+    span: NDArray[Any] | float = 1.0  # likewise
+    # (W,) what takes the place of blank cells, in the units of the files; NaN where they are
+    # refused. None if no cell is blank.
     fill: NDArray[Any] | None = None
-    zero: str = ""
+    zero: str = ""  # what 0 stands for, in words, if the scale gives it a meaning
 
     @classmethod
     def minmax(cls, train: NDArray[Any]) -> Scaling:

@@ -57,13 +57,12 @@ class Captured:
         jobs: of a stack with as many clients as there is to be memory for.
         settings: the experiment's `train` section.
         num_parameters: P.
-
-    Attributes:
-        vectors: (V, size) weights.
-        context: (V, n) the hooks' vectors, by name.
-        gradients: (V, P).
-        why_not: why no more gradients are captured; None if they are.
     """
+
+    vectors: Tensor  # (V, size) weights
+    context: dict[str, Tensor]  # (V, n) the hooks' vectors
+    gradients: Tensor  # (V, P)
+    why_not: str | None = None  # why no more gradients are captured; None if they are
 
     def __init__(self, jobs: Sequence[TrainingJob], settings: Train, num_parameters: int) -> None:
         V, first = len(jobs), jobs[0]
@@ -71,7 +70,6 @@ class Captured:
         self.vectors = first.weights.new_empty(V, len(first.weights))
         self.context = {name: v.new_empty(V, *v.shape) for name, v in first.context.items()}
         self.gradients = first.weights.new_empty(V, num_parameters)
-        self.why_not: str | None = None
         self._met: set[Hashable] = set()
         self._graphs = dict[Hashable, _Graph]()
 
