@@ -179,13 +179,10 @@ class Wrapping(Source):
 
     Args:
         of: the data set (a `data` section), in memory.
-
-    Attributes:
-        cannot: do what, as the end of a message ("cannot drift").
-        kinds: of changes, for `documents`, `tables` and `images`; the first is the default.
     """
 
-    cannot: ClassVar[str]
+    cannot: ClassVar[str]  # do what, as the end of a message: "cannot drift"
+    # Of changes, for `documents`, `tables` and `images`; the first is the default.
     kinds: ClassVar[Mapping[str, Sequence[str]]]
     of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
 
