@@ -203,7 +203,8 @@ class Wrapping(Source):
         what = {1: "tables", 3: "images"}.get(len(data.shape), inputs)
         what = "documents" if data.words else what
         if what not in self.kinds:
-            others = " and ".join(self.kinds)
+            *most, last = self.kinds
+            others = f"{', '.join(most)} and {last}"
             raise DataError(f"data.of: {what} {self.cannot}; only {others} can")
         known = self.kinds[what]
         if (kind := chosen or known[0]) not in known:
