@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
@@ -147,3 +148,8 @@ def _is_own(file: str) -> bool:
 
 class FedsimWarning(UserWarning):
     """Something is done as requested, but probably not as intended."""
+
+
+def warn(text: str) -> None:
+    """Warn of something, at the place where the caller was called."""
+    warnings.warn(text, FedsimWarning, stacklevel=3)

@@ -61,6 +61,11 @@ def located(title: str, key: str, problem: PydanticCustomError, given: Any) -> V
     return ValidationError.from_exception_data(title, [details])
 
 
+def unfit(problem: str) -> PydanticCustomError:
+    """The error for values that do not fit; pydantic adds the section or key where they are."""
+    return PydanticCustomError("unfit", "{problem}", {"problem": problem})
+
+
 def refuse_twice(name: str, names: Sequence[str]) -> None:
     """Refuse a name that is given more than once."""
     if names.count(name) > 1:

@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import nearest
-from fedsim.data.encoding import (
-    BLANK,
-    UNSCALED,
-    Feature,
-    Preprocessing,
-    Scaling,
-    feature_of,
-    fit,
-)
+from fedsim.data.encoding import BLANK, UNSCALED, Feature, Preprocessing, Scaling, feature_of, fit
 from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import AnyArray, StoredArray, as_float32, select
 from fedsim.errors import DataError
@@ -179,14 +171,9 @@ class Dataset:
         if not all(isinstance(feature, Feature) for feature in self.encoding):
             raise DataError(f"data: encoding must be of Features, not {self.encoding!r:.80}")
         object.__setattr__(self, "encoding", tuple(self.encoding))
-        kinds = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
-        for name, wanted in {
-            **kinds,
-            "target": str,
-            "sliced_by": str,
-            "client_column": str,
-            "note": str,
-        }.items():
+        kinds: dict[str, type] = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
+        kinds |= dict.fromkeys(("target", "sliced_by", "client_column", "note"), str)
+        for name, wanted in kinds.items():
             if not isinstance(given := getattr(self, name), wanted):
                 raise DataError(f"data: {name} must be a {wanted.__name__}, not {given!r:.80}")
 
@@ -289,26 +276,16 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What models and workers need to know of a data set beside its examples.
+    """What models and workers need to know of a data set beside its examples."""
 
-    Args:
-        shape: of one input.
-        num_classes: 0 for a regression.
-        dtype: of a network's inputs.
-        embeddings: for token ids, the vector (V, D) of each, and (V,) which have one that means
-            something; else None.
-        parts: (W,) the feature of each entry of a table's row, if features take several.
-        padding: of token ids of a tokenizer, its own id of padding, which has changed places with
-            0; None for words.
-        classes: the names of the classes.
-    """
-
-    shape: tuple[int, ...]
-    num_classes: int
-    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one input
+    num_classes: int  # 0 for a regression
+    dtype: np.dtype[Any]  # of a network's inputs
+    # Of token ids: the vector (V, D) of each, and (V,) which have one that means something.
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
+    # (W,) the feature of each entry of a table's row, if features take several.
     parts: NDArray[np.int64] | None = None
-    padding: int | None = None
+    padding: int | None = None  # of a tokenizer: its own id, which has changed places with 0
     classes: tuple[str, ...] = ()
 
 
@@ -410,11 +387,7 @@ def _unmasked(name: str, values: Any) -> NDArray[Any]:
 
 
 def check_parts(dataset: Dataset, where: str) -> None:
-    """Refuse a data set whose parts do not go together.
-
-    Args:
-        where: the source, for messages.
-    """
+    """Refuse a data set whose parts do not go together; `where` names its source."""
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
@@ -465,18 +438,12 @@ def check_parts(dataset: Dataset, where: str) -> None:
 
 
 def check_trainable(dataset: Dataset, where: str) -> None:
-    """Refuse what nothing could be trained on.
-
-    Args:
-        where: the source, for messages.
-    """
+    """Refuse what nothing could be trained on; `where` names the source."""
     check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if isinstance(inputs, StoredArray):
-            raise DataError(
-                f"{where}: {x} stays in a file of its own; name a source that reads it"
-            )
+            raise DataError(f"{where}: {x} stays in a file; name a source that reads it")
         if inputs.shape[1:] != dataset.shape:
             raise DataError(
                 f"{where}: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
@@ -487,8 +454,7 @@ def check_trainable(dataset: Dataset, where: str) -> None:
             if array.dtype.kind not in "uif":
                 raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
             how = dataset.preprocessing
-            fills = how is not None and how.missing not in ("refuse", "drop")
-            blank = fills and name in ("x", "test_x")
+            blank = how is not None and how.fills and array is inputs
             unfit = np.isinf if blank else lambda values: ~np.isfinite(values)
             if array.dtype.kind == "f" and unfit(array).any():
                 raise DataError(f"{where}: {name} has NaN or infinite values")
@@ -582,9 +548,7 @@ def of_parts(
 ) -> Dataset:
     """A data set of inputs and labels; a test set that is not given is split off (`split_rows`).
 
-    Args:
-        classes: the names of the classes, empty for a regression; None to take the labels that
-            occur, in order.
+    `classes` are empty for a regression, and None for the labels that occur, in order.
     """
     (x, y), columns = train, dict(columns or {})
     if classes is None:
@@ -605,12 +569,6 @@ def split_rows(
     """Training rows and test rows, each in ascending order, stratified by class if there are any.
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
-
-    Args:
-        y: (N,) class indices or targets.
-        classes: the names of the classes; empty for a regression.
-        test_fraction: share of the rows for testing, between 0 and 1.
-        what: the name of the data, for messages.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 

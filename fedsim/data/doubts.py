@@ -64,11 +64,7 @@ def of_words(x: NDArray[np.int32]) -> Iterator[str]:
 
 
 def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> Iterator[str]:
-    """Doubts about features that number the examples instead of describing them.
-
-    Args:
-        x: (n, F) of `count` training inputs, in the units of their file.
-    """
+    """Doubts about features that number the `count` examples; x (n, F) has the file's units."""
     found = []
     for name, values in zip(names, x.T, strict=True):
         whole = np.rint(values)
@@ -91,11 +87,7 @@ def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> 
 
 
 def of_scales(columns: Mapping[str, NDArray[Any]], has_scale: bool) -> Iterator[str]:
-    """Doubts about the scales of features and a regression's target, (n,) values of each.
-
-    Args:
-        has_scale: whether the source has the key `scale`.
-    """
+    """Doubts about the scales of features and a regression's target, (n,) values of each."""
     for size in (np.ptp, lambda values: np.abs(values).max()):
         sizes = {name: float(size(v)) for name, v in columns.items() if np.ptp(v) > 0}
         if not sizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -14,13 +14,11 @@ from fedsim.config.registry import check_named, nearest
 from fedsim.data.dataset import Dataset, as_dtype
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import Change, ClientSplits, Indices, Ragged
-from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.stored import bounds
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
 
 Kind = Literal["shift", "shuffle", "noise", "invert"]
-OF_TABLES: tuple[Kind, ...] = ("shift", "shuffle")
-OF_IMAGES: tuple[Kind, ...] = ("noise", "invert")
 WITH_STRENGTH = ("shift", "noise")
 # (inputs (n, ...) of a client, its random stream) -> these inputs once it has drifted
 Drift = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
@@ -51,7 +49,11 @@ class Drifting(Wrapping):
             from the columns that are not constant. By default one.
     """
 
-    refusal: ClassVar[str] = "clients cannot drift if '{name}' already changes their examples"
+    cannot: ClassVar[str] = "cannot drift"
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "tables": ("shift", "shuffle"),
+        "images": ("noise", "invert"),
+    }
     name: str = "drift"
     clients: float = Field(0.2, gt=0, le=1)
     round: PositiveInt
@@ -103,11 +105,7 @@ class Drifting(Wrapping):
         return dataset, replace(splits, change=change)
 
     def drifting(self, clients: int, seed: int) -> list[int]:
-        """The ids of drifting clients, in ascending order.
-
-        Args:
-            seed: the experiment's seed.
-        """
+        """The ids of drifting clients, in ascending order, by the experiment's seed."""
         drawn = draw_clients(keyed_rng(seed, "drift clients"), clients, self.clients)
         return list(map(int, drawn))
 
@@ -166,7 +164,7 @@ class Drifting(Wrapping):
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
         """The features of a table that change, in ascending order; empty for images."""
-        if (kind := self._kind(data)) in OF_IMAGES:
+        if (kind := self._kind(data)) in self.kinds["images"]:
             return []
         x, parts, names = np.asarray(data.x)[: data.num_loaded], data.parts, data.feature_names
         varies = np.flatnonzero((x != x[:1]).any(axis=0))
@@ -200,21 +198,11 @@ class Drifting(Wrapping):
         return sorted(names.index(name) for name in features)
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data."""
-        if data.words or len(data.shape) not in (1, 3):
-            what = "documents" if data.words else f"inputs of shape {data.shape}"
-            raise DataError(f"data.of: {what} cannot drift; only tables and images can")
-        table = len(data.shape) == 1
-        what, known = ("tables", OF_TABLES) if table else ("images", OF_IMAGES)
-        kind = self.kind or known[0]
-        if kind not in known:
-            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        kind: Kind = self.kind_for(data, self.kind)
         if self.strength is not None and kind not in WITH_STRENGTH:
             raise DataError(
                 f"data.strength={self.strength:g}: {kind} has no strength; leave it out"
             )
-        if self.features is not None and not table:
+        if self.features is not None and kind in self.kinds["images"]:
             raise DataError("data.features: images have no columns; leave it out")
-        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
-            raise DataError("data.of: inputs that stay in files cannot drift; leave out in_place")
         return kind

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +37,10 @@ _HALF = 30  # bits in each of the two integers of a sum
 
 
 class OfCategory(str):
-    """The name of an entry that is 1 for one category and else 0: `thal=normal`.
+    """The name of an entry that is 1 for one category and else 0: `thal=normal`."""
 
-    Attributes:
-        feature: `thal`.
-        category: `normal`.
-    """
-
-    feature: str
-    category: str
+    feature: str  # `thal`
+    category: str  # `normal`
 
     @classmethod
     def of(cls, feature: str, category: str) -> OfCategory:
@@ -58,26 +53,18 @@ class OfCategory(str):
 class Feature:
     """A column of a table, and how it is written into `x`.
 
-    Args:
-        name: of the column.
-        kind: `number`; `date`, in days since 1970 (UTC); `ordinal`, the index of a category;
-            `one_hot`, an entry for each category, and one for all that are unknown.
-        unit: of its numbers, for people.
-        codes: categories as they are in the file.
-        words: categories as they are shown.
-        blanks: what in the file stands for a blank cell, beside an empty one.
-        indicator: whether a last entry is 1 where the cell is blank.
-        scaled: whether `scale` applies to its numbers.
+    A `number` is as it is; a `date` in days since 1970 (UTC); `ordinal` is the index of a
+    category; `one_hot` takes an entry for each category, and one for all that are unknown.
     """
 
     name: str
     kind: Kind = "number"
-    unit: str = ""
-    codes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    blanks: tuple[str, ...] = ()
-    indicator: bool = False
-    scaled: bool = True
+    unit: str = ""  # of its numbers, for people
+    codes: tuple[str, ...] = ()  # categories as they are in the file
+    words: tuple[str, ...] = ()  # categories as they are shown
+    blanks: tuple[str, ...] = ()  # what in the file stands for a blank cell, beside an empty one
+    indicator: bool = False  # whether a last entry is 1 where the cell is blank
+    scaled: bool = True  # whether `scale` applies to its numbers
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -112,19 +99,14 @@ class Scaling:
     """How numbers of a source's files become those of the data set: (v - low) / span.
 
     A column whose span is 0 becomes 0. By default nothing is changed.
-
-    Args:
-        low: (W,), or one for all columns.
-        span: likewise.
-        fill: (W,) what takes the place of blank cells, in the units of the files; NaN where they
-            are refused. None if no cell is blank.
-        zero: what 0 stands for, in words, if the scale gives it a meaning.
     """
 
-    low: NDArray[Any] | float = 0.0
-    span: NDArray[Any] | float = 1.0
+    low: NDArray[Any] | float = 0.0  # (W,), or one for all columns
+    span: NDArray[Any] | float = 1.0  # likewise
+    # (W,) what takes the place of blank cells, in the units of the files; NaN where they are
+    # refused. None if no cell is blank.
     fill: NDArray[Any] | None = None
-    zero: str = ""
+    zero: str = ""  # what 0 stands for, in words, if the scale gives it a meaning
 
     @classmethod
     def minmax(cls, train: NDArray[Any]) -> Scaling:
@@ -159,41 +141,32 @@ UNSCALED = Scaling()
 class Preprocessing:
     """What of a table is still to be fitted to the training examples of the clients.
 
-    Args:
-        missing: what takes the place of a blank number: the `mean`, the `median` or the
-            `most_frequent`. Of categories always the most frequent one.
-        scale: of numbers, and of a regression's target.
-        fit: to all training examples together (`pooled`), to sums that clients send
-            (`federated`: the same numbers), or by each client to its own (`client`).
+    The keys are those of `fedsim.data.sources.tables.Table`.
     """
 
     missing: Missing = "refuse"
     scale: Scale = "none"
     fit: Fit = "pooled"
 
+    @property
+    def fills(self) -> bool:
+        """Whether blank cells are filled."""
+        return self.missing not in ("refuse", "drop")
 
-@dataclass(frozen=True)
-class Fitted:
-    """What was fitted, and what the sums took.
 
-    Args:
-        scaling: how entries are filled and scaled.
-        sent: bytes that each client sends.
-        received: bytes that each client receives.
-    """
+class Fitted(NamedTuple):
+    """What was fitted, and what the sums took."""
 
-    scaling: Scaling
-    sent: tuple[int, ...]
-    received: int
+    scaling: Scaling  # how entries are filled and scaled
+    sent: tuple[int, ...]  # bytes of each client
+    received: int  # bytes that each client gets
 
 
 class Statistics:
     """What is known of the training examples of some clients; they add up exactly, in any order.
 
-    Args:
-        x: (n, W) in the units of the files, NaN where blank.
-        features: those of the W entries.
-        missing: of the preprocessing; values are counted where the most frequent one matters.
+    The examples are (n, W) in the units of the files, NaN where blank. Values are counted where
+    the most frequent one matters.
     """
 
     def __init__(self, x: Floats, features: Sequence[Feature], missing: Missing) -> None:
@@ -300,7 +273,7 @@ def fit(
                 f"out{advice}"
             )
     moments, received = np.zeros((2, 2, W), np.int64), 0
-    fills = how.missing not in ("refuse", "drop")
+    fills = how.fills
     if how.scale == "standard" or fills:  # a second exchange, once the ranges are known
         for rows in parts:
             for chunk in _chunks(x, rows):
@@ -318,7 +291,9 @@ def fit(
                 fill[own_entries] = np.arange(len(ones)) == ones.argmax()
             continue
         if fills:
-            column = np.concatenate([x[rows, w] for rows in parts]) if _needs_all(how) else None
+            column = None
+            if how.missing == "median":  # for which sums are not enough
+                column = np.concatenate([x[rows, w] for rows in parts])
             fill[w] = _filled(w, total, moments, column)
         if feature.scaled and how.scale != "none":
             low[w], span[w] = _scale(w, float(fill[w]), how, total, moments)
@@ -327,19 +302,10 @@ def fit(
     return Fitted(scaling, tuple(sent), received)
 
 
-def _needs_all(how: Preprocessing) -> bool:
-    """Whether sums are not enough."""
-    return how.missing == "median"
-
-
 def _filled(
     w: int, total: Statistics, moments: NDArray[np.int64], column: NDArray[Any] | None
 ) -> float:
-    """What takes the place of blank cells of a feature that has one entry.
-
-    Args:
-        column: all its values, for the median; None for the mean.
-    """
+    """What takes the place of blank cells of a feature of one entry; a median needs its column."""
     if w in total.values:  # of equally frequent values the least, as scikit-learn takes
         counts = total.values[w]
         most = max(counts.values())

@@ -104,9 +104,7 @@ def draw_labels(
 ) -> None:
     """Draw a label table (K, labels): a column for each client, its size above, its labels below.
 
-    Args:
-        axis: the kind of label: `class`, or `target` for a regression.
-        clients: the clients' names, if they have any; of more than 40 clients numbers are shown.
+    `axis` is the kind of label, `class` or `target`. More than 40 clients are not named.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

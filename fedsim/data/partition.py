@@ -11,18 +11,14 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import Component, Registry, nearest
+from fedsim.config.registry import Component, Registry, nearest, unfit
 from fedsim.data.dataset import Dataset
 from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.support.rng import keyed_rng
 
-# Maximum of random numbers for a Dirichlet partition, which take a few seconds.
-MAX_DRAWN = 10**8
-
-
+MAX_DRAWN = 10**8  # random numbers for a Dirichlet partition, which take a few seconds
 MOST_CLIENTS = 100_000_000  # more would not fit into memory
 
 
@@ -111,11 +107,7 @@ class Partition(Component):
         return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
 
     def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
-        """The clients' names in the data; empty if they have none.
-
-        Args:
-            shares: what `split` returned.
-        """
+        """The clients' names in the data, of the shares that `split` returned; empty for none."""
         return ()
 
     def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:
@@ -128,6 +120,16 @@ class Partition(Component):
 
 
 partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
+
+
+class _AmongClients(Partition):
+    """A partition among so many clients.
+
+    Args:
+        clients: number of clients.
+    """
+
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
 
 
 def _by_class(data: Dataset, kind: str) -> None:
@@ -175,15 +177,10 @@ def _enough(data: Dataset, clients: int, each: int = 1) -> None:
 
 
 @partitions.register
-class Iid(Partition):
-    """Examples are shuffled and distributed evenly.
-
-    Args:
-        clients: number of clients.
-    """
+class Iid(_AmongClients):
+    """Examples are shuffled and distributed evenly."""
 
     kind: str = "iid"
-    clients: int = Field(ge=1, le=MOST_CLIENTS)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         _enough(data, self.clients)
@@ -191,7 +188,7 @@ class Iid(Partition):
 
 
 @partitions.register
-class Dirichlet(Partition):
+class Dirichlet(_AmongClients):
     """Label skew: the clients' shares of each class are drawn from Dir(α).
 
     For each class c: q_c ~ Dir(α·1_K), and the shuffled examples of c are cut at
@@ -199,13 +196,11 @@ class Dirichlet(Partition):
     minimum as in MOON, Li et al. 2021).
 
     Args:
-        clients: number of clients.
         alpha: α, concentration: the smaller, the more the clients' labels differ.
         min_samples: smallest number of training examples of a client.
     """
 
     kind: str = "dirichlet"
-    clients: int = Field(ge=1, le=MOST_CLIENTS)
     alpha: float = Field(gt=0)
     min_samples: int = Field(10, ge=1)
 
@@ -238,19 +233,17 @@ class Dirichlet(Partition):
 
 
 @partitions.register
-class Pathological(Partition):
+class Pathological(_AmongClients):
     """Each client holds examples of a few classes only (McMahan et al. 2017).
 
     Every client gets exactly `classes_per_client` different classes, every class goes to the same
     number of clients as far as possible, and its examples are divided evenly among them.
 
     Args:
-        clients: number of clients.
         classes_per_client: number of different classes that each client holds.
     """
 
     kind: str = "pathological"
-    clients: int = Field(ge=1, le=MOST_CLIENTS)
     classes_per_client: int = Field(2, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
@@ -277,26 +270,21 @@ class Pathological(Partition):
                     f"for {len(clients)} clients; lower partition.clients or "
                     "partition.classes_per_client"
                 )
-            for client, piece in zip(
-                clients, np.array_split(of_class, max(len(clients), 1)), strict=False
-            ):
+            pieces = np.array_split(of_class, max(len(clients), 1))
+            for client, piece in zip(clients, pieces, strict=False):
                 shares_of[client].append(piece)
         return [np.concatenate(pieces) for pieces in shares_of]
 
 
 @partitions.register
-class Quantile(Partition):
+class Quantile(_AmongClients):
     """Target skew for regression: each client holds the examples of one range of targets.
 
     Examples are sorted by target (ties in random order) and cut into parts of nearly equal size;
     client 0 holds the lowest targets.
-
-    Args:
-        clients: number of clients.
     """
 
     kind: str = "quantile"
-    clients: int = Field(ge=1, le=MOST_CLIENTS)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if data.classes:
@@ -310,19 +298,17 @@ class Quantile(Partition):
 
 
 @partitions.register
-class Quantity(Partition):
+class Quantity(_AmongClients):
     """Quantity skew: client sizes follow a log-normal distribution, labels are iid.
 
     Size shares ∝ exp(σ·N(0, 1)); every client holds at least `min_samples`.
 
     Args:
-        clients: number of clients.
         sigma: σ, spread of the sizes; 0 makes all clients equally large.
         min_samples: smallest number of training examples of a client.
     """
 
     kind: str = "quantity"
-    clients: int = Field(ge=1, le=MOST_CLIENTS)
     sigma: float = Field(1.0, ge=0)
     min_samples: int = Field(1, ge=1)
 
@@ -435,9 +421,8 @@ class File(Partition):
     @model_validator(mode="after")
     def _deals_all(self) -> File:
         if self.server_fraction or self.train_fraction < 1:
-            raise PydanticCustomError(
-                "file",
-                "a file assigns all examples; server_fraction must be 0 and train_fraction 1",
+            raise unfit(
+                "a file assigns all examples; server_fraction must be 0 and train_fraction 1"
             )
         return self
 

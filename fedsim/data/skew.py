@@ -1,7 +1,8 @@
 """How different clients' data are, in the numbers that papers state.
 
-Of labels: the distance of each client's distribution from that of all clients' examples. Of a
-table's features: how far a client's mean is from the others', and which cells were blank.
+Of labels: the distance of each client's distribution, (K, C) shares p_k, from that of all clients'
+examples, (C,) shares p. Of a table's features: how far a client's mean is from the others', and
+which cells were blank.
 """
 
 from __future__ import annotations
@@ -24,37 +25,20 @@ BLANK = "features: share of blank cells"  # the name of a measure
 
 
 class Skew(NamedTuple):
-    """One measure, of all clients.
+    """One measure, of all clients."""
 
-    Attributes:
-        name: what is measured, with its unit or range.
-        values: (K,) of each client, or (K, F) of its features; NaN where there is nothing to
-            compare, as a client has no examples.
-        features: F names; empty if it is not about features.
-    """
-
-    name: str
-    values: Floats
-    features: tuple[str, ...] = ()
+    name: str  # what is measured, with its unit or range
+    values: Floats  # (K,) by client, or (K, F) by feature; NaN where there is nothing to compare
+    features: tuple[str, ...] = ()  # F names; empty if it is not about features
 
 
 def hellinger(clients: Floats, all_clients: Floats) -> Floats:
-    """(K,) the Hellinger distance √(½ Σ_c (√p_kc − √p_c)²), from 0 to 1.
-
-    Args:
-        clients: (K, C) shares p_k of the labels at each client.
-        all_clients: (C,) shares p at all clients.
-    """
+    """(K,) the Hellinger distance √(½ Σ_c (√p_kc − √p_c)²), from 0 to 1."""
     return np.sqrt(((np.sqrt(clients) - np.sqrt(all_clients)) ** 2).sum(axis=1) / 2)
 
 
 def jensen_shannon(clients: Floats, all_clients: Floats) -> Floats:
-    """(K,) the Jensen-Shannon distance, from 0 to 1: the square root of the divergence in bits.
-
-    Args:
-        clients: (K, C) shares p_k of the labels at each client.
-        all_clients: (C,) shares p at all clients.
-    """
+    """(K,) the Jensen-Shannon distance, from 0 to 1: the square root of the divergence in bits."""
     middle = (clients + all_clients) / 2
 
     def divergence(shares: Floats) -> Floats:
@@ -69,10 +53,6 @@ def label_emd(clients: Floats, all_clients: Floats) -> Floats:
     """(K,) the earth mover's distance of labels, Σ_c |p_kc − p_c|, from 0 to 2.
 
     Source: Zhao et al., Federated Learning with Non-IID Data, arXiv:1806.00582, 2018, section 3.
-
-    Args:
-        clients: (K, C) shares p_k of the labels at each client.
-        all_clients: (C,) shares p at all clients.
     """
     return np.abs(clients - all_clients).sum(axis=1)
 
@@ -80,12 +60,8 @@ def label_emd(clients: Floats, all_clients: Floats) -> Floats:
 def wasserstein(values: Floats, clients: NDArray[np.int64], count: int) -> Floats:
     """(K,) the Wasserstein-1 distance of each client's numbers from those of all, in their unit.
 
-    It is ∫₀¹ |Q_k(u) − Q(u)| du of the quantile functions. NaN for a client without numbers.
-
-    Args:
-        values: (n,) numbers.
-        clients: (n,) the client of each.
-        count: K.
+    It is ∫₀¹ |Q_k(u) − Q(u)| du of the quantile functions, of values (n,) of clients (n,). NaN for
+    a client without numbers.
     """
     order = np.lexsort((values, clients))
     values, clients = values[order], clients[order]
@@ -109,15 +85,10 @@ def mean_difference(values: Floats, clients: NDArray[np.int64], count: int) -> F
 
     |m_k − m| / √((s_k² + s²)/2), of means m and variances s² of the client's numbers and of all
     others; 0 where the means are the same, infinite where they differ and nothing varies. NaN
-    where a client, or all others, have no numbers.
+    where a client, or all others, have no numbers. Values are (n,), NaN for none, of clients (n,).
 
     Source: Austin, Balance diagnostics for comparing the distribution of baseline covariates,
     Statistics in Medicine 28 (2009), section 3.1.
-
-    Args:
-        values: (n,) numbers; NaN for none.
-        clients: (n,) the client of each.
-        count: K.
     """
     there = ~np.isnan(values)
     values, clients = values[there], clients[there]
@@ -143,11 +114,7 @@ def blank_shares(
 ) -> Floats:  # fmt: skip
     """(K, F) the share of a client's cells of each feature that are blank; NaN for no examples.
 
-    Args:
-        blanks: by feature, (N,) whether the cell of each example is blank.
-        rows: (n,) the examples that clients hold.
-        clients: (n,) the client of each of the rows.
-        count: K.
+    `blanks` are (N,) of all examples, by feature; `rows` (n,) those that `clients` (n,) hold.
     """
     sizes = np.bincount(clients, minlength=count)[:, np.newaxis]
     held = [np.bincount(clients, blank[rows], minlength=count) for blank in blanks.values()]
@@ -189,10 +156,8 @@ def label_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
 def feature_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
     """The measures of features of a table: differences of means, and shares of blank cells.
 
-    Nothing for images, texts, and features that stay in their files.
-
-    Args:
-        dataset: before it is fitted, so that blank cells are known; these do not count in means.
+    Nothing for images, texts, and features that stay in their files. The data are not fitted yet,
+    so that blank cells are known; these do not count in means.
     """
     count = len(splits)
     if dataset.x.ndim != 2 or dataset.words or isinstance(dataset.x, StoredArray):
@@ -212,11 +177,7 @@ def feature_skew(dataset: Dataset, splits: ClientSplits) -> Iterator[Skew]:
 
 
 def missing_features(shares: Skew) -> dict[tuple[int, ...], list[str]]:
-    """Features that are blank in all examples of some clients, by these clients.
-
-    Args:
-        shares: of blank cells.
-    """
+    """Features that are blank in all examples of some clients, by these; of shares of blanks."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name, of_clients in zip(shares.features, shares.values.T, strict=True):
         if lacking := tuple(np.flatnonzero(of_clients == 1).tolist()):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -21,16 +20,22 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import Component, Registry, called, check_keywords, import_object
+from fedsim.config.registry import (
+    Component,
+    Registry,
+    called,
+    check_keywords,
+    import_object,
+    unfit,
+)
 from fedsim.data import doubts
 from fedsim.data.dataset import Dataset, check_parts
 from fedsim.data.sources import from_python
 from fedsim.data.sources.adapters import Reading, read
 from fedsim.data.splits import ClientSplits, Indices, take_stratified
 from fedsim.data.stored import StoredArray, select
-from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
+from fedsim.errors import DataError, FedsimError, in_own_code, warn
 from fedsim.support.rng import keyed_rng
 
 INSPECTED = 10_000  # training inputs in memory, for what is doubtful about them
@@ -39,10 +44,7 @@ INSPECTED_STORED = 100  # likewise, of those in files
 
 def _count_or_share(asked: int | float | None) -> int | float | None:
     if asked is not None and (asked <= 0 or (isinstance(asked, float) and asked >= 1)):
-        raise PydanticCustomError(
-            "count_or_share",
-            "must be a number of examples, 1 or more, or a share of them between 0 and 1",
-        )
+        raise unfit("must be a number of examples, 1 or more, or a share of them between 0 and 1")
     return asked
 
 
@@ -93,7 +95,12 @@ class Source(Component):
 
 
 class OfficialFiles(Source):
-    """A data set in official files below a data root; see `fedsim.data.sources.files.find`."""
+    """A data set in official files below a data root; see `fedsim.data.sources.files.find`.
+
+    Args:
+        root: folder that contains the files, or has them in one of the data set's usual
+            sub-folders, which a message lists if they are not found; by default $FEDSIM_DATA.
+    """
 
     root: Path | None = None
 
@@ -172,20 +179,41 @@ class Wrapping(Source):
 
     Args:
         of: the data set (a `data` section), in memory.
-
-    Attributes:
-        refusal: what to say of a data set that changes them, with '{name}' for its name.
     """
 
-    refusal: ClassVar[str]
+    cannot: ClassVar[str]  # do what, as the end of a message: "cannot drift"
+    # Of changes, for `documents`, `tables` and `images`; the first is the default.
+    kinds: ClassVar[Mapping[str, Sequence[str]]]
     of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
 
     @field_validator("of")
     @classmethod
     def _clients_hold_it_as_loaded(cls, of: Source) -> Source:
         if type(of).for_clients is not Source.for_clients:
-            raise PydanticCustomError("nested", cls.refusal, {"name": of.name})
+            raise unfit(f"clients {cls.cannot} if '{of.name}' already changes their examples")
         return of
+
+    def kind_for(self, data: Dataset, chosen: str | None) -> Any:
+        """The chosen kind of change, or the default for such data.
+
+        Raises:
+            DataError: it is not for these data, or they stay in files.
+        """
+        inputs = f"inputs of shape {data.shape}"
+        what = {1: "tables", 3: "images"}.get(len(data.shape), inputs)
+        what = "documents" if data.words else what
+        if what not in self.kinds:
+            *most, last = self.kinds
+            others = f"{', '.join(most)} and {last}"
+            raise DataError(f"data.of: {what} {self.cannot}; only {others} can")
+        known = self.kinds[what]
+        if (kind := chosen or known[0]) not in known:
+            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
+            raise DataError(
+                f"data.of: inputs that stay in files {self.cannot}; leave out in_place"
+            )
+        return kind
 
 
 @datasets.register
@@ -261,7 +289,7 @@ def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
         if data.preprocessing is None or data.preprocessing.scale == "none":
             found += doubts.of_scales(columns, has_scale)
     for doubt in found:
-        warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
+        warn(f"data: {doubt}")
 
 
 def _test_subset(data: Dataset, asked: int | float) -> Dataset:

@@ -37,15 +37,10 @@ def take_stratified(
 
 @dataclass(frozen=True)
 class Ragged:
-    """A list of index arrays as two flat arrays, so that 100,000 clients share memory cheaply.
+    """A list of index arrays as two flat arrays, so that 100,000 clients share memory cheaply."""
 
-    Args:
-        values: (sum of lengths,) all index arrays, one after another.
-        offsets: (K + 1,) array k is `values[offsets[k] : offsets[k + 1]]`.
-    """
-
-    values: Indices
-    offsets: Indices
+    values: Indices  # (sum of lengths,) all index arrays, one after another
+    offsets: Indices  # (K + 1,) array k is `values[offsets[k] : offsets[k + 1]]`
 
     @classmethod
     def of(cls, arrays: Iterable[Indices]) -> Ragged:
@@ -71,22 +66,15 @@ class Ragged:
 
 @dataclass(frozen=True)
 class TaskSequence:
-    """The tasks that each client learns one after another, T of them.
-
-    Args:
-        train: K·T index arrays, client by client: training examples of each task.
-        validation: K·T index arrays: validation examples of each task.
-        order: the classes of each client's tasks, in the order of the tasks' definitions.
-        test: the central test set's examples of each of `label_sets`.
-    """
+    """The tasks that each client learns one after another, T of them."""
 
     # Columns of the table of tasks besides scores.
     COLUMNS: ClassVar[frozenset[str]] = frozenset({"round", "client", "task", "seen", "classes"})
 
-    train: Ragged
-    validation: Ragged
-    order: tuple[tuple[tuple[int, ...], ...], ...]
-    test: dict[tuple[int, ...], Indices]
+    train: Ragged  # K·T arrays, client by client: training examples of each task
+    validation: Ragged  # K·T arrays: validation examples of each task
+    order: tuple[tuple[tuple[int, ...], ...], ...]  # classes of each client's tasks, as defined
+    test: dict[tuple[int, ...], Indices]  # of the central test set, for each of `label_sets`
 
     @cached_property
     def labels(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -116,37 +104,21 @@ class TaskSequence:
 
 @dataclass(frozen=True)
 class ClientSplits:
-    """The examples that each client holds.
+    """The examples that each client holds."""
 
-    Args:
-        train: examples whose label the client may use, as indices into `Dataset.x`.
-        unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
-        test: examples held out to evaluate a model on the client's own distribution.
-        server: examples that only the server holds (empty unless `server_fraction` > 0).
-        held_out: validation examples, which nobody trains on (`evaluate.validation`).
-        sequence: the tasks into which `train` is divided, in continual learning.
-        task: the current task, 0 ≤ task < T; see `at`.
-        labels: the task's classes by client; None if models predict among all classes.
-        validation: validation examples of the task.
-        test_is_central: `test` holds indices into `Dataset.test_x`.
-        change: what clients hold instead from a given round on, if it changes.
-        names: the clients' names in the data, for example hospitals; empty if they have none.
-        adversaries: which clients are adversaries, in ascending order.
-    """
-
-    train: Ragged
-    unlabelled: Ragged
-    test: Ragged
-    server: Indices = field(default_factory=lambda: NONE)
-    held_out: Indices = field(default_factory=lambda: NONE)
-    sequence: TaskSequence | None = None
-    task: int = 0
-    labels: tuple[tuple[int, ...], ...] | None = None
-    validation: Ragged | None = None
-    test_is_central: bool = False
-    change: Change | None = None
-    names: tuple[str, ...] = ()
-    adversaries: tuple[int, ...] = ()
+    train: Ragged  # examples whose label the client may use, as indices into `Dataset.x`
+    unlabelled: Ragged  # examples whose label it may not (empty unless `labelled_fraction` < 1)
+    test: Ragged  # examples held out to evaluate a model on the client's own distribution
+    server: Indices = field(default_factory=lambda: NONE)  # that only the server holds
+    held_out: Indices = field(default_factory=lambda: NONE)  # for `evaluate.validation`
+    sequence: TaskSequence | None = None  # into which `train` is divided, in continual learning
+    task: int = 0  # the current one, 0 ≤ task < T; see `at`
+    labels: tuple[tuple[int, ...], ...] | None = None  # the task's, by client; None for all
+    validation: Ragged | None = None  # examples of the task
+    test_is_central: bool = False  # `test` holds indices into `Dataset.test_x`
+    change: Change | None = None  # what clients hold instead from a given round on
+    names: tuple[str, ...] = ()  # of clients in the data, for example hospitals; may be none
+    adversaries: tuple[int, ...] = ()  # ids of clients, in ascending order
 
     def __len__(self) -> int:
         return len(self.train)

@@ -137,13 +137,9 @@ class _Selected(StoredArray):
 
 
 class MappedArray(StoredArray):
-    """An array of a NumPy file, which is mapped into memory.
+    """An array that is mapped into memory, of a `.npy` file or an `.npz` that is not compressed.
 
     Bytes (images) keep their type, other numbers are read as float32.
-
-    Args:
-        path: a `.npy` file, or an `.npz` archive that is not compressed.
-        member: the name of the archive's array.
     """
 
     def __init__(self, path: Path, member: str = "") -> None:
@@ -222,12 +218,7 @@ def _npy_header(file: Any) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class ImageFiles(StoredArray):
-    """Image files, decoded on demand; the latest are cached.
-
-    Args:
-        paths: paths of the images.
-        shape: (channels, height, width) that they are resized to.
-    """
+    """Image files, decoded on demand to (channels, height, width); the latest are cached."""
 
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
         super().__init__((len(paths), *shape), np.uint8)

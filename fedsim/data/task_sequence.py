@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import nearest
+from fedsim.config.registry import nearest, unfit
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
 from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, TaskSequence
@@ -41,10 +40,9 @@ class TaskPartition(Partition):
     @model_validator(mode="after")
     def _deals_by_task(self) -> TaskPartition:
         if self.test_fraction or self.server_fraction or self.labelled_fraction < 1:
-            raise PydanticCustomError(
-                "stream",
+            raise unfit(
                 "a stream of tasks has test_fraction 0, server_fraction 0 and labelled_fraction "
-                "1: a task is tested on the central test set's examples of its classes",
+                "1: a task is tested on the central test set's examples of its classes"
             )
         return self
 
@@ -55,11 +53,7 @@ class TaskPartition(Partition):
     def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:
         """The classes of each task, and the tasks of each client, in the order of learning.
 
-        Args:
-            rows: the training examples that are distributed.
-
-        Raises:
-            DataError: the data set does not have these classes, or has too few.
+        Of the training rows `rows`. It is a DataError if there are no such classes, or too few.
         """
         raise NotImplementedError
 
@@ -104,11 +98,8 @@ class TaskPartition(Partition):
 def task_row(
     sequence: TaskSequence, client: int, task: int, under_way: int, scores: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A row of tasks.parquet, without the round.
-
-    Args:
-        under_way: the current task.
-        scores: scores of the client's model for this task, none named like a built-in column.
+    """A row of tasks.parquet, without the round: a model's scores for a task, of which none may be
+    named like a built-in column, while the task `under_way` is learnt.
     """
     taken = sorted(TaskSequence.COLUMNS & scores.keys())
     if taken:
@@ -242,16 +233,13 @@ class OwnTasks(TaskPartition):
         T = len(self.tasks[0])
         for k, own in enumerate(self.tasks):
             if len(own) != T:
-                raise PydanticCustomError(
-                    "tasks",
-                    "client {k} has {found} tasks, client 0 {first}; all clients need the same "
-                    "number",
-                    {"k": k, "found": len(own), "first": T},
+                raise unfit(
+                    f"client {k} has {len(own)} tasks, client 0 {T}; all clients need the same "
+                    "number"
                 )
             for i, task in enumerate(own):
                 if len(set(task)) < len(task):
-                    problem = "client {k}, task {i} names a class twice"
-                    raise PydanticCustomError("tasks", problem, {"k": k, "i": i})
+                    raise unfit(f"client {k}, task {i} names a class twice")
         return self
 
     def draw(self, data: Dataset, rows: Indices, seed: int) -> Drawn:

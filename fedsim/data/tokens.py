@@ -83,8 +83,7 @@ TokenizerChoice = Pretrained | TrainedTokenizer
 def tokenizer(choice: TokenizerChoice, texts: Sequence[str], length: int) -> tuple[str, int]:
     """The JSON of a tokenizer that truncates documents to `length` tokens, and its padding's id.
 
-    Args:
-        texts: what one that is trained is trained on.
+    One that is trained is trained on `texts`.
 
     Raises:
         DataError: there is none, or it cannot be used here.

@@ -1,9 +1,11 @@
 """Network architectures, rule models and boosted trees."""
 
+# ruff: noqa: F401  (modules that are not used here fill the registry)
+
 from fedsim.models import boosted_trees as _boosted_trees
 from fedsim.models import huggingface as _huggingface
 from fedsim.models import libraries as _libraries
-from fedsim.models import networks as _networks  # they fill the registry
+from fedsim.models import networks as _networks
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
 from fedsim.models import transformer as _transformer
@@ -23,14 +25,3 @@ __all__ = [
     "TextModel",
     "models",
 ]
-del (
-    _boosted_trees,
-    _huggingface,
-    _libraries,
-    _networks,
-    _rationale,
-    _text,
-    _transformer,
-    _tree_rules,
-    _tsk,
-)

@@ -6,7 +6,6 @@ LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Section 4.1).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.nn.functional import linear
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedsim.config.registry import Config, check_named, nearest
-from fedsim.errors import ExperimentError, FedsimWarning
+from fedsim.errors import ExperimentError, warn
 from fedsim.models.model import Classifier, Model
 from fedsim.support.extras import require
 from fedsim.support.words import in_short
@@ -144,10 +143,7 @@ class Adapters(Config):
 def check_adapted(network: nn.Module, x: Tensor) -> None:
     """Refuse a network that reads the weight of a layer with adapters without calling the layer.
 
-    Ranks above that of a layer are warned of.
-
-    Args:
-        x: a batch of its inputs.
+    Ranks above that of a layer are warned of. `x` is a batch of its inputs.
 
     Raises:
         ExperimentError: there is one, or the head is not the layer that is called last.
@@ -184,11 +180,9 @@ def check_adapted(network: nn.Module, x: Tensor) -> None:
     for name, layer in adapted.items():
         rank = min(layer.in_features, layer.out_features)
         if (r := layer.r["default"]) > rank:
-            warnings.warn(
+            warn(
                 f"adapters.r={r}: '{name}' ({layer.out_features}×{layer.in_features}) has no rank "
-                f"above {rank}, so that r={rank} adapts it as well",
-                FedsimWarning,
-                stacklevel=2,
+                f"above {rank}, so that r={rank} adapts it as well"
             )
             break
 

@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 
 class Autoencoder(nn.Module):
-    """A convolutional variational autoencoder of images with pixels in [0, 1].
+    """A convolutional variational autoencoder of images (C, H, W) with pixels in [0, 1].
 
-    The encoder halves the sides twice, to d channels; the decoder mirrors it. The latent vector is
-    sampled in training, and is the mean in evaluation.
-
-    Args:
-        shape: (C, H, W) of an image.
-        width: d.
-        latent: length of the latent vector; `auto` is that of the encoder's output.
+    The encoder halves the sides twice, to d = `width` channels; the decoder mirrors it. The latent
+    vector, by default as long as the encoder's output, is sampled in training, and is the mean in
+    evaluation.
     """
 
     def __init__(

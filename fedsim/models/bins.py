@@ -37,9 +37,8 @@ def values_of(keys: Ints) -> Floats:
 def count_keys(x: Floats, feature: Ints, first: Ints, shift: int) -> Array:
     """(I, 16) how many values of (n, F) are in each sixteenth of some intervals of keys.
 
-    Args:
-        feature: (I,) the feature of each interval, ascending.
-        first: (I,) its first key, ascending within a feature; its sixteenths have 2^shift keys.
+    Intervals are of ascending features (I,), and have an ascending first key (I,); a sixteenth has
+    2^shift keys.
     """
     counts = np.zeros((len(feature), 16))
     begin = np.searchsorted(feature, np.arange(x.shape[1] + 1))

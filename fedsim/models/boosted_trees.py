@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -191,12 +192,7 @@ class BoostedTrees(ArrayModel):
         )
 
     def boost(self, g: Array, h: Array, codes: NDArray[np.uint8], cuts: Arrays) -> Arrays:
-        """C trees, grown on examples in one place.
-
-        Args:
-            g, h: (C, n) their gradients and hessians.
-            codes: (F, n) their bins.
-        """
+        """C trees, grown in one place on the bins (F, n) of examples; g and h are (C, n)."""
 
         def ask(tree: Arrays, nodes: Ints) -> tuple[Array, None]:
             place = places(leaf_of(tree, codes.T), nodes)
@@ -205,27 +201,18 @@ class BoostedTrees(ArrayModel):
         return self.grow(ask, cuts, len(g))
 
 
+@dataclass(frozen=True)
 class Gradients:
     """Gradients g and hessians h of the loss at scores, as multiples of their units times 2^-26.
 
     Cross-entropy of the log-odds of two classes, h = p·(1 − p), or of the softmax, where XGBoost
     takes h = 2·p·(1 − p); for a regression half the squared error, h = 1.
-
-    Args:
-        y: (n,) classes or targets.
-        classes: 0 for a regression.
-        weights: (n,) factor of each example's loss; by default 1.
-        units: powers of two of the size of g and of h.
     """
 
-    def __init__(
-        self,
-        y: NDArray[Any],
-        classes: int,
-        weights: Array | None = None,
-        units: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
-        self.y, self.classes, self.weights, self.units = y, classes, weights, units
+    y: NDArray[Any]  # (n,) classes or targets
+    classes: int  # 0 for a regression
+    weights: Array | None = None  # (n,) factor of each example's loss; by default 1
+    units: tuple[float, float] = (1.0, 1.0)  # powers of two of the size of g and of h
 
     def __call__(self, f: Array) -> tuple[Array, Array]:
         """(C, n) g and h, of scores (C, n)."""
@@ -284,9 +271,7 @@ def leaf_of(trees: Arrays, x: NDArray[Any]) -> Ints:
 def raw_scores(trees: Arrays, x: Floats, f: Array | None = None, since: int = 0) -> Array:
     """(C, n) base + the sum of the trees' values for rows (n, F), added round by round.
 
-    Args:
-        f: the scores of the first rounds, if they are known.
-        since: how many rounds these are.
+    `f` are the scores of the first `since` rounds, if they are known.
     """
     T, C, N = trees["feature"].shape
     f = np.repeat(trees["base"][:, None], len(x), axis=1) if f is None else f.copy()
@@ -310,11 +295,9 @@ def appended(trees: Arrays, *more: Arrays, scale: float = 1.0) -> Arrays:
 
 
 def places(leaves: Ints, nodes: Ints) -> Ints:
-    """(C, n) which of some nodes each row is in, −1 if in none of them.
+    """(C, n) which of the nodes (A, 2), by tree and number, each row is in; −1 for none.
 
-    Args:
-        leaves: (C, n) the node of each tree at which it ends.
-        nodes: (A, 2) tree and number of each node.
+    `leaves` (C, n) are the nodes at which the rows end.
     """
     found = np.full((len(leaves), max(leaves.max(initial=0), nodes[:, 1].max()) + 1), -1)
     found[tuple(nodes.T)] = np.arange(len(nodes))
@@ -324,12 +307,9 @@ def places(leaves: Ints, nodes: Ints) -> Ints:
 def histograms(
     place: Ints, A: int, codes: NDArray[np.uint8], cuts: Arrays, g: Array, h: Array
 ) -> Array:
-    """(A, 2, B) sums of g and h by node, and by feature and bin.
+    """(A, 2, B) sums of g and h (C, n) by node, and by feature and bin.
 
-    Args:
-        place: (C, n) which of the A nodes each row is in; see `places`.
-        codes: (F, n) the rows' bins.
-        g, h: (C, n) by tree.
+    `place` (C, n) is as of `places`, `codes` (F, n) are the rows' bins.
     """
     starts = cuts["starts"]
     most, found = int(np.diff(starts).max()), np.zeros((A, 2, int(starts[-1])))

@@ -116,22 +116,13 @@ def _init_cut_off(values: Tensor, std: float) -> None:
 
 
 class Rest(nn.Module):
-    """A task's own parameters besides m and A: biases, attention and a head.
+    """A task's own parameters besides m and A: biases, attention and a head for L `labels`.
 
-    The weights of others' tasks are added to its own: θ + Σ_j α_j·A_j (FedWeIT).
-
-    Args:
-        layout: layout of the decomposed layers.
-        slots: K, maximum number of A's of other tasks.
-        labels: L, number of classes of the task.
-        dropout: dropout of the convolutions' features.
-        hidden: width of a layer before the head; unused here.
-
-    Attributes:
-        foreign: (K, P) the A's, padded with zeros.
+    The weights of others' tasks, K `slots`, are added to its own: θ + Σ_j α_j·A_j (FedWeIT).
+    `hidden`, the width of a layer before the head, is unused here.
     """
 
-    foreign: Tensor
+    foreign: Tensor  # (K, P) the A's, padded with zeros
     # Parameters that the released code does not train.
     untrained: tuple[str, ...] = ("head",)
     # Whether others' A's are added to the task's weights; if not, the released code has no use of
@@ -189,13 +180,7 @@ class Rest(nn.Module):
         return torch.cat(pooled, dim=1)
 
     def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
-        """Logits (B, L).
-
-        Args:
-            read: B documents.
-            theta: (P,) B ⊙ m + A.
-            digested: (B, ...) results of `digest` for them.
-        """
+        """Logits (B, L) of B documents, for θ = B ⊙ m + A (P,), and their results of `digest`."""
         return self.head(self.dropout(self.own_features(read, self.windows(theta))))
 
 

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, reading
-from fedsim.config.registry import located
+from fedsim.config.registry import located, unfit
 from fedsim.data import Dataset, DataSpec, tokens
 from fedsim.errors import DataError, ExperimentError
 from fedsim.models.libraries import LibraryModel, normalised
@@ -30,14 +29,10 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "preprocessor_
 
 
 class Body(nn.Module):
-    """What a network of transformers computes for its last linear layer.
+    """What a network of transformers computes for its last linear layer, called `head`.
 
-    Its weights have their names in the checkpoint, after `model.`.
-
-    Args:
-        model: the network, with an identity in place of that layer.
-        padding: of documents, the tokenizer's id of padding, which is 0 in their rows.
-        head: the name of the last linear layer.
+    An identity is in place of that layer. Weights have their names in the checkpoint, after
+    `model.`. Rows of documents have 0 for `padding`, the tokenizer's id of it.
     """
 
     def __init__(self, model: nn.Module, padding: int | None, head: str) -> None:
@@ -88,7 +83,7 @@ class HuggingFaceModel(LibraryModel):
     @model_validator(mode="after")
     def _has_a_head(self) -> HuggingFaceModel:
         if self.head == "checkpoint" and self.init == "random":
-            problem = PydanticCustomError("no_head", "with init=random the head is new as well")
+            problem = unfit("with init=random the head is new as well")
             raise located(type(self).__name__, "head", problem, self.head)
         return self
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from pydantic import ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim.config.pretrained import Pretrained, folder_of
-from fedsim.config.registry import located, nearest
+from fedsim.config.registry import located, nearest, unfit
 from fedsim.data import Dataset
-from fedsim.errors import DataError, ExperimentError, FedsimError, FedsimWarning, in_one_line
+from fedsim.errors import DataError, ExperimentError, FedsimError, in_one_line, warn
 from fedsim.models.model import Classifier, Model, image_shape, models
 from fedsim.models.weights import read_weights
 from fedsim.support.extras import require
@@ -43,10 +41,8 @@ class LibraryModel(Model):
 def normalised(data: Dataset, key: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
     """Images as pretrained weights expect them, instead of the data set's own normalisation.
 
-    Args:
-        key: the key of the experiment that names the weights, for messages.
-        mean, std: of pixels in [0, 1], one each or one for each channel; those of grey images are
-            the means over the channels.
+    `mean` and `std` are of pixels in [0, 1], one each or one for each channel; those of grey
+    images are the means over the channels. `key` names the weights in messages.
 
     Raises:
         ExperimentError: they are of another number of channels.
@@ -56,11 +52,9 @@ def normalised(data: Dataset, key: str, mean: Sequence[float], std: Sequence[flo
     if (*mean, *std) == (*(data.mean or [0.0] * len(mean)), *(data.std or [1.0] * len(std))):
         return data
     if data.x.dtype != np.uint8:
-        warnings.warn(
+        warn(
             f"{key}: was trained on pixels of mean {mean} and standard deviation {std}; the data "
-            "are numbers, not pixels from 0 to 255, and reach it as they are",
-            FedsimWarning,
-            stacklevel=2,
+            "are numbers, not pixels from 0 to 255, and reach it as they are"
         )
         return data
     channels = data.shape[0]
@@ -112,22 +106,19 @@ class _Named(LibraryModel):
     @model_validator(mode="after")
     def _is_known(self) -> _Named:
         if self.pretrained and self.checkpoint is not None:
-            problem = PydanticCustomError("two", "model.pretrained has weights as well; set one")
+            problem = unfit("model.pretrained has weights as well; set one")
             raise located(self.name, "checkpoint", problem, self.checkpoint)
         for key in self.model_extra or {}:
             if key in self.ours:
-                why = "weights come from pretrained or checkpoint, the rest from the data"
-                problem = PydanticCustomError("ours", why)
+                problem = unfit(
+                    "weights come from pretrained or checkpoint, the rest from the data"
+                )
                 raise located(self.name, key, problem, (self.model_extra or {})[key])
         if find_spec(self.library) is not None and self.own_name not in (known := self._known()):
             near = nearest(self.own_name, known)
             if "did you mean" not in near:
                 near = f"; {self.library}.list_models() lists them"
-            problem = PydanticCustomError(
-                "unknown_name",
-                "{library} has no model of images '{name}'{near}",
-                {"library": self.library, "name": self.own_name, "near": near},
-            )
+            problem = unfit(f"{self.library} has no model of images '{self.own_name}'{near}")
             raise located(self.name, "name", problem, self.name)
         return self
 

@@ -63,18 +63,13 @@ class MaskedAutoencoder(nn.Module):
         decoder_depth: transformer blocks of the decoder.
         decoder_heads: of each block's attention.
 
-    Attributes:
-        patches: N.
-        positions: (N, D) what is added to the patches' embeddings.
-        decoder_positions: (N, decoder_width) what is added to the decoder's tokens.
-
     Raises:
         ExperimentError: the inputs are not images, P does not divide their sides, or a width is
             not a multiple of 4 and of the heads.
     """
 
-    positions: Tensor
-    decoder_positions: Tensor
+    positions: Tensor  # (N, D) what is added to the patches' embeddings
+    decoder_positions: Tensor  # (N, decoder_width) what is added to the decoder's tokens
 
     def __init__(
         self,

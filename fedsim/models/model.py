@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -21,9 +19,10 @@ from fedsim.config.registry import (
     check_keywords,
     import_object,
     importable_name,
+    unfit,
 )
 from fedsim.data import Dataset, DataSpec
-from fedsim.errors import ExperimentError, FedsimWarning
+from fedsim.errors import ExperimentError, warn
 from fedsim.objectives import Objective, default_objective
 
 
@@ -47,9 +46,7 @@ class Classifier(nn.Module):
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
     """A classifier on representations of a given size, or on projections of them.
 
-    Args:
-        projection: d; a projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the
-            features (MOON).
+    A projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the features (MOON).
     """
     if projection is not None:
         hidden = nn.Linear(size, size), nn.ReLU(), nn.Linear(size, projection)
@@ -161,12 +158,10 @@ class TextModel(Model):
     def takes(self, data: Dataset) -> Dataset:
         if data.random_vectors and self.reads_vectors:
             words = "tokens" if data.tokenizer else "words"
-            warnings.warn(
+            warn(
                 f"model.name={self.name}: {words} get random vectors of {data.vectors.shape[1]} "
                 "components, unrelated to their meaning, which are not trained; set data.vectors "
-                "to a file of word vectors in GloVe's text format",
-                FedsimWarning,
-                stacklevel=2,
+                "to a file of word vectors in GloVe's text format"
             )
         return data
 
@@ -215,11 +210,7 @@ class _Models(Registry[Model]):
             return super()._import(name)
         is_network = isinstance(found, type) and issubclass(found, nn.Module)
         if not is_network and not inspect.isfunction(found):
-            raise PydanticCustomError(
-                "not_a_function",
-                "model '{name}' is neither a function nor a class of networks",
-                {"name": name},
-            )
+            raise unfit(f"model '{name}' is neither a function nor a class of networks")
         return UserModel
 
     def _name_of(self, component: type[Model], name: str | None = None) -> str:
@@ -229,11 +220,9 @@ class _Models(Registry[Model]):
     def section(self, given: Any) -> Any:
         """Like that of any registry; also for a class of networks or a function that makes one."""
         if isinstance(given, nn.Module):
-            raise PydanticCustomError(
-                "a_network",
-                "each run builds its network from its seed; pass the class {name}, or a "
-                "function of (shape, outputs) that builds it",
-                {"name": type(given).__name__},
+            raise unfit(
+                f"each run builds its network from its seed; pass the class "
+                f"{type(given).__name__}, or a function of (shape, outputs) that builds it"
             )
         if isinstance(given, type) and issubclass(given, nn.Module):
             return {self.key: importable_name(given, self.what)}

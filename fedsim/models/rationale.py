@@ -47,12 +47,7 @@ class Encoder(nn.Module):
 
 
 class Rationale(nn.Module):
-    """Documents (B, L) to the predictor's encoding of the words that the generator selects.
-
-    Args:
-        reader: words to vectors.
-        section: its sizes, and how it selects words.
-    """
+    """Documents (B, L) to the predictor's encoding of the words that the generator selects."""
 
     def __init__(self, reader: Reader, section: RationaleModel) -> None:
         super().__init__()
@@ -101,13 +96,7 @@ class Rationale(nn.Module):
 
 
 class RationaleClassifier(Classifier):
-    """A classifier by selected words, with the settings of `fedsim.objectives.Rationales`.
-
-    Args:
-        features: selects and encodes words.
-        head: predicts from the encoding.
-        section: the weights of the loss's terms.
-    """
+    """A classifier by selected words, with the weights of the terms of `objectives.Rationales`."""
 
     features: Rationale
 

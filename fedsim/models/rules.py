@@ -27,45 +27,27 @@ Rules = Arrays  # of a rule base, with one row per rule
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predictions of R rules for n inputs.
+    """Predictions of R rules for n inputs."""
 
-    Args:
-        values: (n,) predictions of the rule base.
-        deciding: (n,) index of the rule that decides, or that has the largest weight.
-        firing: (n, R) firing strengths.
-        outputs: (n, R) each rule's own output.
-        shares: (n, R) weight of each rule: the values are Σ shares·outputs. None if only the
-            deciding rule counts.
-    """
-
-    values: Array
-    deciding: NDArray[np.int64]
-    firing: Array
-    outputs: Array
+    values: Array  # (n,) predictions of the rule base
+    deciding: NDArray[np.int64]  # (n,) the rule that decides, or that has the largest weight
+    firing: Array  # (n, R) firing strengths
+    outputs: Array  # (n, R) each rule's own output
+    # (n, R) each rule's weight: the values are Σ shares·outputs. None if only one rule decides.
     shares: Array | None = None
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of a rule, on one feature.
+    """One condition of a rule, on one feature."""
 
-    Args:
-        feature: index of the feature.
-        words: "x3 is LOW".
-        term: "LOW", if features share their terms; otherwise the same as `words`.
-        membership: function from values of the feature, of any shape, to how well it holds, 0 to
-            1.
-        category: of an entry that is 0 or 1, `ward=north`: the feature, and whether it must be
-            that category; None for numbers.
-        bounds: (low, high) if it holds for low < x ≤ high, None for an open side; None if it is
-            no interval.
-    """
-
-    feature: int
-    words: str
-    term: str
-    membership: Callable[[Array], Array]
+    feature: int  # its index
+    words: str  # "x3 is LOW"
+    term: str  # "LOW", if features share their terms; otherwise the same as `words`
+    membership: Callable[[Array], Array]  # of values of any shape: how well it holds, 0 to 1
+    # Of an entry that is 0 or 1, `ward=north`: the feature, and whether it must be that category.
     category: tuple[str, bool] | None = None
+    # (low, high) if it holds for low < x ≤ high, None for an open side; None if no interval.
     bounds: tuple[float | None, float | None] | None = None
 
 
@@ -80,16 +62,10 @@ def of_category(name: OfCategory, holds: bool) -> tuple[str, tuple[str, bool]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule in readable form.
+    """A rule in readable form."""
 
-    Args:
-        conditions: conditions that must all hold.
-        consequent: (F + 1,) the output: constant first, then a coefficient for each feature.
-        weight: the rule's weight.
-    """
-
-    conditions: tuple[Condition, ...]
-    consequent: Array
+    conditions: tuple[Condition, ...]  # that must all hold
+    consequent: Array  # (F + 1,) the output: constant first, then a coefficient for each feature
     weight: float
 
 
@@ -132,11 +108,7 @@ class RuleModel(ArrayModel, ABC):
 
     @abstractmethod
     def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
-        """The rules in readable form.
-
-        Args:
-            names: names of the F features.
-        """
+        """The rules in readable form, with the names of the F features."""
 
     def outputs(self, arrays: Rules, x: NDArray[np.float32]) -> Array:
         return self.predict(arrays, x.astype(np.float64)).values[:, None]
@@ -179,14 +151,10 @@ def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
 def quality(firing: Array, outputs: Array, y: Array) -> tuple[Array, Array]:
     """Support and confidence of each rule on n examples: (R,) each, between 0 and 1.
 
-    With the firing strengths w_ij and m_ij = 1 - |ŷ_ij - y_i|, the error min-max normalised over
-    all examples and rules: support = Σ_i w_ij·m_ij / n, confidence = Σ_i w_ij·m_ij / Σ_i w_ij (0
-    for a rule that never fires). If all errors are equal up to rounding, m = 1.
-
-    Args:
-        firing: (n, R) strengths w.
-        outputs: (n, R) ŷ, each rule's own.
-        y: (n,) targets.
+    With the firing strengths w_ij (n, R) and m_ij = 1 - |ŷ_ij - y_i|, the error of each rule's own
+    output min-max normalised over all examples and rules: support = Σ_i w_ij·m_ij / n, confidence
+    = Σ_i w_ij·m_ij / Σ_i w_ij (0 for a rule that never fires). If all errors are equal up to
+    rounding, m = 1.
     """
     errors = np.abs(outputs - y[:, None])
     spread = errors.max() - errors.min()

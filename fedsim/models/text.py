@@ -20,11 +20,7 @@ class Reader(nn.Module):
 
     A document of n words has n windows of each width, the last ones padded with zeros; an empty
     document has one window of zeros. Results therefore do not depend on padding, that is on the
-    other documents of a batch.
-
-    Args:
-        vectors: (V, D).
-        known: (V,) whether a word's vector is meaningful.
+    other documents of a batch. Vectors are (V, D); `known` (V,) are those with a meaning.
     """
 
     vectors: Tensor

@@ -12,17 +12,11 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.config.registry import located
+from fedsim.config.registry import located, unfit
 from fedsim.errors import ExperimentError
-from fedsim.models.masked_autoencoder import (
-    patch_grid,
-    patch_positions,
-    patchify,
-    position_codes,
-)
+from fedsim.models.masked_autoencoder import patch_grid, patch_positions, patchify, position_codes
 from fedsim.models.model import Classifier, Model, TextModel, image_shape, models
 
 Width = Annotated[int, Field(ge=1)]
@@ -151,6 +145,16 @@ class Encoder(nn.Module):
 
 
 class _Sizes(Model):
+    """The sizes of a transformer.
+
+    Args:
+        dim: width of the tokens, a multiple of 4 and of `heads`.
+        depth: number of blocks.
+        heads: heads of each block's attention.
+        mlp_ratio: width of each block's MLP, relative to `dim`.
+        dropout: dropout of the tokens and of what each block adds to them, in training.
+    """
+
     dim: Width = 64
     depth: Width = 4
     heads: Width = 4
@@ -160,10 +164,8 @@ class _Sizes(Model):
     @model_validator(mode="after")
     def _divides_among_heads(self) -> _Sizes:
         if self.dim % self.heads or self.dim % 4:
-            problem = PydanticCustomError(
-                "width",
-                "must be a multiple of heads={heads}, and of 4 for codes of positions",
-                {"heads": self.heads},
+            problem = unfit(
+                f"must be a multiple of heads={self.heads}, and of 4 for codes of positions"
             )
             raise located(type(self).__name__, "dim", problem, self.dim)
         return self
@@ -179,11 +181,6 @@ class Vit(_Sizes):
 
     Args:
         patch: side of a patch in pixels, which must divide the image's.
-        dim: width of the tokens, a multiple of 4 and of `heads`.
-        depth: number of blocks.
-        heads: heads of each block's attention.
-        mlp_ratio: width of each block's MLP, relative to `dim`.
-        dropout: dropout of the tokens and of what each block adds to them, in training.
     """
 
     name: str = "vit"
@@ -208,11 +205,6 @@ class Transformer(_Sizes, TextModel):
         embeddings: `learned`, a vector of each token of the vocabulary, trained with the rest; or
             the data's own `vectors` (`data.vectors`), projected and not trained, so that a model
             has no weights for each word.
-        dim: width of the tokens, a multiple of 4 and of `heads`.
-        depth: number of blocks.
-        heads: heads of each block's attention.
-        mlp_ratio: width of each block's MLP, relative to `dim`.
-        dropout: dropout of the tokens and of what each block adds to them, in training.
     """
 
     name: str = "transformer"

@@ -226,12 +226,9 @@ def _outputs(consequents: NDArray[np.floating[Any]], x: Array) -> Array:
 
 
 def fuzzy_c_means(z: Array, U: Array, m: float) -> Array:
-    """(c, D) centres of fuzzy clusters (Bezdek 1981).
+    """(c, D) centres of fuzzy clusters of points (n, D) (Bezdek 1981).
 
-    Args:
-        z: (n, D) points.
-        U: (n, c) initial memberships; they need not sum to 1.
-        m: fuzziness, above 1.
+    Initial memberships (n, c) need not sum to 1; m is the fuzziness, above 1.
     """
     from scipy.spatial.distance import cdist  # slow to import
 

@@ -16,10 +16,7 @@ from fedsim.errors import DataError, in_one_line
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The layers of a file, by name.
-
-    Args:
-        path: safetensors, or a state dict saved by `torch.save`.
+    """The layers of a file by name: safetensors, or a state dict saved by `torch.save`.
 
     Raises:
         DataError: it is neither.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
 from fedsim.objectives.objective import (
     Batch,
+    Context,
     Metric,
     Objective,
     OutputGradient,
@@ -23,16 +23,6 @@ from fedsim.objectives.objective import (
 )
 
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default  # its backward pass
-
-
-class TwoParts(Protocol):
-    """A network of a representation and a head, such as `fedsim.models.Classifier`."""
-
-    @property
-    def features(self) -> nn.Module: ...
-
-    @property
-    def head(self) -> nn.Module: ...
 
 
 class Forward(NamedTuple):
@@ -91,9 +81,7 @@ class Classification(Objective):
             Metric("loss", "loss", best="min"),
         )
 
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         return self.weighted(self.losses(network(x), y), y)
 
     def weighted(self, losses: Tensor, y: Tensor) -> Tensor:
@@ -112,8 +100,8 @@ class Classification(Objective):
         as_here = own.loss is Classification.loss and own.losses is Classification.losses
         return _cross_entropy if as_here and self.class_weights is None else None
 
-    def forward(self, network: TwoParts, x: Tensor, y: Tensor) -> Forward:
-        """The loss of each example, with representations and logits, in one pass."""
+    def forward(self, network: Any, x: Tensor, y: Tensor) -> Forward:
+        """The losses, with the representations of `network.features` and the head's logits."""
         features = network.features(x)
         logits = network.head(features)
         return Forward(self.weighted(self.losses(logits, y), y), features, logits)

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from fedsim.config.registry import import_object, unknown_name
+from fedsim.config.registry import import_object, unfit, unknown_name
 from fedsim.data import Dataset
 from fedsim.data.dataset import frozen
 from fedsim.errors import ExperimentError, MethodError, in_own_code
@@ -225,9 +224,5 @@ def _own_scores(
 def _own_function(name: str) -> Callable[..., Any]:
     found = import_object(name, "metric")
     if not callable(found) or isinstance(found, type):
-        raise PydanticCustomError(
-            "not_a_function",
-            "metric '{name}' is not a function of (outputs, targets)",
-            {"name": name},
-        )
+        raise unfit(f"metric '{name}' is not a function of (outputs, targets)")
     return found

@@ -20,6 +20,8 @@ from fedsim.data.dataset import frozen
 
 EVALUATION_BATCH = 500  # fixed, so that scores do not depend on the worker
 
+Context = Mapping[str, Tensor]  # vectors of a method, by name: (P,) or (size,) each
+
 # The inputs of scores, by name: numbers, which are added over batches, shards and clients, and
 # arrays, which are concatenated.
 Totals = dict[str, Any]
@@ -54,20 +56,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class FurtherMetric:
-    """An additional metric: a function of all outputs and their targets.
+    """An additional metric: a function of all outputs and their targets."""
 
-    Args:
-        name: name of its column; several scores have columns `<name>/<score>`.
-        score: the function. It gets all outputs (n, ...) at once; where a model predicts only some
-            classes, outputs of the others are −inf.
-        shown: how reports show it; None if they do not.
-        is_table: whether the function returns rows of the run's table of that name.
-    """
-
-    name: str
+    name: str  # of its column; several scores have columns `<name>/<score>`
+    # It gets all outputs (n, ...); where a model predicts only some classes, others' are −inf.
     score: ScoreFunction
-    shown: Metric | None = None
-    is_table: bool = False
+    shown: Metric | None = None  # how reports show it, if they do
+    is_table: bool = False  # whether it returns rows of the run's table of that name
 
     def columns(self, outputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
         """Its scores, by column; empty for a table."""
@@ -159,9 +154,7 @@ class Objective(Component, ABC):
         """The displayed scores; one of them is the primary metric."""
 
     @abstractmethod
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         """(B,) the loss of each example; training minimises their mean.
 
         Args:

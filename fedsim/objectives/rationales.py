@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification, Forward
-from fedsim.objectives.objective import Batch, Metric, Totals, objectives
+from fedsim.objectives.objective import Batch, Context, Metric, Totals, objectives
 
 # Logits for all words, for selected words and for the rest; and the selection (n, L).
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -54,9 +54,7 @@ class Rationales(Classification):
             Metric("chance_f1", "rationale F1 of random words", sliced=True),
         )
 
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         return self.forward(network, x, y).losses
 
     def forward(self, network: Any, x: Tensor, y: Tensor) -> Forward:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.data import Dataset
 from fedsim.data.encoding import UNSCALED
 from fedsim.errors import ExperimentError
-from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
+from fedsim.objectives.objective import Batch, Context, Metric, Objective, Totals, objectives
 
 
 @objectives.register
@@ -47,9 +46,7 @@ class Regression(Objective):
             Metric("mae", f"error, mean absolute (MAE{scaled})", best="min"),
         )
 
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
         return torch.square(network(x).squeeze(-1) - y)
 
     def totals(self, outputs: Tensor, batch: Batch) -> Totals:

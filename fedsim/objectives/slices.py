@@ -28,6 +28,7 @@ from fedsim.objectives.objective import (
 )
 
 Rows = dict[str, list[dict[str, Any]]]  # rows of further tables, by table
+Scored = tuple[dict[str, float], Rows]
 
 
 class Slices(ABC):
@@ -50,9 +51,7 @@ class Slices(ABC):
         """
 
     @abstractmethod
-    def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
-    ) -> tuple[dict[str, float], Rows]:
+    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
         """The columns computed from totals of the whole test set, and rows of further tables."""
 
 
@@ -64,9 +63,7 @@ class Whole(Slices):
     ) -> dict[str, Totals]:
         return {"": evaluate(self.objective, network, batch)}
 
-    def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
-    ) -> tuple[dict[str, float], Rows]:
+    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
         return scores_of(self.objective, totals[""]), _tables(self.objective, totals[""], client)
 
 
@@ -90,9 +87,7 @@ class ByColumn(Slices):
                 found[name] = evaluate(self.objective, network, own)
         return found
 
-    def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
-    ) -> tuple[dict[str, float], Rows]:
+    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
         whole = merged(totals.values())
         found = scores_of(self.objective, whole)
         if len(totals) > 1:
@@ -137,9 +132,7 @@ class ByTask(Slices):
             slices.append(Slice(number, own, labels))
         return evaluate_slices(self.objective, network, batch, slices)
 
-    def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
-    ) -> tuple[dict[str, float], Rows]:
+    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
         found = {name: scores_of(self.objective, own) for name, own in totals.items()}
         clients = range(len(self._sequence.labels)) if client is None else [client]
         rows = [

@@ -116,9 +116,6 @@ class GridSettings(Config):
         """The values of some axes as tables show them."""
         return {axis: self.show(axis, value) for axis, value in part.items()}
 
-    def shown_baseline(self) -> dict[str, Any] | None:
-        return None if self.baseline is None else self.shown(self.baseline)
-
     def cells(self) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
         """Every cell, excluded or not: its value on each axis, and what each axis sets."""
         options = []
@@ -195,6 +192,7 @@ class GridSweep(SweepRunner[Grid]):
                     _check_one(sheet_of(*cell) for cell in cells)
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
+        self._baseline = self.grid.baseline and self.grid.shown(self.grid.baseline)
         self.runs: list[CellRun] = []
         excluded = [self.grid.shown(part).items() for part in self.grid.exclude]
         kept = [cell for cell in cells if not any(part <= cell[0].items() for part in excluded)]
@@ -215,7 +213,7 @@ class GridSweep(SweepRunner[Grid]):
         return {
             "name": self.name,
             "axes": list(self.grid.axes),
-            "baseline": self.grid.shown_baseline(),
+            "baseline": self._baseline,
             "target": self.grid.target,
             "cells": [run.about("missing") for run in self.runs],
         }
@@ -250,8 +248,8 @@ class GridSweep(SweepRunner[Grid]):
                 done.append((run.values, run.seed, Run.open(path)))
             known.append(run.about(status, error))
         rounds = tidy(done)
-        baseline = self.grid.shown_baseline()
-        summary = summarise_cells(done, list(self.grid.axes), baseline, self.grid.target)
+        axes = list(self.grid.axes)
+        summary = summarise_cells(done, axes, self._baseline, self.grid.target)
         states = {about["status"] for about in known}
         left = "failed" if "failed" in states else "finished"
         status = "interrupted" if "missing" in states else left

@@ -51,14 +51,12 @@ def allocate(
     concurrent: int | Literal["auto"] = "auto",
     actor_bytes: float = ACTOR_BYTES,
 ) -> Allocation:
-    """Decide how many client actors a trial gets, and how many trials run at once.
+    """How many client actors a trial gets, and how many trials run at once.
 
     With `engine.actors=auto`, as many trials as possible run at once and share the resources: many
-    small trials finish sooner than a few large ones, with the same results.
-
-    Args:
-        here: the node of this process, on which drivers run, because it has their folders.
-        actor_bytes: memory of each client actor, or of each trial in one process.
+    small trials finish sooner than a few large ones, with the same results. Drivers run on `here`,
+    the node of this process, because it has their folders. `actor_bytes` is the memory of each
+    client actor, or of each trial in one process.
 
     Raises:
         ClusterError: a trial, or the requested number at once, can never be placed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ require("optuna", "a search")
 
 import optuna
 from optuna import Study, samplers
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import OptunaError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -80,30 +79,17 @@ class SamplerByPlace(samplers.BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         self._of(study, trial).before_trial(study, trial)
 
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Any:
         return self._of(study, trial).infer_relative_search_space(study, trial)
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any) -> Any:
         return self._of(study, trial).sample_relative(study, trial, search_space)
 
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        sampler = self._of(study, trial)
-        return sampler.sample_independent(study, trial, param_name, param_distribution)
+    def sample_independent(self, study: Study, trial: FrozenTrial, *parameter: Any) -> Any:
+        return self._of(study, trial).sample_independent(study, trial, *parameter)
 
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        self._sampler.after_trial(study, trial, state, values)
+    def after_trial(self, study: Study, trial: FrozenTrial, *ended: Any) -> None:
+        self._sampler.after_trial(study, trial, *ended)
 
 
 class SearchSweep(SweepRunner[Search]):

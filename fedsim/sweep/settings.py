@@ -117,8 +117,6 @@ class Asha(Config):
         grace: rounds that every trial gets.
         reduction: η; the best 1/η of the trials at a rung continue to the next rung, which comes
             after η times as many rounds.
-
-    After an interruption the rungs start empty: the first trial to reach one continues.
     """
 
     grace: int = Field(5, ge=1)

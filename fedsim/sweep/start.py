@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
@@ -13,14 +13,10 @@ from fedsim.launch import run as launch
 from fedsim.launch.progress import LineProgress
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
-from fedsim.results.sweeps import Grid, Search, Sweep, open_folder
+from fedsim.results.sweeps import Grid, Search, open_folder
 
 if TYPE_CHECKING:
     from fedsim.sweep.sweep import SweepRunner
-
-# Ray Tune and Optuna take a second to import, so they are imported in functions.
-
-F = TypeVar("F", bound=Sweep)
 
 
 @checked
@@ -50,9 +46,8 @@ def grid(
         BadInput: the grid is invalid; nothing was started or written.
         RunError: there are no results, or they cannot be written.
     """
-    from fedsim.sweep.grid import GridSweep
-
-    return _run(GridSweep, experiment, overrides, out, progress, on_start)
+    done: Grid = _run("grid", experiment, overrides, out, progress, on_start)
+    return done
 
 
 @checked
@@ -76,9 +71,8 @@ def tune(
         BadInput: the search is invalid; nothing was started or written.
         RunError: there are no results, or they cannot be written.
     """
-    from fedsim.sweep.search import SearchSweep
-
-    return _run(SearchSweep, experiment, overrides, out, progress, on_start)
+    done: Search = _run("search", experiment, overrides, out, progress, on_start)
+    return done
 
 
 @checked
@@ -122,6 +116,7 @@ def sweep_of(config: RawConfig) -> SweepRunner[Any] | None:
 
 
 def _sweep(kind: str) -> type[SweepRunner[Any]]:
+    # Ray Tune and Optuna take a second to import.
     if kind == "grid":
         from fedsim.sweep.grid import GridSweep
 
@@ -132,13 +127,13 @@ def _sweep(kind: str) -> type[SweepRunner[Any]]:
 
 
 def _run(
-    kind: type[SweepRunner[F]],
+    kind: str,
     given: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any],
     out: str | Path,
     progress: bool | Callable[[str], None],
-    on_start: Callable[[F], None],
-) -> F:
+    on_start: Callable[[Any], None],
+) -> Any:
     overrides = plain(overrides)
     if isinstance(given, str | Path):
         config = RawConfig.read(given, overrides)
@@ -146,4 +141,4 @@ def _run(
         config = given if isinstance(given, RawConfig) else RawConfig(plain(given))
         config = config.overridden(overrides)
     with LineProgress(progress) as shown:
-        return kind.run(config, out, shown, on_start)
+        return _sweep(kind).run(config, out, shown, on_start)

@@ -406,10 +406,7 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be written: {error}") from error
     try:
-        with (
-            _packed(cluster, job) as (name, sha256),
-            tempfile.TemporaryFile(dir=stage) as package,
-        ):
+        with _packed(cluster, job) as (name, sha256), tempfile.TemporaryFile(dir=stage) as package:
             digest = hashlib.sha256()
             for chunk in cluster.read_log(job.node, name):
                 digest.update(chunk)

@@ -32,24 +32,19 @@ S = TypeVar("S", bound=Config)
 class SweepRunner(ABC, Generic[F]):
     """A grid or a search, as an experiment file describes it, and what runs it.
 
-    Attributes:
-        command: of fedsim that runs it.
-        experiments: of its runs, or representative ones.
-        loaded: data that planning it has loaded, by `data_key`.
-
     Raises:
         ExperimentError: the section, or an experiment that follows from it, does not fit the
             schema.
     """
 
     folder_type: type[F]
-    command: str
+    command: str  # of fedsim that runs it
     name: str
-    experiments: list[Experiment]
+    experiments: list[Experiment]  # of its runs, or representative ones
 
     @abstractmethod
     def __init__(self, config: RawConfig) -> None:
-        self.loaded: dict[str, Dataset] = {}
+        self.loaded: dict[str, Dataset] = {}  # by planning it, by `data_key`
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

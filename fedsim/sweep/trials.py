@@ -123,24 +123,17 @@ def objective_value(row: Mapping[Any, Any], objective: str) -> float:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The trials of a grid or a search.
+    """The trials of a grid or a search."""
 
-    Attributes:
-        trial_of: the trial of a configuration of Tune; it is pickled for the trials.
-        examples: representative trials, which are checked before any starts.
-        finished: number of trials that finished in an earlier session and are not run again.
-        objectives: what each trial reports of its last round, and where each is requested.
-        every_round: report objectives of every evaluated round, for a scheduler.
-    """
-
-    trial_of: Callable[[Mapping[str, Any]], Trial]
-    examples: Sequence[Trial]
+    trial_of: Callable[[Mapping[str, Any]], Trial]  # of a configuration of Tune; it is pickled
+    examples: Sequence[Trial]  # representative ones, which are checked before any starts
     count: int
-    finished: int = 0
+    finished: int = 0  # in an earlier session; they are not run again
     concurrent: int | Literal["auto"] = "auto"
+    # What each trial reports of its last round, and where each is requested.
     objectives: Mapping[str, str] = field(default_factory=dict)
     directions: Mapping[str, Literal["max", "min"]] = field(default_factory=dict)
-    every_round: bool = False
+    every_round: bool = False  # report objectives of every evaluated round, for a scheduler
 
     @property
     def reuse_processes(self) -> bool:

@@ -1,9 +1,9 @@
 """Local training on a flat vector of weights."""
 
+from fedsim.objectives.objective import Context
 from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, representation
 from fedsim.training.initial import load_weights
 from fedsim.training.job import (
-    Context,
     Draw,
     Hooks,
     Loss,

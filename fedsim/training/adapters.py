@@ -16,22 +16,14 @@ from fedsim.training.flat import FlatModel
 
 @dataclass(frozen=True)
 class Pair:
-    """Where the adapters of a layer lie in the flat vector of weights.
+    """Where the adapters of a layer lie in the flat vector of weights."""
 
-    Args:
-        layer: its name.
-        a: of A (r, in); None if A is frozen.
-        b: of B (out, r).
-        added: of the sum (out, in) beside the frozen weight, if it has one.
-        scale: α/r.
-    """
-
-    layer: str
-    a: slice | None
-    b: slice
-    added: slice | None
-    shape: tuple[int, int, int]
-    scale: float
+    layer: str  # its name
+    a: slice | None  # of A (r, in); None if A is frozen
+    b: slice  # of B (out, r)
+    added: slice | None  # of the sum (out, in) beside the frozen weight, if it has one
+    shape: tuple[int, int, int]  # out, r, in
+    scale: float  # α/r
 
     def factors(self, weights: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """A (r, in) and B (out, r) of a vector, as float64."""

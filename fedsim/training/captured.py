@@ -57,13 +57,12 @@ class Captured:
         jobs: of a stack with as many clients as there is to be memory for.
         settings: the experiment's `train` section.
         num_parameters: P.
-
-    Attributes:
-        vectors: (V, size) weights.
-        context: (V, n) the hooks' vectors, by name.
-        gradients: (V, P).
-        why_not: why no more gradients are captured; None if they are.
     """
+
+    vectors: Tensor  # (V, size) weights
+    context: dict[str, Tensor]  # (V, n) the hooks' vectors
+    gradients: Tensor  # (V, P)
+    why_not: str | None = None  # why no more gradients are captured; None if they are
 
     def __init__(self, jobs: Sequence[TrainingJob], settings: Train, num_parameters: int) -> None:
         V, first = len(jobs), jobs[0]
@@ -71,7 +70,6 @@ class Captured:
         self.vectors = first.weights.new_empty(V, len(first.weights))
         self.context = {name: v.new_empty(V, *v.shape) for name, v in first.context.items()}
         self.gradients = first.weights.new_empty(V, num_parameters)
-        self.why_not: str | None = None
         self._met: set[Hashable] = set()
         self._graphs = dict[Hashable, _Graph]()
 
@@ -91,9 +89,7 @@ class Captured:
     def gradient(self, eager: Gradient, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients and losses of a batch, overwritten by the next call.
 
-        Args:
-            eager: computes them, in this memory.
-            batch: all else that it reads.
+        `eager` computes them, in this memory; the batch is all else that it reads.
         """
         shape = tuple((*tensor.shape, tensor.dtype) for tensor in batch)
         if shape in self._graphs:
@@ -126,12 +122,8 @@ class Captured:
         except Exception as error:  # a user's network or loss may do anything
             self.why_not = in_one_line(error)
             return
-        if all(_same_bits(one, other) for one, other in zip(found, expected, strict=True)):
+        bits = ([tensor.view(torch.uint8) for tensor in of] for of in (found, expected))
+        if all(map(torch.equal, *bits)):  # NaN included
             self._graphs[shape] = held, found, replay
         else:
             self.why_not = "a replay has other gradients"
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same, NaN included."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

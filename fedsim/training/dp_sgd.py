@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.errors import ExperimentError
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import generator_state, set_generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, named
-from fedsim.training.job import Context, DrawnBatch, Loss, TrainingJob
+from fedsim.training.job import DrawnBatch, Loss, TrainingJob
 
 
 class PerExample:
-    """The gradient of each example of a batch, clipped to a norm and summed.
+    """The gradient of each example of a batch, clipped to the L2 norm C and summed.
 
-    Args:
-        model: the network, whose outputs must not depend on other examples of the batch.
-        clip: C, the largest L2 norm of an example's gradient.
+    The outputs of the network must not depend on other examples of the batch.
     """
 
     def __init__(self, model: FlatModel, clip: float) -> None:
@@ -43,12 +42,13 @@ class PerExample:
                     raise
                 set_generator_state(before, device)
                 self._together = False  # the network, or the loss, does not run under vmap
-        parts = [
-            self._clipped(*self._of_one(loss, one)) for one in batch.split([1] * len(batch.y))
-        ]
-        return torch.stack([g for g, _ in parts]).sum(dim=0), torch.cat(
-            [each for _, each in parts]
-        )
+        sums, found = [], []
+        for one in batch.split([1] * len(batch.y)):
+            losses = loss(self._model.module, one.x, one.y, one.context)
+            g, losses = self._clipped(self._model.gradient(losses.sum())[None], losses)
+            sums.append(g)
+            found.append(losses)
+        return torch.stack(sums).sum(dim=0), torch.cat(found)
 
     def _clipped(self, g: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """(P,) the clipped sum of gradients (B, P), and the losses (B,)."""
@@ -72,11 +72,6 @@ class PerExample:
         with drawing(Draws([None] * B, [1] * B)):  # dropout draws a mask for each example
             found, losses = each(leaves, batch.x, batch.y, batch.rows)
         return torch.cat([found[name].reshape(B, -1) for name in leaves], dim=1), losses
-
-    def _of_one(self, loss: Loss, one: DrawnBatch) -> tuple[Tensor, Tensor]:
-        """The same for a batch of one."""
-        losses = loss(self._model.module, one.x, one.y, one.context)
-        return self._model.gradient(losses.sum())[None], losses
 
 
 def check_examples_apart(network: nn.Module) -> None:

@@ -13,15 +13,10 @@ from torch import Tensor, nn
 
 @dataclass
 class Draws:
-    """The sources of masks under `vmap`, over a stack's clients or the examples of a batch.
+    """The sources of masks under `vmap`, over a stack's clients or the examples of a batch."""
 
-    Args:
-        generators: one for each client of the stack, or None for torch's global one.
-        counts: number of each one's rows in the batch that are not padding.
-    """
-
-    generators: Sequence[torch.Generator | None]
-    counts: Sequence[int]
+    generators: Sequence[torch.Generator | None]  # of each client; None for torch's global one
+    counts: Sequence[int]  # of each one's rows in the batch that are not padding
 
 
 _draws: Draws | None = None  # of the current stack in this process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,9 @@ def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Te
 
 @torch.no_grad()
 def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
-    """(B, D) output of a network's `features` with other weights, in evaluation.
+    """(B, D) output of a network's `features` for x (B, ...) with other weights, in evaluation.
 
-    Args:
-        network: a classifier wrapped by a `FlatModel`, or a copy of it.
-        weights: (size,).
-        x: (B, ...) inputs.
+    The network is a classifier wrapped by a `FlatModel`, or a copy of it.
     """
     views = named(network.flat_shapes, weights)  # type: ignore[arg-type]
     inner = {n.removeprefix("features."): v for n, v in views.items() if n.startswith("features.")}
@@ -77,13 +74,7 @@ class WithLoss(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(
-        self,
-        loss: Callable[..., Tensor],
-        x: Tensor,
-        y: Tensor,
-        context: Mapping[str, Tensor],
-    ) -> Tensor:
+    def forward(self, loss: Any, x: Tensor, y: Tensor, context: Any) -> Tensor:
         return loss(self.network, x, y, context)
 
 
@@ -225,18 +216,12 @@ class FlatModel:
             buffer.copy_(initial)
 
     def arranged(self, x: Tensor) -> Tensor:
-        """Inputs in the memory layout in which training is fastest.
+        """Inputs (n, ...) in the memory layout in which training is fastest.
 
         On a CPU, this is channels last for images and convolutions, whose pooling then takes a
         third of the time. Inputs stay unchanged for networks that do not support it, for example
         because of `x.view(len(x), -1)`, for those with a strided 1×1 convolution of few channels,
         and on other devices.
-
-        Args:
-            x: (n, ...) inputs.
-
-        Returns:
-            The same numbers in the same shape.
         """
         if x.dim() != 4 or self.device.type != "cpu" or len(x) == 0:
             return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.config.registry import Config
+from fedsim.config.registry import Config, unfit
+from fedsim.objectives.objective import Context
 from fedsim.training.flat import FlatModel
 
-# Vectors of a method, by name: (P,) or (size,) each.
-Context = Mapping[str, Tensor]
 # (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one per example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
 # (inputs (B, ...), labels (B,)) -> what the losses of a batch need: by name, tensors with a row
@@ -56,22 +54,16 @@ class Optimizer(Config):
     @model_validator(mode="after")
     def _fits(self) -> Optimizer:
         if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise PydanticCustomError(
-                "optimizer",
-                "momentum and nesterov are for sgd, and {name} has betas; leave them out, or "
-                "set momentum=0 and nesterov=false",
-                {"name": self.name},
+            raise unfit(
+                f"momentum and nesterov are for sgd, and {self.name} has betas; leave them out, "
+                "or set momentum=0 and nesterov=false"
             )
         if self.nesterov and not self.momentum:
-            raise PydanticCustomError("optimizer", "nesterov needs momentum > 0")
+            raise unfit("nesterov needs momentum > 0")
         if self.name == "sgd" and self.lr * self.weight_decay >= self.stable:
-            raise PydanticCustomError(
-                "weight_decay",
-                "steps diverge where lr times weight_decay is {least} or more",
-                {"least": f"{self.stable:g}"},
-            )
+            raise unfit(f"steps diverge where lr times weight_decay is {self.stable:g} or more")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
+            raise unfit("betas must lie in [0, 1)")
         return self
 
     @property
@@ -201,22 +193,13 @@ class Train(Config):
     on_client_error: Literal["stop", "skip"] = "stop"
 
     @model_validator(mode="after")
-    def _warms_up_in_time(self) -> Train:
-        if self.schedule.warmup >= self.rounds:
-            raise PydanticCustomError(
-                "warmup",
-                "schedule.warmup={warmup} must be less than rounds={rounds}",
-                {"warmup": self.schedule.warmup, "rounds": self.rounds},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_or_steps(self) -> Train:
+    def _fits(self) -> Train:
+        if (warmup := self.schedule.warmup) >= self.rounds:
+            raise unfit(f"schedule.warmup={warmup} must be less than rounds={self.rounds}")
         if self.local_steps is not None and self.local_epochs != 1:
-            raise PydanticCustomError(
-                "epochs_or_steps",
-                "local_epochs={epochs} and local_steps={steps} are both set; set one of them",
-                {"epochs": self.local_epochs, "steps": self.local_steps},
+            raise unfit(
+                f"local_epochs={self.local_epochs} and local_steps={self.local_steps} are both "
+                "set; set one of them"
             )
         return self
 
@@ -236,23 +219,18 @@ class Train(Config):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a method changes about local training. Clients are stacked if theirs are the same.
+    """What a method changes about local training. Clients are stacked if theirs are the same."""
 
-    Args:
-        loss: per-example losses, averaged over the batch.
-        perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
-            itself made from w (sharpness-aware minimisation).
-        part: the parameters that are trained, if not all: a range of the flat vector.
-        draw: called once for each batch, however many parts its gradient is computed in: random
-            draws and counts of batches. What it returns is added to the loss's context.
-        prepare: called once before training, with all the client's inputs and the weights from
-            which it starts. The loss finds the rows of its batch in its context.
-    """
-
-    loss: Loss
+    loss: Loss  # of each example; they are averaged over the batch
+    # The step's gradient is then taken at w + ε, and the step itself made from w
+    # (sharpness-aware minimisation).
     perturb: Perturbation | None = None
-    part: slice = field(default_factory=lambda: slice(None))
+    part: slice = field(default_factory=lambda: slice(None))  # of the flat vector that is trained
+    # Called once for each batch, however many parts its gradient is computed in: random draws and
+    # counts of batches. What it returns is added to the loss's context.
     draw: Draw | None = None
+    # Called once before training, with all the client's inputs and the weights from which it
+    # starts. The loss finds the rows of its batch in its context.
     prepare: Prepare | None = None
 
     def same_as(self, other: Hooks) -> bool:
@@ -278,35 +256,20 @@ def _alike(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The local training of one client.
+    """The local training of one client."""
 
-    Args:
-        weights: (size,) initial weights.
-        x: (n, ...) inputs.
-        y: (n,) labels or targets.
-        lr: learning rate η.
-        epochs: passes over the examples.
-        rng: determines the order of the examples.
-        hooks: what the method changes.
-        context: vectors for the hooks.
-        linear: v (P,); ⟨v, w⟩ is added to the loss.
-        quadratic: a; (a/2)·‖w‖² is added to the loss.
-        most_steps: maximum number of steps, even within an epoch; None for no limit.
-        dp_sgd: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
-    """
-
-    weights: Tensor
-    x: Tensor
-    y: Tensor
-    lr: float
-    epochs: int
-    rng: np.random.Generator
-    hooks: Hooks
-    context: Context = field(default_factory=dict)
-    linear: Tensor | None = None
-    quadratic: float = 0.0
-    most_steps: int | None = None
-    dp_sgd: tuple[float, float] | None = None
+    weights: Tensor  # (size,) initial weights
+    x: Tensor  # (n, ...) inputs
+    y: Tensor  # (n,) labels or targets
+    lr: float  # η
+    epochs: int  # passes over the examples
+    rng: np.random.Generator  # determines the order of the examples
+    hooks: Hooks  # what the method changes
+    context: Context = field(default_factory=dict)  # vectors for the hooks
+    linear: Tensor | None = None  # v (P,); ⟨v, w⟩ is added to the loss
+    quadratic: float = 0.0  # a; (a/2)·‖w‖² is added to the loss
+    most_steps: int | None = None  # even within an epoch; None for no limit
+    dp_sgd: tuple[float, float] | None = None  # (C, z): clipping norm and noise multiplier
 
     def prepared(self, model: FlatModel) -> Context:
         """What `prepare` returns for the examples: tensors with a row for each, by name."""
@@ -319,35 +282,22 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of local training.
+    """The result of local training."""
 
-    Args:
-        weights: (size,) the trained weights.
-        steps: τ, number of local steps.
-        visited: number of examples in all steps.
-        loss: mean loss over all visited examples, each before its step.
-    """
-
-    weights: Tensor
-    steps: int
-    visited: int
-    loss: float
+    weights: Tensor  # (size,)
+    steps: int  # τ
+    visited: int  # examples in all steps
+    loss: float  # mean over all visited examples, each before its step
 
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch, or a part of one, with what was drawn for it.
+    """A batch, or a part of one, with what was drawn for it."""
 
-    Args:
-        x, y: inputs and labels or targets of B examples.
-        rows: tensors with a row for each example, by name.
-        whole: tensors for the whole batch, and the job's context.
-    """
-
-    x: Tensor
-    y: Tensor
-    rows: Context
-    whole: Context
+    x: Tensor  # inputs of B examples
+    y: Tensor  # their labels or targets
+    rows: Context  # tensors with a row for each example
+    whole: Context  # tensors for the whole batch, and the job's context
 
     @classmethod
     def of(

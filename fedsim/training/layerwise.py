@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import proxy
 
 import torch
@@ -22,20 +23,17 @@ Gradients = Mapping[nn.Parameter, Tensor]
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backward pass
 
 
-class _Layer(Protocol):
-    """A layer of the network, run outside of autograd.
+class _Layer(ABC):
+    """A layer of the network, run outside of autograd."""
 
-    Attributes:
-        values: its trainable parameters.
-        gradients: views of the flat gradient, one for each parameter.
-    """
+    values: Sequence[Tensor] = ()  # its trainable parameters
+    gradients: Sequence[Tensor] = ()  # views of the flat gradient, one for each parameter
 
-    values: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-
+    @abstractmethod
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         """Outputs z of inputs a, and what `backward` needs."""
 
+    @abstractmethod
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
@@ -51,7 +49,7 @@ class _Layer(Protocol):
         """
 
 
-class _Linear:
+class _Linear(_Layer):
     """z = a·Wᵀ + b.
 
     ∂loss/∂W = δᵀa, a product of (out, B) and (B, in). It is added to W as it is computed, which
@@ -61,8 +59,8 @@ class _Linear:
     def __init__(self, module: nn.Linear, gradients: Gradients, first: bool) -> None:
         self.first = first
         parameters = list(module.parameters())
-        self.values: Sequence[Tensor] = [p.detach() for p in parameters]
-        self.gradients: Sequence[Tensor] = [gradients[p] for p in parameters]
+        self.values = [p.detach() for p in parameters]
+        self.gradients = [gradients[p] for p in parameters]
         self.W, self.W_t = self.values[0], self.values[0].t()
         self.b = self.values[1] if len(parameters) == 2 else None
 
@@ -85,10 +83,7 @@ class _Linear:
         return below
 
 
-class _ReLU:
-    values: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor] = ()
-
+class _ReLU(_Layer):
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         z = torch.relu(a)
         return z, z
@@ -99,10 +94,7 @@ class _ReLU:
         return threshold_backward(delta, kept, 0)
 
 
-class _Flatten:
-    values: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor] = ()
-
+class _Flatten(_Layer):
     def __init__(self, module: nn.Flatten) -> None:
         self.module = module
 
@@ -117,27 +109,21 @@ class _Flatten:
 
 @dataclass
 class _Graph:
-    """A pass through layers, recorded by autograd.
+    """A pass through layers, recorded by autograd."""
 
-    Attributes:
-        inputs: a leaf if an earlier layer is trained; otherwise empty.
-        z: outputs.
-        further: gradient at the inputs along paths other than through z.
-    """
-
-    inputs: list[Tensor]
-    z: Tensor
-    further: Tensor | None = None
+    inputs: list[Tensor]  # a leaf if an earlier layer is trained; otherwise empty
+    z: Tensor  # outputs
+    further: Tensor | None = None  # gradient at the inputs along paths other than through z
 
 
-class _Autograd:
+class _Autograd(_Layer):
     """Layers of any kind, one after another."""
 
     def __init__(self, modules: Sequence[nn.Module], gradients: Gradients, first: bool) -> None:
         self.modules, self.first = modules, first
         self.leaves = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self.values: Sequence[Tensor] = [leaf.detach() for leaf in self.leaves]
-        self.gradients: Sequence[Tensor] = [gradients[leaf] for leaf in self.leaves]
+        self.values = [leaf.detach() for leaf in self.leaves]
+        self.gradients = [gradients[leaf] for leaf in self.leaves]
 
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         inputs = [] if self.first else [a.detach().requires_grad_()]
@@ -166,26 +152,18 @@ class _Autograd:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass through the network.
+    """A pass through the network."""
 
-    Attributes:
-        outputs: outputs of the network, as a leaf of autograd.
-        kept: what each layer's `forward` returned for `backward`.
-    """
-
-    outputs: Tensor
-    kept: list[Any]
+    outputs: Tensor  # as a leaf of autograd
+    kept: list[Any]  # what each layer's `forward` returned for `backward`
 
 
 class LayerwiseSgd:
-    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is computed.
+    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is computed, in place.
 
     For sequential networks that end in a linear layer. Linear layers and the ReLU between them
     have explicit backward passes; autograd computes those of all other layers, and the gradient of
     the loss at the outputs. The loss may use only the outputs of the network.
-
-    Args:
-        model: the network, trained in place.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -210,17 +188,13 @@ class LayerwiseSgd:
         decay: float = 0.0,
         linear: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Make a step if it can be made layer by layer.
+        """Make a step with learning rate η, if it can be made layer by layer.
 
-        Args:
-            loss: runs the network and returns the loss of each example, (B,). It is called once.
-            lr: η.
-            decay: λ, weight decay.
-            linear: v (P,).
+        The loss runs the network, and returns (B,) those of the examples; it is called once. Decay
+        is λ, and linear v (P,).
 
         Returns:
-            The losses, and None if the step was made, otherwise (P,) the gradient of the mean
-            loss.
+            The losses; and None if the step was made, else (P,) the gradient of the mean loss.
         """
         losses, passes = self._run(loss)
         if len(passes) != 1 or not _sees_only(passes[0].outputs, losses):
@@ -247,10 +221,7 @@ class LayerwiseSgd:
     ) -> Tensor:
         """Make a step for a loss whose gradient at the outputs is known, without autograd.
 
-        Only for a network that `runs_as_built`. Arguments are those of `step`.
-
-        Returns:
-            The losses, (B,).
+        Only for a network that `runs_as_built`; see `step`. Returns the losses, (B,).
         """
         assert self._layers is not None
         with torch.no_grad():

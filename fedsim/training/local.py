@@ -119,11 +119,7 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
 
 
 def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray[np.int64]:
-    """(n,) the examples that an epoch visits, in this order.
-
-    Args:
-        y: (n,) their labels.
-    """
+    """(n,) the examples that an epoch visits, in this order, by their labels (n,)."""
     n = len(y)
     if settings.sampler == "shuffle" or n == 0:
         return rng.permutation(n)
@@ -259,12 +255,9 @@ def with_terms(
     settings: Train,
     part: slice = slice(None),
 ) -> Tensor:
-    """The gradient of the loss plus the job's terms, after clipping.
+    """The gradient of the loss plus the job's terms, after clipping, of the parameters in `part`.
 
-    Args:
-        g, w, linear: (..., P) each.
-        quadratic: (..., 1) for a stack; None if it is 0.
-        part: the parameters that are trained, whose gradient is returned.
+    g, w and linear are (..., P); quadratic is (..., 1) for a stack, None if it is 0.
     """
     g = g[..., part]
     if quadratic is not None:

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import generator_state
 from fedsim.training import captured
 from fedsim.training.captured import Captured
 from fedsim.training.dropout import Draws, Dropout, drawing
 from fedsim.training.flat import FlatModel, WithLoss, lacks_memory, named
-from fedsim.training.job import Context, Hooks, Loss, Sgd, Train, Trained, TrainingJob
+from fedsim.training.job import Hooks, Loss, Sgd, Train, Trained, TrainingJob
 from fedsim.training.local import epoch_order, in_precision, train, with_terms
 
 KEPT = 4  # memories of stacks: those of the latest hooks
@@ -46,11 +47,7 @@ class _Active:
 
 
 class Stack:
-    """A network that trains several clients at once.
-
-    Args:
-        model: the network for one client; it is copied.
-    """
+    """A copy of a network that trains several clients at once."""
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
@@ -72,10 +69,6 @@ class Stack:
         """Why the network cannot be stacked, for the log; None if it can.
 
         Compares a stack with the loop on five examples.
-
-        Args:
-            x, y: inputs and labels or targets of five examples.
-            loss: is minimised.
         """
         if settings.accumulate > 1:
             return "train.accumulate computes gradients in parts"
@@ -113,12 +106,9 @@ class Stack:
     def train(
         self, jobs: Sequence[TrainingJob], settings: Train, states: Sequence[Tensor]
     ) -> tuple[list[Trained], list[Tensor]]:
-        """Local training of V clients with the same hooks.
+        """Local training of V clients with the same hooks; their numbers of examples may differ.
 
-        Args:
-            jobs: one for each client; the numbers of examples may differ.
-            settings: the experiment's `train` section.
-            states: states of the generators of clients' dropout.
+        `states` are those of the generators of clients' dropout.
 
         Raises:
             RuntimeError: the hooks do not run under vmap.
@@ -286,15 +276,9 @@ def choose_stack_size(
 ) -> tuple[int, str]:
     """V, how many clients to train at once, and the reason for the log.
 
-    Plain local training is timed, alone and in stacks of 2, 4, 8 ... up to `most`, one epoch
-    each. A stack must be a tenth faster to be chosen.
-
-    Args:
-        stack, model: the network, in a stack and alone; its weights are restored afterwards.
-        examples: the v-th client's examples.
-        settings: the experiment's `train` section.
-        loss: is minimised.
-        most: largest stack to try.
+    Plain local training of the v-th client's examples is timed, alone and in stacks of 2, 4, 8 ...
+    up to `most`, one epoch each. A stack must be a tenth faster to be chosen. The weights of both
+    networks are restored.
     """
     device, start = model.device, model.vector.clone()
     generator = generator_state(device)

@@ -271,7 +271,7 @@ def test_bad_input(fields: dict[str, Any], message: str) -> None:
 
 
 def test_what_else_cannot_drift(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"data\.of: a shortcut cannot be planted where 'drift'"):
+    with pytest.raises(BadInput, match=r"data\.of: clients cannot carry a shortcut if 'drift'"):
         small_experiment(data={"name": "shortcut", "of": sections()["data"]})
     with pytest.raises(BadInput, match=r"data\.name=drift: clients that learn a sequence of"):
         prepare(small_experiment(**{**sections(), "partition": TASKS}))

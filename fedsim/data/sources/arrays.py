@@ -35,7 +35,7 @@ class Npz(Source):
 
     def load(self) -> Dataset:
         """x as in the file, uint8 or else float32; the classes are the labels that occur."""
-        path = self.path.expanduser()
+        path = self.path
         with files.reading(path):
             arrays = _load_arrays(path, {"x", "x_train", "x_test"} if self.in_place else set())
         return of_arrays(str(path), arrays, self.test_fraction)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -61,11 +60,7 @@ def blanked(
 ) -> pd.DataFrame:
     """A table in which some values of all columns except `others`, or of some, are blank cells.
 
-    Args:
-        seen: those of `blanks` that occur are added to it.
-
-    Raises:
-        DataError: there is no such column.
+    Those of `blanks` that occur are added to `seen`. It is a DataError if there is no such column.
     """
     if not isinstance(blanks, Mapping):
         blanks = {name: blanks for name in map(str, frame.columns) if name not in others}
@@ -113,74 +108,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return str(int(value)) if float(value).is_integer() else repr(float(value))
     return str(value).strip()
-
-
-@dataclass(frozen=True)
-class About:
-    """What an experiment says of the columns of its table.
-
-    Args:
-        features: the columns of features; None for all that can be one, except `others`.
-        categorical: how columns of categories are written; None if there are none.
-        units: of columns of numbers.
-        blanks: what stands for a blank cell, in all features or by column.
-        indicator: whether columns with blank cells get an entry for them.
-        others: the columns that are no features unless asked for.
-    """
-
-    features: Sequence[str] | None
-    categorical: Categories | None
-    units: Mapping[str, str]
-    blanks: Blanks
-    indicator: bool
-    others: Set[str]
-
-
-def layout(
-    path: Path, frame: pd.DataFrame, rows: NDArray[np.intp], about: About
-) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
-    """How each column of a table is written into `x`.
-
-    Args:
-        frame: with its blank cells; see `blanked`.
-        rows: those of training, whose categories are known.
-
-    Returns:
-        The features, and the names of columns that are not used because they are text.
-
-    Raises:
-        DataError: a column is missing, empty, or of mixed kinds.
-    """
-    named = about.features
-    for name in (*(about.categorical or ()), *about.units, *(named or ())):
-        insist_on_column(path, frame, name)
-    found, unused = [], []
-    for name in named or [name for name in map(str, frame.columns) if name not in about.others]:
-        series = frame[name]
-        _refuse_objects(path, series)
-        blank = series.isna().to_numpy()
-        if blank[rows].all():
-            raise DataError(
-                f"{path}: column '{name}' is empty in every training row; leave it out"
-            )
-        feature = feature_of_column(path, series, rows, about.categorical, named is not None)
-        if feature is None:
-            unused.append(name)
-            continue
-        unit, blanks = about.units.get(name, ""), about.blanks
-        if unit and feature.kind != "number":
-            raise DataError(f"data.units: '{name}' is no feature of numbers")
-        found.append(
-            replace(
-                feature,
-                unit=unit,
-                blanks=tuple(blanks.get(name, ()) if isinstance(blanks, Mapping) else blanks),
-                indicator=about.indicator and bool(blank.any()),
-            )
-        )
-    if not found:
-        raise DataError(f"{path}: has no columns to use as features")
-    return tuple(found), tuple(unused)
 
 
 def feature_of_column(
@@ -306,7 +233,7 @@ def as_entries(
     for feature in features:
         insist_on_column(path, frame, feature.name)
         series = _without(frame[feature.name], feature.blanks)
-        _refuse_objects(path, series)
+        refuse_objects(path, series)
         blank = series.isna().to_numpy()
         if blank.any() and not blanks:
             raise _is_blank(path, frame.assign(**{feature.name: series}), feature.name, advice)
@@ -322,12 +249,10 @@ def as_entries(
                 if feature.kind == "ordinal":
                     blank = blank | np.isnan(own[:, 0])
                 if feature.kind == "ordinal" and not blanks:
-                    file, row = origin(path, frame.index, unknown[0])
-                    raise DataError(
-                        f"{file}: column '{feature.name}' has {series.iloc[unknown[0]]!r:.60} in "
-                        f"row {row + 1}, which no training row has; list all in their order in "
-                        "data.categorical"
+                    problem = (
+                        "which no training row has; list all in their order in data.categorical"
                     )
+                    raise _wrong(path, series, unknown[0], problem)
                 what = "blank" if feature.kind == "ordinal" else "other"
                 counted = "1 row has" if len(unknown) == 1 else f"{len(unknown)} rows have"
                 notes.append(
@@ -365,12 +290,10 @@ def _indices(
     places = {word: i for i, word in enumerate(feature.words)}
     places |= {code: places[word] for code, word in zip(feature.codes, feature.words, strict=True)}
     rows, values = pd.factorize(series)  # -1 where it is blank
-    places_of = np.array([places.get(text_of(value), -1) for value in values], np.float64)
+    words = [text_of(value) for value in values]
     if feature.codes == FLAGS:
-        words = [text_of(value).lower() for value in values]
-        flags = [places.get(_FLAGS.get(word, word), -1) for word in words]
-        places_of = np.array(flags, np.float64)
-    index: Floats = np.append(places_of, np.nan)[rows]
+        words = [_FLAGS.get(word.lower(), word.lower()) for word in words]
+    index: Floats = np.array([*(places.get(word, -1) for word in words), np.nan])[rows]
     unknown = np.flatnonzero(index < 0).tolist()
     if feature.kind == "ordinal":
         return np.where(index < 0, np.nan, index)[:, None], unknown
@@ -389,22 +312,14 @@ def _days(path: Path, series: pd.Series[Any]) -> Floats:
     dates = pd.to_datetime(series, format="ISO8601", errors="coerce", utc=True)
     wrong = np.flatnonzero(dates.isna() & series.notna())
     if len(wrong):
-        file, row = origin(path, series.index, int(wrong[0]))
-        raise DataError(
-            f"{file}: column '{series.name}' has {series.iloc[wrong[0]]!r:.60} in row {row + 1}, "
-            "and dates (year-month-day) in others"
-        )
-    days: Floats = np.asarray(
-        (dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)) / pd.Timedelta(days=1),
-        np.float64,
-    )
-    return days
+        raise _wrong(path, series, wrong[0], "and dates (year-month-day) in others")
+    since = dates.dt.tz_localize(None) - pd.Timestamp(EPOCH)
+    return np.asarray(since / pd.Timedelta(days=1), np.float64)
 
 
-def _refuse_objects(path: Path, series: pd.Series[Any]) -> None:
-    if series.dtype != object:
-        return
-    for row, value in enumerate(series):
+def refuse_objects(path: Path, series: pd.Series[Any]) -> None:
+    """Refuse a column with lists or the like in it."""
+    for row, value in enumerate(series if series.dtype == object else ()):
         if not isinstance(value, Hashable):
             kind = type(value).__name__
             raise DataError(
@@ -417,7 +332,7 @@ def present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     insist_on_column(path, frame, name)
     if frame[name].isna().any():
         raise _is_blank(path, frame, name)
-    _refuse_objects(path, frame[name])
+    refuse_objects(path, frame[name])
     return frame[name]
 
 
@@ -456,11 +371,15 @@ def not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataErro
     """The error for a column that is not numeric."""
     # The first value that is not a number, or the first one if all are numbers stored as text.
     wrong = next((row for row, value in enumerate(series) if not files.is_number(value)), 0)
-    file, row = origin(path, series.index, wrong)
-    return DataError(
-        f"{file}: column '{series.name}' has {series.iloc[wrong]!r:.60} in row {row + 1}, "
-        f"expected a number{hint}"
-    )
+    return _wrong(path, series, wrong, f"expected a number{hint}")
+
+
+def _wrong(path: Path, series: pd.Series[Any], where: int, problem: str) -> DataError:
+    """The error for one value of a column."""
+    file, row = origin(path, series.index, int(where))
+    value = series.iloc[int(where)]
+    shown = f"{value!r:.60}" if isinstance(value, str) else value
+    return DataError(f"{file}: column '{series.name}' has {shown} in row {row + 1}, {problem}")
 
 
 def numbers(
@@ -473,9 +392,5 @@ def numbers(
         values = series.to_numpy(np.float64, na_value=np.nan).astype(dtype)
     wrong = np.flatnonzero(~np.isfinite(values) & series.notna().to_numpy())
     if len(wrong):
-        file, row = origin(path, series.index, int(wrong[0]))
-        raise DataError(
-            f"{file}: column '{series.name}' has {series.iloc[int(wrong[0])]} in row {row + 1}, "
-            f"not finite in {np.dtype(dtype)}"
-        )
+        raise _wrong(path, series, wrong[0], f"not finite in {np.dtype(dtype)}")
     return values

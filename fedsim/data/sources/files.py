@@ -14,7 +14,6 @@ import lzma
 import math
 import os
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.registry import nearest
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 from fedsim.support.words import in_short, visible
 
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
@@ -148,12 +147,8 @@ def data_root(root: Path | None) -> Path:
 def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
     """The first existing file of some candidates: names or glob patterns without `.gz` and `.xz`.
 
-    Looks into each of the data set's sub-folders of the data root, then into the root: MNIST and
+    Looks into each sub-folder of the data root in `LAYOUTS`, then into the root: MNIST and
     Fashion-MNIST have the same file names, so the more specific folder comes first.
-
-    Args:
-        data_set: a key of `LAYOUTS`.
-        root: the experiment's data root; see `data_root`.
 
     Raises:
         MissingFileError: there is none.
@@ -250,10 +245,7 @@ def read_idx_images(
 ) -> tuple[Bytes, Ints]:
     """The images (N, 1, 28, 28) of a pair of IDX files, and their class indices (N,).
 
-    Args:
-        images: IDX file of (N, 28, 28) unsigned bytes.
-        labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
-        first: the label of class 0.
+    The files hold unsigned bytes: (N, 28, 28), and labels (N,) from `first` on.
     """
     x = read_idx(images, 3)
     if x.shape[1:] != (28, 28):
@@ -279,11 +271,8 @@ def _check_labels(path: Path, y: Ints, first: int, classes: int) -> None:
 def read_cifar(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dict[str, Ints]]:
     """The images (N, 3, 32, 32) of one CIFAR file, and each label's class indices (N,) by name.
 
-    A file with `.bin` in its name is of the binary version, others of the Python version.
-
-    Args:
-        labels: the number of classes of each label of a record, by the label's name in the Python
-            version, in the order of the binary version.
+    A file with `.bin` in its name is of the binary version, others of the Python version. `labels`
+    are the numbers of classes, by name in the Python version, in the order of the binary version.
     """
     read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
     x, y = read(path, labels)
@@ -328,22 +317,18 @@ def read_cifar_python(path: Path, labels: Mapping[str, int]) -> tuple[Bytes, dic
 class ArrayUnpickler(pickle.Unpickler):
     """Unpickles NumPy arrays and plain values, and refuses every other global."""
 
-    # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
-    admitted = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        }
+    admitted = (
+        *(("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")),
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
+        module = module.replace("numpy.core", "numpy._core")
         if (module, name) not in self.admitted:
             raise pickle.UnpicklingError(
                 f"the pickle contains {module}.{name}, which is not allowed"
             )
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return super().find_class(module, name)
 
 
 def _describe(value: object) -> str:
@@ -370,21 +355,12 @@ def _integers(path: Path, what: str, values: Any, count: int) -> Ints:
 def read_leaf(
     path: Path, features: int, classes: int
 ) -> tuple[NDArray[np.float32], Ints, NDArray[np.str_]]:
-    """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
-
-    Returns:
-        The examples (N, features), each value in [0, 1]; their class indices (N,); and the user of
-        each (N,).
-    """
-    xs = [np.empty((0, features), np.float32)]
-    ys = [np.empty(0, np.int64)]
+    """One LEAF json file: examples (N, features) in [0, 1], class indices (N,), and users (N,)."""
     users = _leaf_users(path)
-    for user, data in users.items():
-        x, y = _leaf_user(path, user, data, features, classes)
-        xs.append(x)
-        ys.append(y)
-    writers = np.repeat(np.array(list(users), np.str_), [len(y) for y in ys[1:]])
-    return np.concatenate(xs), np.concatenate(ys), writers
+    parts = [_leaf_user(path, user, data, features, classes) for user, data in users.items()]
+    x = np.concatenate([np.empty((0, features), np.float32), *(x for x, _ in parts)])
+    y = np.concatenate([np.empty(0, np.int64), *(y for _, y in parts)])
+    return x, y, np.repeat(np.array(list(users), np.str_), [len(y) for _, y in parts])
 
 
 def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[str]]]:
@@ -502,9 +478,7 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
 def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
     """Refuse blank labels, and words for a missing one, such as NA, among numbers.
 
-    Args:
-        where: the labels are from, for messages.
-        what: each is one of: a row, say.
+    `where` they are from, and `what` each is one of (a row, say), is for messages.
     """
     words = {label: label.strip().lower() for label in set(labels)}
     given = {word for word in words.values() if word and word not in MISSING}
@@ -524,7 +498,7 @@ def check_apart(paths: Sequence[Path], test_paths: Sequence[Path]) -> None:
     for path in test_paths:
         if path.resolve() in training:
             told = f"{path} is also read for training, so that scores on it say little"
-            warnings.warn(f"data.test_path: {told}", FedsimWarning, stacklevel=3)
+            warn(f"data.test_path: {told}")
 
 
 def is_number(value: object) -> bool:

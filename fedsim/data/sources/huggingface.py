@@ -45,11 +45,6 @@ class HuggingFace(TextSource):
             or `sentence`.
         label: the column of classes; or of numbers to predict, but not from texts.
         test_fraction: share of the examples in the test set if no part is one.
-        tokenizer: for texts, what divides them into tokens; see `text`.
-        vectors: for texts, file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip`
-            of one `.txt`; by default words get random vectors.
-        dimension: dimension of random vectors.
-        length: largest number of tokens; longer texts are truncated.
     """
 
     name: str = "huggingface"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import string
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,14 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, PositiveInt
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import nearest
+from fedsim.config.registry import nearest, unfit
 from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.pictures import PICTURES, is_picture, read_picture
 from fedsim.data.stored import AnyArray, ImageFiles
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 from fedsim.support.extras import require
 from fedsim.support.words import in_short
 
@@ -147,12 +145,7 @@ class _Idx(_Fetched):
 
 @datasets.register
 class Mnist(_Idx):
-    """MNIST: handwritten digits, 28×28 grey pixels, 60,000 + 10,000, 10 classes.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `mnist` or `MNIST/raw`; by default
-            $FEDSIM_DATA.
-    """
+    """MNIST: handwritten digits, 28×28 grey pixels, 60,000 + 10,000, 10 classes."""
 
     name: str = "mnist"
 
@@ -162,12 +155,7 @@ class Mnist(_Idx):
 
 @datasets.register
 class FashionMnist(_Idx):
-    """Fashion-MNIST: articles of clothing, 28×28 grey pixels, 60,000 + 10,000, 10 classes.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `fashion_mnist` or
-            `FashionMNIST/raw`; by default $FEDSIM_DATA.
-    """
+    """Fashion-MNIST: articles of clothing, 28×28 grey pixels, 60,000 + 10,000, 10 classes."""
 
     name: str = "fashion_mnist"
 
@@ -180,8 +168,6 @@ class Emnist(_Idx):
     """EMNIST: handwritten digits and letters, 28×28 grey pixels, in six splits.
 
     Args:
-        root: folder that contains the files, or the sub-folder `emnist`, `gzip` or `EMNIST/raw`;
-            by default $FEDSIM_DATA.
         split: `byclass` (62 classes), `bymerge` and `balanced` (47: capitals that look like their
             lower-case letter are merged with it), `letters` (26), `digits` or `mnist` (10).
     """
@@ -207,24 +193,20 @@ class Cifar10(_Fetched):
 
     Reads the Python version, the binary version, or a subset in either format: fewer than five
     batches are accepted while none has the official 10,000 records.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `cifar10`, `cifar-10-batches-py` or
-            `cifar-10-batches-bin`; by default $FEDSIM_DATA.
     """
 
     name: str = "cifar10"
 
     def _read(self) -> Dataset:
-        stems = [f"data_batch_{i}" for i in range(1, 6)]
         candidates = ("data_batch_[1-5]", "data_batch_[1-5].bin")
         first = files.find(candidates, self.name, self.root)
         suffix = _version(first)
         test = files.beside(first, f"test_batch{suffix}", self.name)
         labels = {"labels": len(CIFAR10)}
-        found = {stem: files.match(first.parent, f"{stem}{suffix}") for stem in stems}
+        names = [f"data_batch_{i}{suffix}" for i in range(1, 6)]
+        found = {name: files.match(first.parent, name) for name in names}
         batches = [files.read_cifar(path, labels) for path in found.values() if path is not None]
-        missing = [f"{stem}{suffix}" for stem, path in found.items() if path is None]
+        missing = [name for name, path in found.items() if path is None]
         if missing and max(len(x) for x, _ in batches) >= 10_000:
             raise files.missing_beside(first, missing, self.name)
         test_x, test_y = files.read_cifar(test, labels)
@@ -247,8 +229,6 @@ class Cifar100(_Fetched):
     partitions as the column `fine` or `coarse`.
 
     Args:
-        root: folder that contains the files, or the sub-folder `cifar100`, `cifar-100-python` or
-            `cifar-100-binary`; by default $FEDSIM_DATA.
         labels: `fine` (100 classes) or `coarse` (20 superclasses).
     """
 
@@ -264,10 +244,7 @@ class Cifar100(_Fetched):
         fine = self.labels == "fine"
         other = "coarse" if fine else "fine"
         return Dataset(
-            x=x,
-            y=y[f"{self.labels}_labels"],
-            test_x=test_x,
-            test_y=test_y[f"{self.labels}_labels"],
+            *(x, y[f"{self.labels}_labels"], test_x, test_y[f"{self.labels}_labels"]),
             classes=CIFAR100 if fine else CIFAR100_COARSE,
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
@@ -284,11 +261,8 @@ def _version(path: Path) -> str:
 class Femnist(OfficialFiles):
     """FEMNIST: handwritten characters by writer, 28×28 grey pixels, 62 classes (LEAF).
 
-    The writer of each example is the column `writer`.
-
-    Args:
-        root: folder that contains LEAF's `train` and `test` folders of json files, or the
-            sub-folder `femnist` or `femnist/data`; by default $FEDSIM_DATA.
+    The writer of each example is the column `writer`. Files: LEAF's `train` and `test` folders of
+    json files.
     """
 
     name: str = "femnist"
@@ -319,7 +293,7 @@ def _medmnist_set(name: str) -> str:
         problem = "is no set of MedMNIST with 2D images" + nearest(name, MEDMNIST)
         if name == "chestmnist":
             problem = "chestmnist has several labels for each image; fedsim takes one"
-        raise PydanticCustomError("medmnist", "{problem}", {"problem": problem})
+        raise unfit(problem)
     return name
 
 
@@ -332,8 +306,6 @@ class MedMnist(OfficialFiles):
     `retinamnist` are classes.
 
     Args:
-        root: folder that contains `<set>.npz`, or the sub-folder `medmnist`; by default
-            $FEDSIM_DATA.
         set: `pathmnist`, `dermamnist`, `octmnist`, `pneumoniamnist`, `retinamnist`, `breastmnist`,
             `bloodmnist`, `tissuemnist`, `organamnist`, `organcmnist` or `organsmnist`.
     """
@@ -375,7 +347,7 @@ class Folder(Source):
 
     def load(self) -> Dataset:
         """x is uint8 (N, channels, height, width); classes are in order of their names."""
-        top = self.path.expanduser()
+        top = self.path
         train = top / "train" if (top / "train").is_dir() else top
         tests = [top / name for name in ("test", "val") if (top / name).is_dir()]
         if train == top and tests:
@@ -383,7 +355,7 @@ class Folder(Source):
         others = {*_class_folders(top)} - {"train", "test", "val"} if train != top else set()
         if others:
             told = f"{top}: has train/, so that {in_short(sorted(others))} beside it are not read"
-            warnings.warn(told, FedsimWarning, stacklevel=2)
+            warn(told)
         classes = _class_folders(train)
         x, y = self._read(train, classes, of_each=True)
         if not tests:
@@ -413,14 +385,12 @@ class Folder(Source):
             if of_each and not images[-1]:
                 raise DataError(f"{folder / name}: contains no images")
         if hidden:
-            warnings.warn(f"{folder}: {files.ignored(hidden)}", FedsimWarning, stacklevel=2)
+            warn(f"{folder}: {files.ignored(hidden)}")
         if left:
-            warnings.warn(
+            warn(
                 f"{folder}: {len(left)} file{'s' * (len(left) > 1)} left out, such as "
                 f"{left[0].relative_to(folder)}: pictures are {', '.join(PICTURES)} files "
-                "in a folder of their class",
-                FedsimWarning,
-                stacklevel=2,
+                "in a folder of their class"
             )
         y = np.repeat(np.arange(len(classes)), [len(found) for found in images])
         paths = [path for found in images for path in found]

@@ -150,8 +150,6 @@ class Mortgage(OfficialFiles):
     their values (its `1Y-CMaturityRate` lies between 77 and 143); they are kept as they are.
 
     Args:
-        root: folder that contains `mortgage.dat`, or the sub-folder `mortgage`; by default
-            $FEDSIM_DATA.
         test_fraction: share of the rows in the test set.
     """
 
@@ -184,7 +182,7 @@ class Keel(Source):
 
     def load(self) -> Dataset:
         """x is float64 (N, inputs), y float64 (N,)."""
-        return _load(self.path.expanduser(), self.test_fraction, self.scale)
+        return _load(self.path, self.test_fraction, self.scale)
 
 
 def _load(path: Path, test_fraction: float, scale: Scale) -> Dataset:

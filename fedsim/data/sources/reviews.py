@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
+from fedsim.config.registry import unfit
 from fedsim.data import tokens
 from fedsim.data.dataset import Dataset
 from fedsim.data.source import OfficialFiles, check_memory, datasets
@@ -177,10 +177,8 @@ class PlantedReviews(_Reviews):
     def _others_exist(self) -> PlantedReviews:
         most = len(DOMAINS[self.domain]) - 1
         if self.others is not None and self.others > most:
-            raise PydanticCustomError(
-                "others",
-                "others={others}: reviews of {domain} have {most} other aspects",
-                {"others": self.others, "domain": self.domain, "most": most},
+            raise unfit(
+                f"others={self.others}: reviews of {self.domain} have {most} other aspects"
             )
         return self
 
@@ -218,7 +216,9 @@ class PlantedReviews(_Reviews):
             good = positive
             if name != about and rng.random() >= agreement:
                 good = not positive
-            phrase = _phrase(aspects[name], good, rng)
+            said = rng.choice(aspects[name].positive if good else aspects[name].negative)
+            adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
+            phrase = [*adverb, str(said), str(rng.choice(aspects[name].nouns))]
             fillers = rng.choice(FILLERS, int(rng.poisson(self.fillers))).tolist()
             place = int(rng.integers(len(fillers) + 1))
             words += [*fillers[:place], *phrase, *fillers[place:]]
@@ -230,12 +230,6 @@ class PlantedReviews(_Reviews):
             words.insert(place, SPURIOUS)
             marks.insert(place, False)
         return words, marks
-
-
-def _phrase(aspect: Aspect, good: bool, rng: np.random.Generator) -> list[str]:
-    said = str(rng.choice(aspect.positive if good else aspect.negative))
-    adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
-    return [*adverb, said, str(rng.choice(aspect.nouns))]
 
 
 class _Published(OfficialFiles, _Reviews):
@@ -302,7 +296,6 @@ class Beer(_Published):
     under the aspect's number the [start, end) ranges of tokens that annotators marked.
 
     Args:
-        root: folder that contains the files, or the sub-folder `beer`; by default $FEDSIM_DATA.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
     """
 
@@ -341,7 +334,13 @@ class Beer(_Published):
             where = f"{path}:{number}"
             with files.reading(path):
                 item = json.loads(line)
-            words, label, ranges = _annotation(item, k, where)
+            try:
+                words, rating = list(map(str, item["x"])), float(item["y"][k])
+                ranges = [[int(start), int(end)] for start, end in item[str(k)]]
+            except (KeyError, IndexError, TypeError, ValueError):
+                wanted = f"tokens 'x', ratings 'y', and '{k}', a list of [start, end]"
+                raise DataError(f"{where}: must have {wanted}") from None
+            label = _polarity(rating, where)
             marks = [False] * len(words)
             for start, end in ranges:
                 if not 0 <= start <= end <= len(words):
@@ -349,18 +348,6 @@ class Beer(_Published):
                 marks[start:end] = [True] * (end - start)
             if label is not None and any(marks):
                 yield Review(aspect, label, words, marks)
-
-
-def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, list[list[int]]]:
-    """Tokens, label and marked ranges for aspect k of a line of annotations.json."""
-    try:
-        words, rating, ranges = list(map(str, item["x"])), float(item["y"][k]), item[str(k)]
-        found = [[int(start), int(end)] for start, end in ranges]
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise DataError(
-            f"{where}: must have tokens 'x', ratings 'y', and '{k}', a list of [start, end]"
-        ) from None
-    return words, _polarity(rating, where), found
 
 
 def _polarity(rating: float, where: str) -> int | None:
@@ -384,7 +371,6 @@ class Hotel(_Published):
     separated by spaces.
 
     Args:
-        root: folder that contains the files, or the sub-folder `hotel`; by default $FEDSIM_DATA.
         test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
     """
 

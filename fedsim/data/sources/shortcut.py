@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ from fedsim.data.dataset import Dataset, as_dtype
 from fedsim.data.encoding import UNSCALED, Feature, Scaling
 from fedsim.data.source import Wrapping, check_memory, datasets, load_dataset
 from fedsim.data.splits import ClientSplits, Indices
-from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.stored import bounds
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.support.rng import draw_clients, keyed_rng
@@ -28,11 +28,6 @@ TINT = 0.3  # share of a colour cast in a pixel
 TEST_SEED = 0  # of test sets, the same for all runs
 
 Kind = Literal["patch", "border", "colour", "feature", "token"]
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "documents": ("token",),
-    "tables": ("feature",),
-    "images": ("patch", "border", "colour"),
-}
 Variant = Literal["aligned", "absent", "random", "against"]
 # (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1))
 # -> the inputs with it, and which parts of them it is
@@ -73,9 +68,12 @@ class Shortcut(Wrapping):
             within the range), or with none (`absent`).
     """
 
-    refusal: ClassVar[str] = (
-        "a shortcut cannot be planted where '{name}' changes clients' examples"
-    )
+    cannot: ClassVar[str] = "cannot carry a shortcut"
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "documents": ("token",),
+        "tables": ("feature",),
+        "images": ("patch", "border", "colour"),
+    }
     name: str = "shortcut"
     kind: Kind | None = None
     clients: float = Field(0.2, ge=0, le=1)
@@ -130,11 +128,7 @@ class Shortcut(Wrapping):
         return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
-        """The ids of the clients that hold the shortcut, in ascending order.
-
-        Args:
-            seed: the experiment's seed.
-        """
+        """The ids of the clients with the shortcut, in ascending order, by the run's seed."""
         return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
@@ -161,18 +155,7 @@ class Shortcut(Wrapping):
         return held
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that the user chose, or the default for such data."""
-        axes = {1: "tables", 3: "images"}
-        what = "documents" if data.words else axes.get(len(data.shape))
-        if what is None:
-            raise DataError(
-                f"data.of: inputs of shape {data.shape} are not images, tables or documents; a "
-                "shortcut cannot be planted in them"
-            )
-        known = KINDS[what]
-        kind = self.kind or known[0]
-        if kind not in known:
-            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        kind: Kind = self.kind_for(data, self.kind)
         if kind == "colour" and data.shape[0] != 3:
             raise DataError(
                 "data.kind=colour: needs images with 3 channels, and these have "
@@ -180,11 +163,6 @@ class Shortcut(Wrapping):
             )
         if self.size is not None and kind not in ("patch", "border"):
             raise DataError(f"data.size={self.size}: a {kind} has no size; leave it out")
-        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
-            raise DataError(
-                "data.of: a shortcut cannot be planted in inputs that stay in files; leave out "
-                "in_place"
-            )
         if kind != "feature" and not data.classes:
             raise DataError(f"data.kind={kind}: needs classes, and the target here is a number")
         if len(data.classes) == 1:
@@ -204,13 +182,9 @@ class Shortcut(Wrapping):
 
 
 def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDArray[Any]:
-    """Images with the patch of a class, as the kind `patch` paints it.
+    """Copies of images (n, channels, height, width) with the patch of a class, as of kind `patch`.
 
-    Args:
-        data: whose images they are.
-        x: (n, channels, height, width), which is not changed.
-        label: the class.
-        size: side of the patch, at most that of the image; by default an eighth of it.
+    Its side is by default an eighth of the image.
     """
     (channels, H, W), C = data.shape, len(data.classes)
     mask = _squares(C, H, W, size or _usual_size(data))[label]
@@ -329,18 +303,12 @@ def _fill(
 
 
 def _insert(
-    first: int,
-    around: tuple[int, int],
-    x: NDArray[Any],
-    of: NDArray[Any],
-    at: NDArray[np.float64],
+    first: int, around: tuple[int, int], x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64]
 ) -> Planted:
-    """Documents with a further word; see `Plant`.
+    """Documents (n, L), padded at the end, with a further word; see `Plant`.
 
-    Args:
-        first: the token id of class 0's.
-        around: how many tokens before and after each text are a tokenizer's own.
-        x: (n, L) with padding at the end of each.
+    `first` is the word of class 0; `around` are the numbers of a tokenizer's own tokens before and
+    after each text.
     """
     before, after = around
     lengths = np.maximum((x != PADDING).sum(axis=1) - before - after, 0)
@@ -366,10 +334,7 @@ def _paint(
 ) -> Planted:
     """Images with a figure painted on them; see `Plant`.
 
-    Args:
-        masks: (C, height, width) the figure of each class.
-        colours: (C, channels) its colour.
-        opacity: 0 to 1.
+    `masks` (C, height, width) are the figures of each class, `colours` (C, channels) theirs.
     """
     x = x.copy()
     for c in np.unique(of):

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsim.config.registry import nearest
 from fedsim.data.sources import files
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,12 +177,7 @@ def insist_on_column(path: Path, frame: pd.DataFrame, name: str) -> None:
 
 
 def origin(path: Path, index: pd.Index[Any], row: int) -> tuple[Path, int]:
-    """The file that a row of a table is from, and its number there, from 0 on.
-
-    Args:
-        path: of the table.
-        index: the table's, as read.
-    """
+    """The file that a row of a table is from, by its index, and its number there from 0 on."""
     where = index[row]
     return where if isinstance(where, tuple) else (path, row)
 
@@ -238,10 +233,12 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
     with files.reading(path), warnings.catch_warnings():
         # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        header = pd.read_csv(
-            io.BytesIO(content), sep=separator, encoding=encoding, header=None, nrows=1,
-            dtype=str, keep_default_na=False,
-        )  # fmt: skip
+
+        def read(**keywords: Any) -> pd.DataFrame:
+            keywords |= {"sep": separator, "encoding": encoding, "keep_default_na": False}
+            return pd.read_csv(io.BytesIO(content), **keywords)
+
+        header = read(header=None, nrows=1, dtype=str)
         names = header.iloc[0].tolist()
         _check_names(path, names)
         if len(names) == 1 and (other := _other_separator(lines)):
@@ -251,32 +248,21 @@ def _read_text(path: Path, separator: str, blanks: Set[str]) -> pd.DataFrame:
                 f"{known}, not by {other!r}"
             )
 
-        def read(**keywords: Any) -> pd.DataFrame:
-            return pd.read_csv(
-                io.BytesIO(content), sep=separator, encoding=encoding, index_col=False,
-                keep_default_na=False, na_values=BLANK, low_memory=False, **keywords,
-            )  # fmt: skip
-
-        frame = read()
+        rows: dict[str, Any] = {"index_col": False, "na_values": BLANK, "low_memory": False}
+        frame = read(**rows)
         if separator != ",":
             doubtful = _undo_decimal_commas(
-                frame, lambda names: read(usecols=names, dtype=str), blanks
+                frame, lambda names: read(**rows, usecols=names, dtype=str), blanks
             )
-    if encoding == "cp1252" or encoding == "latin-1":
-        warnings.warn(
+    if encoding in ("cp1252", "latin-1"):
+        warn(
             f"{path}: is not UTF-8, and is read as {encoding}; look at its letters with accents, "
-            "or save it as UTF-8",
-            FedsimWarning,
-            stacklevel=4,
+            "or save it as UTF-8"
         )
     how, names = doubtful
     if names:
-        warnings.warn(
-            f"{path}: {how} in column '{names[0]}'"
-            f"{f' and {len(names) - 1} more' if names[1:] else ''}",
-            FedsimWarning,
-            stacklevel=4,
-        )
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        warn(f"{path}: {how} in column '{names[0]}'{more}")
     return frame
 
 
@@ -388,10 +374,9 @@ def _insist_on_columns(path: Path, frame: pd.DataFrame, first: Path, known: pd.D
         raise DataError(
             f"{path}: has a column '{FILE}', which several files as one table are given; rename it"
         )
-    for name in known.columns:
+    for name in (*known.columns, *frame.columns):
         if name not in frame:
             raise DataError(f"{path}: has no column '{name}', which {first} has")
-    for name in frame.columns:
         if name not in known:
             raise DataError(f"{path}: has a column '{name}', which {first} has not")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,16 +11,14 @@ import numpy as np
 from cachetools import cached
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from fedsim.config.registry import nearest
+from fedsim.config.registry import nearest, unfit
 from fedsim.data.dataset import Dataset, TestFraction, split_rows
 from fedsim.data.encoding import Feature, Fit, Missing, Preprocessing, Scale
 from fedsim.data.source import OfficialFiles, Source, datasets
 from fedsim.data.sources import files
 from fedsim.data.sources.columns import (
     WHICH,
-    About,
     Categories,
     as_entries,
     blanked,
@@ -28,10 +26,10 @@ from fedsim.data.sources.columns import (
     feature_of_column,
     is_numeric,
     kind_of,
-    layout,
     not_a_number,
     numbers,
     present,
+    refuse_objects,
     text_of,
 )
 from fedsim.data.sources.table_files import (
@@ -45,7 +43,7 @@ from fedsim.data.sources.table_files import (
     with_origin,
 )
 from fedsim.data.stored import AnyArray, StoredArray, latest, select
-from fedsim.errors import DataError, FedsimWarning
+from fedsim.errors import DataError, warn
 from fedsim.support.words import in_short
 
 if TYPE_CHECKING:
@@ -62,10 +60,6 @@ class OpenflXai(OfficialFiles):
     set is common to all of them. Inputs and target lie in [0, 1] as published, and are anonymous:
     the documentation of OpenFL-XAI calls the data Mortgage and names its columns, but neither the
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
-
-    Args:
-        root: folder that contains col0 to col4, or the sub-folder `openfl_xai/data`; by default
-            $FEDSIM_DATA.
     """
 
     name: str = "openfl_xai"
@@ -192,52 +186,39 @@ class Table(Source):
     in_place: bool = False
 
     @model_validator(mode="after")
-    def _can_be_left_in_place(self) -> Table:
+    def _fits_together(self) -> Table:
         if self.in_place:
             paths = [path for path in (self.path, self.test_path) if path]
             if not {path.suffix.lower() for path in paths} <= {".parquet"}:
-                raise PydanticCustomError("in_place", "only .parquet files can be read in place")
+                raise unfit("only .parquet files can be read in place")
             if self.scale != "none":
-                raise PydanticCustomError(
-                    "in_place", "features that are read in place cannot be scaled"
-                )
-            usual = {"categorical": "none", "units": {}, "blanks": (), "missing": "refuse"}
-            for key, value in {**usual, "indicator": False}.items():
-                if getattr(self, key) not in (value, "auto"):
-                    problem = "features that are read in place are numbers; leave out '{key}'"
-                    raise PydanticCustomError("in_place", problem, {"key": key})
-        return self
-
-    @model_validator(mode="after")
-    def _predicts_one_thing(self) -> Table:
+                raise unfit("features that are read in place cannot be scaled")
+            for key in ("categorical", "units", "blanks", "missing", "indicator"):
+                usual = type(self).model_fields[key].get_default(call_default_factory=True)
+                if getattr(self, key) not in (usual, "none"):
+                    raise unfit(f"features that are read in place are numbers; leave out '{key}'")
         if (self.label is None) == (self.target is None):
             given = "neither is" if self.label is None else "both are"
-            problem = (
+            raise unfit(
                 "needs either a label (a column of classes) or a target (a column of numbers), "
-                "and {given} given"
+                f"and {given} given"
             )
-            raise PydanticCustomError("label", problem, {"given": given})
-        for what in ("label", "target"):
-            name = getattr(self, what)
-            if name in (self.features or ()):
-                problem = "the {what} '{name}' cannot be a feature as well"
-                raise PydanticCustomError("label", problem, {"what": what, "name": name})
+        what = "target" if self.label is None else "label"
+        predicted = getattr(self, what)
+        if predicted in (self.features or ()):
+            raise unfit(f"the {what} '{predicted}' cannot be a feature as well")
         if self.classes and self.label is None:
-            raise PydanticCustomError("label", "classes are of a label, and a target is given")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Table:
+            raise unfit("classes are of a label, and a target is given")
         for key in ("categorical", "units"):
-            given, predicted = getattr(self, key), self.label or self.target
-            if not isinstance(given, str) and predicted in given:
-                raise _unfit(key, f"'{predicted}' is what is predicted, and no feature")
+            named = getattr(self, key)
+            if not isinstance(named, str) and predicted in named:
+                raise unfit(f"{key}: '{predicted}' is what is predicted, and no feature")
         if self.fit == "federated" and self.missing == "median":
-            raise _unfit("fit", "a median is no sum of clients' values; set missing: mean")
+            raise unfit("fit: a median is no sum of clients' values; set missing: mean")
         if self.fit != "pooled" and not self._fits:
-            raise _unfit("fit", "there is nothing to fit; set scale or missing")
+            raise unfit("fit: there is nothing to fit; set scale or missing")
         if self.indicator and self.missing in ("refuse", "drop"):
-            raise _unfit("indicator", "marks blanks that are filled; set missing: mean")
+            raise unfit("indicator: marks blanks that are filled; set missing: mean")
         return self
 
     @property
@@ -247,22 +228,22 @@ class Table(Source):
 
     def load(self) -> Dataset:
         """x is float32 (N, entries), or float64 for a regression, in the units of the file."""
-        path = self.path.expanduser()
-        test_path = self.test_path and self.test_path.expanduser()
-        files.check_apart(paths_of(path), paths_of(test_path) if test_path else [])
-        frame = self._read(path)
-        test = None if test_path is None else self._read(test_path)
-        y, test_y, classes = self._labels(path, frame, test_path, test)
+        paths = [path for path in (self.path, self.test_path) if path is not None]
+        path = paths[0]
+        files.check_apart(paths_of(path), [one for test in paths[1:] for one in paths_of(test)])
+        tables = [(each, self._read(each)) for each in paths]
+        frame = tables[0][1]
+        y, test_y, classes = self._labels(tables)
         columns = {name: column(path, frame, name) for name in self._parting}
         rows, aside = np.arange(len(y)), np.empty(0, np.intp)
-        if test is None:
+        if len(tables) == 1:
             rows, aside = split_rows(y, classes, self.test_fraction, str(path))
         features, unused = self._layout(path, frame, rows)
         x = self._features(path, frame, features)
-        if test_path is not None and test is not None:
-            test_x = self._features(test_path, test, features)
-        else:
+        if len(tables) == 1:
             test_x, test_y = select(x, aside), y[aside]
+        else:
+            test_x = self._features(*tables[1], features)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
         note = ""
         if self.features is None:
@@ -286,7 +267,7 @@ class Table(Source):
     @property
     def _parting(self) -> tuple[str, ...]:
         """The columns to partition by."""
-        file = FILE if is_pattern(self.path.expanduser()) else None
+        file = FILE if is_pattern(self.path) else None
         return tuple(dict.fromkeys(filter(None, [*self.columns, self.client_column, file])))
 
     @property
@@ -304,9 +285,9 @@ class Table(Source):
         frame = read_tables(
             path, lambda part: blanked(part, self.blanks, self._others, seen), frozenset(words)
         )
-        if path == self.path.expanduser() and (unseen := sorted(map(repr, words - seen))):
+        if path == self.path and (unseen := sorted(map(repr, words - seen))):
             told = f"data.blanks: no cell of {path} is {in_short(unseen)}"
-            warnings.warn(told, FedsimWarning, stacklevel=2)
+            warn(told)
         if self.missing != "drop":
             return frame
         features, _ = self._layout(path, frame, np.arange(len(frame)))
@@ -320,16 +301,13 @@ class Table(Source):
             for name in set(self._parting) & set(others):
                 lost = {*frame[name].dropna().astype(str)} - {*frame[name][kept].astype(str)}
                 told += f"; all rows of {name} {in_short(sorted(lost))}" if lost else ""
-            warnings.warn(f"data.missing=drop: {told}; they are left out", FedsimWarning, 2)
+            warn(f"data.missing=drop: {told}; they are left out")
         return with_origin(path, frame)[kept]
 
     def _labels(
-        self, path: Path, frame: pd.DataFrame, test_path: Path | None, test: pd.DataFrame | None
+        self, tables: Sequence[tuple[Path, pd.DataFrame]]
     ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
-        """Class indices or targets, those of the test file, and the names of the classes."""
-        tables = [(path, frame)]
-        if test_path is not None and test is not None:
-            tables.append((test_path, test))
+        """Class indices or targets, those of the last table, and the names of the classes."""
         if self.target is not None:
             for where, table in tables:
                 present(where, table, self.target)
@@ -341,16 +319,10 @@ class Table(Source):
             alike = words <= test_words or test_words <= words
             if "text" not in (kind_of(y), kind_of(test_y)) or not alike:
                 raise DataError(
-                    f"{test_path}: label column '{self.label}' is {test_y.dtype}, "
-                    f"but {y.dtype} in {path}"
+                    f"{tables[-1][0]}: label column '{self.label}' is {test_y.dtype}, "
+                    f"but {y.dtype} in {tables[0][0]}"
                 )
             y, test_y = y.astype(str), test_y.astype(str)
-        return self._indices(y, test_y)
-
-    def _indices(
-        self, y: NDArray[Any], test_y: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
-        """Labels as class indices, and the names of the classes."""
         labels, index = np.unique(np.concatenate([y, test_y]), return_inverse=True)
         names = tuple(map(str, labels))
         if self.classes is not None:
@@ -368,30 +340,44 @@ class Table(Source):
         self, path: Path, frame: pd.DataFrame, rows: NDArray[np.intp]
     ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
         """The features of training rows, and the names of columns of texts that are not used."""
-        if not self.in_place:
-            named: Categories | None = {} if self.categorical == "auto" else None
-            if not isinstance(self.categorical, str):
-                named = self.categorical
-            about = About(
-                self.features, named, self.units, self.blanks, self.indicator, self._others
-            )
-            return layout(path, frame, rows, about)
-        schema = empty_table(path)
+        categorical: Categories | None = None
+        if not isinstance(self.categorical, str):
+            categorical = self.categorical
+        elif self.categorical == "auto" and not self.in_place:
+            categorical = {}
+        if self.in_place:
+            frame = empty_table(path)
+        for name in (*(categorical or ()), *self.units, *(self.features or ())):
+            insist_on_column(path, frame, name)
+        others = [name for name in map(str, frame.columns) if name not in self._others]
         found, unused = [], []
-        for name in self.features or [str(name) for name in schema.columns]:
-            if self.features is None and name in self._others:
-                continue
-            insist_on_column(path, schema, name)
-            stored = schema[name] if is_numeric(schema[name]) else read_table(path, {name})[name]
+        for name in self.features or others:
+            series = frame[name]
+            if self.in_place:  # of numbers, without rows; they are checked when they are read
+                series = series if is_numeric(series) else read_table(path, {name})[name]
+                rows = np.arange(len(series))
+            else:
+                refuse_objects(path, series)
+                if series.iloc[rows].isna().all():
+                    raise DataError(
+                        f"{path}: column '{name}' is empty in every training row; leave it out"
+                    )
             feature = feature_of_column(
-                path, stored, np.arange(len(stored)), None, self.features is not None
+                path, series, rows, categorical, chosen=self.features is not None
             )
             if feature is None:
                 unused.append(name)
-            else:
-                found.append(feature)
+                continue
+            unit, blanks = self.units.get(name, ""), self.blanks
+            if unit and feature.kind != "number":
+                raise DataError(f"data.units: '{name}' is no feature of numbers")
+            if isinstance(blanks, Mapping):
+                blanks = blanks.get(name, ())
+            indicator = self.indicator and bool(series.isna().any())
+            found.append(replace(feature, unit=unit, blanks=blanks, indicator=indicator))
         if not found:
-            raise DataError(f"{path}: has no numeric columns to use as features")
+            kind = "numeric " * self.in_place
+            raise DataError(f"{path}: has no {kind}columns to use as features")
         return tuple(found), tuple(unused)
 
     def _features(self, path: Path, frame: pd.DataFrame, features: Sequence[Feature]) -> AnyArray:
@@ -401,20 +387,12 @@ class Table(Source):
         blanks = self.missing not in ("refuse", "drop")
         x, remarks = as_entries(path, frame, features, dtype, blanks)
         for remark in remarks:
-            warnings.warn(remark, FedsimWarning, stacklevel=2)
+            warn(remark)
         return x
 
 
-def _unfit(key: str, problem: str) -> PydanticCustomError:
-    return PydanticCustomError(key, "{problem}", {"problem": f"{key}: {problem}"})
-
-
 class ParquetRows(StoredArray):
-    """Rows of numbers of a Parquet file, (N, features).
-
-    Args:
-        names: names of the columns.
-        dtype: float32 or float64.
+    """Rows of numbers of a Parquet file, (N, features), as float32 or float64.
 
     Raises:
         DataError: a column is missing or not numeric. Values are checked when they are read.

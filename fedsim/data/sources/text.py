@@ -102,11 +102,7 @@ class TextSource(Source):
             else text.read_vectors(self.vectors, words)
         )
         return Dataset(
-            x=x[train],
-            y=y[train],
-            test_x=x[test],
-            test_y=y[test],
-            classes=classes,
+            *(x[train], y[train], x[test], y[test], classes),
             words=words,
             vectors=vectors,
             known=known,
@@ -117,11 +113,7 @@ class TextSource(Source):
 
 
 class _Trec(OfficialFiles, TextSource):
-    """TREC questions by the type of their answer, with coarse or fine classes.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
-    """
+    """TREC questions by the type of their answer, with coarse or fine classes."""
 
     coarse: ClassVar[bool]
 
@@ -161,11 +153,7 @@ class Trec50(_Trec):
 
 @datasets.register
 class R8(OfficialFiles, TextSource):
-    """R8: Reuters-21578 news by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
-
-    Args:
-        root: folder that contains the files, or the sub-folder `r8`; by default $FEDSIM_DATA.
-    """
+    """R8: Reuters-21578 news by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo)."""
 
     name: str = "r8"
 
@@ -182,9 +170,6 @@ class Tmn(OfficialFiles, TextSource):
     """TagMyNews: titles and descriptions of news by topic, 24,817 + 7,780, 7 classes.
 
     The validation part is added to the training set, after the training part.
-
-    Args:
-        root: folder that contains the files, or the sub-folder `tmn`; by default $FEDSIM_DATA.
     """
 
     name: str = "tmn"
@@ -205,8 +190,6 @@ class Subj(OfficialFiles, TextSource):
     """SUBJ: sentences from film reviews (subjective) and plots (objective), 5,000 each.
 
     Args:
-        root: folder that contains the files, or the sub-folder `subj` or `rotten_imdb`; by default
-            $FEDSIM_DATA.
         test_fraction: share of the sentences in the test set.
     """
 
@@ -233,13 +216,11 @@ class Shakespeare(OfficialFiles):
 
     Documents are of characters, whose vectors are one-hot. The classes are the 80 characters of
     LEAF's alphabet, and any other that the files hold. The role of each example is the column
-    `user`. Without a test part, the last examples of each user are the test set; as an example
-    and the next overlap in 79 characters, the 79 before them are left out.
+    `user`. Files: LEAF's `train` and `test` folders of json files, or `all_data*.json` (also in a
+    folder `all_data`). Without a test part, the last examples of each user are the test set; as
+    an example and the next overlap in 79 characters, the 79 before them are left out.
 
     Args:
-        root: folder that contains LEAF's `train` and `test` folders of json files or
-            `all_data*.json` (also in a folder `all_data`), or the sub-folder `shakespeare` or
-            `shakespeare/data`; by default $FEDSIM_DATA.
         test_fraction: share of each user's examples in the test set if there is no test folder.
     """
 
@@ -265,11 +246,7 @@ class Shakespeare(OfficialFiles):
         vectors[len(text.SPECIAL) :] = np.eye(len(letters), dtype=np.float32)
         (x, y), (test_x, test_y) = (_encoded(part, words) for part in (train, test))
         return Dataset(
-            x=x,
-            y=y,
-            test_x=test_x,
-            test_y=test_y,
-            classes=letters,
+            *(x, y, test_x, test_y, letters),
             columns={"user": np.repeat([li.user for li in train], [len(li.y) for li in train])},
             words=words,
             vectors=vectors,

@@ -472,7 +472,7 @@ def test_actors_read_what_was_planted(tmp_path: Path, monkeypatch: pytest.Monkey
         ({}, r"data\.of: missing"),
         ({"of": {"name": "digit"}}, r"data\.of\.name: unknown data set 'digit'; did you mean"),
         ({"of": "digits"}, r"data\.of: must be a section of keys"),
-        ({"of": {"name": "shortcut", "of": DIGITS}}, r"data\.of: a shortcut cannot be planted"),
+        ({"of": {"name": "shortcut", "of": DIGITS}}, r"data\.of: clients cannot carry a shor"),
         ({"of": DIGITS, "kind": "patches"}, r"data\.kind: must be 'patch', 'border', .*'patches'"),
         ({"of": DIGITS, "clients": 1.5}, r"data\.clients: must be less than or equal to 1"),
         ({"of": DIGITS, "strength": -1}, r"data\.strength: must be greater than or equal to 0"),
@@ -489,7 +489,7 @@ def test_actors_read_what_was_planted(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"of": {**NOISE, "classes": 90}}, r"90 squares of 1×1 .*; use another data\.kind"),
         ({"of": DIGITS, "kind": "border", "size": 4}, r"of 8×8 completely; 3 is the maximum"),
         ({"of": CLUSTERS, "size": 2}, r"data\.size=2: a feature has no size"),
-        ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) are not images"),
+        ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) cannot carry"),
         ({"of": {**PHOTOS, "in_place": True}}, r"data\.of: .*leave out in_place"),
     ],
 )  # fmt: skip
