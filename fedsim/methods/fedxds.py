@@ -26,7 +26,8 @@ from fedsim.data.augment import strong, weak
 from fedsim.data.splits import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import Explainer, SharedItems
-from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions, heatmap
+from fedsim.explain.explainers.attribution import Attribution, attributions, heatmap
+from fedsim.explain.explainers.lrp import Lrp
 from fedsim.explain.explainers.shared_images import SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function

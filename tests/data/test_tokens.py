@@ -17,7 +17,7 @@ from experiments import examples
 from fedsim.data import Dataset, datasets, load_dataset, tokens
 from fedsim.data.sources import from_python
 from fedsim.explain.explainer import ExplainedData
-from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.inputs import Inputs
 
 TEXTS = [

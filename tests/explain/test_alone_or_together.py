@@ -17,7 +17,8 @@ from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
-from fedsim.explain.explainers.attribution import Attribution, Gradient
+from fedsim.explain.explainers.attribution import Attribution
+from fedsim.explain.explainers.gradients import Gradient
 from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores.measure import ExplainedInputs, measure

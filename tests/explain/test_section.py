@@ -25,7 +25,7 @@ from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
-from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.section import SCORES, Explain
 from fedsim.launch.prepare import prepare
 from fedsim.simulate import Progress

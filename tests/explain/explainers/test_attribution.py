@@ -17,16 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainers import attribution
-from fedsim.explain.explainers.attribution import (
-    Attribution,
-    GradientXInput,
-    IntegratedGradients,
-    Lrp,
-    SmoothGrad,
-    attributions,
-    heatmap,
-)
+from fedsim.explain.explainers import attribution, lrp
+from fedsim.explain.explainers.attribution import Attribution, attributions, heatmap
+from fedsim.explain.explainers.gradients import GradientXInput, IntegratedGradients, SmoothGrad
+from fedsim.explain.explainers.lrp import Lrp
 from fedsim.models import Classifier, models
 from fedsim.training import FlatModel
 
@@ -415,11 +409,11 @@ class TestLrp:
     ) -> None:
         """Each of the four, which is why they are refused without a canonizer."""
         net, (x, y) = without_biases(copy.deepcopy(resnet)), examples((3, 16, 16))
-        monkeypatch.setattr(attribution, "_block_with_sum", lambda name, module: None)
+        monkeypatch.setattr(lrp, "_block_with_sum", lambda name, module: None)
         with pytest.raises(ExperimentError, match=r"torch\.Tensor\.add itself"):
             explain("lrp", net, x, y, composite="epsilon")
-        handed_on = attribution._HANDED_ON | {"add"}
-        monkeypatch.setattr(attribution, "_HANDED_ON", handed_on)
+        handed_on = lrp._HANDED_ON | {"add"}
+        monkeypatch.setattr(lrp, "_HANDED_ON", handed_on)
         wrong = total(explain("lrp", net, x, y, composite="epsilon"))
         assert (wrong / own_logit(net, x, y)).median() == pytest.approx(16, rel=0.05)
 

@@ -15,7 +15,8 @@ from experiments import Say, small_experiment
 from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions
+from fedsim.explain.explainers.attribution import Attribution, attributions
+from fedsim.explain.explainers.lrp import Lrp
 from fedsim.explain.explainers.mimic import TreeExplainer
 from fedsim.explain.section import SCORES
 from fedsim.models import models
