@@ -90,7 +90,8 @@ def test_scores_and_maps_of_an_input(
     snapshot = of_transformer if name in OF_TRANSFORMERS else snapshot
     data = snapshot.dataset
     about = snapshot.data()
-    wanted = [n for n, s in SCORES.items() if s.about == "input"]
+    (explainer,) = Explain(explainers=[name]).explainers
+    wanted = [n for n, s in SCORES.items() if s.about == "input" and s.fits(explainer)]
     section = Explain(explainers=[name], scores=wanted)
 
     def measured(rows: list[int]) -> Any:

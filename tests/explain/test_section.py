@@ -121,8 +121,8 @@ WRONG = {
     "explainers: gradient": "explainers: must be a list, not 'gradient'",
     "explainers: [{name: occlusion, sise: 2}]": "explainers.sise: unknown key; did you mean "
     "'size'?",
-    "explainers: [{name: sage, background: 0}]": "explainers.background: must be greater than or "
-    "equal to 1, not 0",
+    "explainers: [{name: sage, permutations: 0}]": "explainers.permutations: must be greater than "
+    "or equal to 1, not 0",
     "scores: [delition]": "scores: unknown score 'delition'; did you mean 'deletion'?",
     "scores: [qqqqqqqqqq]": "scores: unknown score 'qqqqqqqqqq'; known: "
     + ", ".join(sorted(SCORES)),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from fedsim.config.registry import Registry
 from fedsim.data import Dataset
 from fedsim.data.tokens import words_of
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Baseline, Reference, baseline_of, in_words
+from fedsim.explain.baselines import Compared
 from fedsim.explain.calls import by_words
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -157,21 +157,21 @@ class Attribution(OfDecision, ABC):
             )
         if self.differentiates:  # some problems show only in a call
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
-            self.relevance_in(data, model.network, x, y, np.random.default_rng(0))
+            self.relevance_in(model, data, x, y, np.random.default_rng(0))
 
     def relevances(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
-        found = self.relevance_in(data, model.as_network(), x, y, rng)
+        found = self.relevance_in(model, data, x, y, rng)
         if len(data.dataset.shape) == 3:
             found = heatmap(found)
         return by_feature(found.cpu(), data.dataset.parts).numpy()
 
     def relevance_in(
-        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> Tensor:
         """`relevance`, with what the attribution needs to know about the data, if anything."""
-        return self.relevance(network, x, y, rng)
+        return self.relevance(model.as_network(), x, y, rng)
 
 
 attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
@@ -182,35 +182,13 @@ def heatmap(relevance: Tensor) -> Tensor:
     return relevance.sum(1) if relevance.dim() > 2 else relevance
 
 
-class FromBaseline(Attribution):
-    """Base class of attributions that compare an input with another one, the baseline.
-
-    Attributes:
-        baseline: `zero`; the `mean` or the `median` of the training inputs, entry by entry; the
-            mean of the `clients`' means, as they could send them; or a row of the central test
-            set, `{reference: 12}`. Of documents `zero` alone: the document without a word, or
-            zero vectors of words for what needs gradients.
-    """
-
-    baseline: Baseline = "zero"
-
-    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        super().check(model, data)
-        if self.baseline != "zero":
-            baseline_of(self.baseline, data)
+class FromBaseline(Compared, Attribution):
+    """Base class of attributions that compare an input with a baseline."""
 
     def about_baseline(self, data: Dataset) -> str:
         if data.words and self.differentiates:
             return "zero in each entry of the words' vectors"
-        return in_words(self.baseline, data)
-
-    @property
-    def file(self) -> str:
-        if self.baseline == "zero":
-            return self.name
-        chosen = self.baseline
-        told = f"row-{chosen.reference}" if isinstance(chosen, Reference) else chosen
-        return f"{self.name}-baseline-{told}"
+        return super().about_baseline(data)
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         if self.baseline != "zero":
@@ -221,13 +199,13 @@ class FromBaseline(Attribution):
         return self.compared(network, x, y, None, None)
 
     def relevance_in(
-        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> Tensor:
-        baseline = None if self.baseline == "zero" else baseline_of(self.baseline, data).to(x)
+        background = self.background(model, data, x)
         part_of, own = data.dataset.parts, data.dataset
         if own.tokenizer:
             part_of = words_of(own.tokenizer, own.padding, x.cpu().numpy())
-        return self.compared(network, x, y, baseline, part_of)
+        return self.compared(model.as_network(), x, y, background, part_of)
 
     @abstractmethod
     def compared(
@@ -235,15 +213,61 @@ class FromBaseline(Attribution):
         network: nn.Module,
         x: Tensor,
         y: Tensor,
-        baseline: Tensor | None,
+        background: Tensor | None,
         part_of: PartOf,
     ) -> Tensor:
-        """`relevance`, in comparison with a baseline (1, ...), or with zeros.
+        """`relevance`, in comparison with baselines, or with zeros.
 
         Args:
+            background: (m, 1, ...), or (m, n, ...) for each input; None for zeros.
             part_of: (W,) the feature of each entry, if features take several; (B, L) the word of
                 each token, −1 for padding, if words do.
         """
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output f_t that is explained, of a batch of inputs (b, ...) or of k copies of all.
+
+    Args:
+        attribution: whose target it is.
+        network: what the inputs go through.
+        of: the same as a function of what is differentiated, such as words' vectors.
+        y: (b,) the classes.
+        rows: where the batch is among all inputs.
+    """
+
+    attribution: OfGradients
+    network: nn.Module
+    of: Callable[[Tensor], Tensor]
+    y: Tensor
+    rows: slice
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> NDArray[np.float64]:
+        """(k·b,) f_t."""
+        outputs = self.of(x).double().cpu()
+        return self.attribution.explained(outputs, self.y.cpu().repeat(len(x) // len(self.y)))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """∂f_t/∂x."""
+        inputs, own = x.detach().clone().requires_grad_(), self.attribution
+        with torch.enable_grad(), own.calling(self.network):
+            logits = self.of(inputs)
+        found = None
+        if logits.requires_grad:
+            if own.target == "outputs":
+                of_logits = logits.detach()
+            else:
+                y = self.y.repeat(len(x) // len(self.y))
+                of_logits = contrast(own.target, own.name, logits, y)
+            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
+        if found is None:
+            raise ExperimentError(
+                f"attribution {own.name}: the network's outputs cannot be differentiated with "
+                "respect to its inputs"
+            )
+        return found
 
 
 class OfGradients(Attribution):
@@ -252,49 +276,42 @@ class OfGradients(Attribution):
     differentiates: ClassVar[bool] = True
     target: Literal["class", "centred", "outputs"] = "class"
 
+    def explained(self, outputs: Tensor, y: Tensor) -> NDArray[np.float64]:
+        if self.target == "outputs":
+            return (outputs.double() ** 2).sum(dim=1).numpy() / 2
+        weights = contrast(self.target, self.name, outputs, y)
+        return (weights * outputs).double().sum(dim=1).numpy()
+
     def by_batch(
-        self, network: nn.Module, x: Tensor, y: Tensor, explain: Callable[..., Tensor]
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        explain: Callable[[Output, Tensor], Tensor],
+        size: int | None = None,
     ) -> Tensor:
-        """The relevances by `explain`, which gets ∂f_t/∂x as a function, and a batch of inputs."""
+        """The relevances by `explain`, which gets f_t and a batch of inputs.
+
+        Args:
+            size: inputs at a time; by default `BATCH`.
+        """
         if not self.documents:
             refuse_integers(self.name, x)
         x = x.detach()
         found = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         with evaluation(network), _differentiable_rnn(network, x):
-            for rows in batches(x):
+            for rows in batches(x, size):
                 if x.is_floating_point():
-                    gradient = partial(self._gradient, network, network, y[rows])
-                    found[rows] = explain(gradient, x[rows])
+                    found[rows] = explain(Output(self, network, network, y[rows], rows), x[rows])
                     continue
                 vectors, of_vectors = by_words(f"attribution {self.name}", network, x[rows])
-                own = explain(partial(self._gradient, network, of_vectors, y[rows]), vectors)
-                found[rows, : own.shape[1]] = own.sum(dim=2)
+                output = Output(self, network, of_vectors, y[rows], rows)
+                found[rows, : vectors.shape[1]] = explain(output, vectors).sum(dim=2)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
     def calling(self, network: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """What the network is called in."""
         return contextlib.nullcontext()
-
-    def _gradient(
-        self, network: nn.Module, of: Callable[[Tensor], Tensor], y: Tensor, x: Tensor
-    ) -> Tensor:
-        """∂f_t/∂x at a batch of inputs, or at several changed copies of all of them."""
-        inputs = x.detach().clone().requires_grad_()
-        with torch.enable_grad(), self.calling(network):
-            logits = of(inputs)
-        found = None
-        if logits.requires_grad:
-            if self.target == "outputs":
-                of_logits = logits.detach()
-            else:
-                of_logits = contrast(self.target, self.name, logits, y.repeat(len(x) // len(y)))
-            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
-        if found is None:
-            raise ExperimentError(
-                f"attribution {self.name}: the network's outputs cannot be differentiated with "
-                "respect to its inputs"
-            )
-        return found
 
 
 def contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
@@ -315,8 +332,14 @@ def one_hot(logits: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, y.to(logits.device).long()[:, None], 1)
 
 
-def batches(x: Tensor) -> Iterable[slice]:
-    return (slice(start, start + BATCH) for start in range(0, len(x), BATCH))
+def batches(x: Tensor, size: int | None = None) -> Iterable[slice]:
+    size = size or BATCH
+    return (slice(start, start + size) for start in range(0, len(x), size))
+
+
+def of_rows(background: Tensor, rows: slice) -> Tensor:
+    """(m, 1 or b, ...) the background of a batch."""
+    return background if background.shape[1] == 1 else background[:, rows]
 
 
 def refuse_integers(name: str, x: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor, nn
 
-from fedsim.explain.explainer import ExplainedData, explainers
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import Attribution, attributions
 
 
@@ -27,9 +27,9 @@ class Random(Attribution):
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
     def relevance_in(
-        self, data: ExplainedData, network: nn.Module, x: Tensor, y: Tensor, rng: Generator
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> Tensor:
-        found = self.relevance(network, x, y, rng)
+        found = self.relevance(model.as_network(), x, y, rng)
         if data.dataset.parts is not None:  # a feature of many entries is no more likely to count
             found[:, np.flatnonzero(np.diff(data.dataset.parts, prepend=-1) == 0)] = 0
         return found

@@ -10,8 +10,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from numpy.random import Generator
+from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
@@ -108,6 +110,15 @@ class Lrp(Attribution):
     def draws(self) -> bool:  # type: ignore[override]
         """Whether a map would depend on other inputs, whose classes `batch` explains, too."""
         return self.target == "batch"
+
+    @property
+    def complete(self) -> bool:  # type: ignore[override]
+        """Whether relevances start at f_t, and sum to it but for what biases absorb."""
+        return self.target != "batch"
+
+    def explained(self, outputs: Tensor, y: Tensor) -> NDArray[np.float64]:
+        weights = contrast(self.target, self.name, outputs, y)
+        return (weights * outputs).double().sum(dim=1).numpy()
 
     @field_validator("canonizer")
     @classmethod

@@ -8,7 +8,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.explain.explainer import explainers
-from fedsim.explain.explainers.attribution import FromBaseline, attributions, batches, evaluation
+from fedsim.explain.explainers.attribution import (
+    FromBaseline,
+    attributions,
+    batches,
+    evaluation,
+    of_rows,
+)
 from fedsim.explain.groups import check_size, group_parts
 from fedsim.explain.scores.faithfulness import PartOf, without
 
@@ -24,7 +30,8 @@ class Occlusion(FromBaseline):
     out. Works with any network, differentiable or not.
 
     Args:
-        baseline: see `integrated_gradients`.
+        baseline: what takes the part's place, see `integrated_gradients`; the drop is the mean
+            over a background.
         size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
     Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), "Understanding Neural
@@ -39,7 +46,7 @@ class Occlusion(FromBaseline):
 
     @torch.no_grad()
     def compared(
-        self, network: nn.Module, x: Tensor, y: Tensor, baseline: Tensor | None, part_of: PartOf
+        self, network: nn.Module, x: Tensor, y: Tensor, background: Tensor | None, part_of: PartOf
     ) -> Tensor:
         # Each word, entry of a vector, or feature is one part.
         if part_of is None or part_of.ndim == 1:
@@ -55,10 +62,13 @@ class Occlusion(FromBaseline):
             for rows in batches(x):
                 some, labels = x[rows], y[rows].to(x.device).long()[:, None]
                 whole, own = outputs(some, labels), part_of[rows]
+                instead = [None] if background is None else of_rows(background, rows)
                 for g in range(own.max(initial=-1) + 1):
                     removed = own == g
-                    changed = without(some, removed, instead=baseline)
-                    lost = whole - outputs(changed, labels)
+                    lost = torch.zeros_like(whole)
+                    for one in instead:
+                        changed = without(some, removed, instead=one)
+                        lost += (whole - outputs(changed, labels)) / len(instead)
                     gone = torch.from_numpy(removed).to(x.device)
                     each = (lost / (gone.sum(1).clamp(min=1) * channels))[:, None].to(found)
                     found[rows] = torch.where(gone, each, found[rows])

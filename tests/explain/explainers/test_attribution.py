@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainers import attribution, lrp
 from fedsim.explain.explainers.attribution import Attribution, attributions, heatmap
-from fedsim.explain.explainers.gradients import GradientXInput, IntegratedGradients, SmoothGrad
+from fedsim.explain.explainers.gradients import GradientXInput, SmoothGrad
 from fedsim.explain.explainers.lrp import Lrp
 from fedsim.models import Classifier, models
 from fedsim.training import FlatModel
@@ -27,6 +27,7 @@ from fedsim.training import FlatModel
 COMPOSITES = ("epsilon_plus_flat", "epsilon_gamma_box", "epsilon")
 # Attention rollout is for networks with attention; see test_attention.py.
 NAMES = [name for name, _ in attributions.items() if name != "attention_rollout"]
+RIGHT_SUMS = {"rule": "right", "steps": 20}
 OF_GRADIENTS = ("gradient", "gradient_x_input", "smoothgrad", "integrated_gradients")
 CLASSES = 10
 
@@ -285,9 +286,8 @@ class TestGradients:
             model=net, n_iter=20
         )
         _, integrated = theirs(x.clone(), F.one_hot(y, CLASSES).float())
-        torch.testing.assert_close(
-            explain("integrated_gradients", net, x, y), integrated, rtol=1e-3, atol=1e-6
-        )
+        found = explain("integrated_gradients", net, x, y, **RIGHT_SUMS)
+        torch.testing.assert_close(found, integrated, rtol=1e-3, atol=1e-6)
 
     def test_smoothgrad_is_the_mean_of_noisy_gradients(self) -> None:
         """Of f = Σ x³, with gradient 3x²: its mean is 3(x² + σ²)."""
@@ -680,7 +680,6 @@ def test_what_is_no_attribution(name: str, says: str) -> None:
 def test_defaults_are_those_of_fedxds() -> None:
     assert Lrp().composite == "epsilon_plus_flat"
     assert (SmoothGrad().noise, SmoothGrad().samples) == (0.1, 20)
-    assert IntegratedGradients().steps == 20
 
 
 class TestTarget:
@@ -706,7 +705,7 @@ class TestTarget:
         for name, expected, fields in (
             ("gradient", gradient(x), {}),
             ("gradient_x_input", x * gradient(x), {}),
-            ("integrated_gradients", x * path, {"steps": 3}),
+            ("integrated_gradients", x * path, {"rule": "right", "steps": 3}),
             ("smoothgrad", gradient(x), {"samples": 4, "noise": 0.0}),
         ):
             found = explain(name, net, x, y, target=target, **fields)
