@@ -97,7 +97,8 @@ class FedXDS(PoolMethod[FedXDSState]):
         warmup_epochs: local epochs of phase 1; by default those of `train`; 10 in the released
             code.
         attribution: the attribution that computes relevances; see
-            `fedsim.explain.explainers.attribution`.
+            `fedsim.explain.explainers.attribution`. The paper's integrated gradients are
+            `{name: integrated_gradients, rule: right, steps: 20}`.
         attribute_with: the `global` warm-up model, or a `local` model that each client trains
             further from it, as in the released code.
         removed: s, percentage of each image's pixels that is removed.
