@@ -22,7 +22,7 @@ from snippets import run_page  # noqa: E402
 
 import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
-from fedsim.explain.explainers.attribution import IntegratedGradients  # noqa: E402
+from fedsim.explain.explainers.gradients import IntegratedGradients  # noqa: E402
 from fedsim.explain.groups import by_feature  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")

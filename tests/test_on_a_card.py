@@ -121,7 +121,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 LITTLE = {
     "tree": {"images": 60, "perplexity": 5, "iterations": 300},
-    "sage": {"background": 8, "permutations": 2},
+    "sage": {"baseline": {"train": 8}, "permutations": 2},
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import nn
 
 from fedsim.data import Dataset
@@ -33,12 +34,14 @@ class Explanations(Condition):
     Args:
         section: the experiment's `explain` section, resolved.
         scored: the columns of rounds.parquet that it adds.
+        backgrounds: raw inputs (m, ...) of baselines that all models have in common, by label.
     """
 
     name: str = "explain"
     order: ClassVar[int] = 80
     section: Explain
     scored: tuple[str, ...]
+    backgrounds: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -229,7 +232,13 @@ class Explanations(Condition):
     ) -> Explained:
         explainer, seed = self.section.explainers[number], context.spec.seed
         client = -1 if model.client is None else model.client
-        data = ExplainedData(context.dataset, context.inputs, own, splits=context.splits)
+        data = ExplainedData(
+            context.dataset,
+            context.inputs,
+            own,
+            splits=context.splits,
+            backgrounds=self.backgrounds,
+        )
         try:
             # For networks that draw in evaluation as well.
             with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):

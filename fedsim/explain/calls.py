@@ -89,6 +89,8 @@ def by_words(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The vectors (B, n, D) of documents (B, L), and the network as a function of such vectors.
 
+    The function takes k copies of all documents as well: (k·B, n, D).
+
     Args:
         what: who asks, as errors begin.
 
@@ -108,8 +110,9 @@ def by_words(
         raise ExperimentError(nothing)
 
     def read(vectors: Tensor) -> Tensor:
-        with WordVectors(what, documents, vectors):
-            logits: Tensor = network(documents)
+        copies = documents.repeat(len(vectors) // len(documents), 1)
+        with WordVectors(what, copies, vectors):
+            logits: Tensor = network(copies)
         return logits
 
     return words.found, read

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import as_html
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.support.rng import input_rngs, keyed_rng
+from fedsim.training import logits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +107,8 @@ class ExplainedData:
             shared. Computed only when called.
         clients: the clients' names, if the data name them.
         splits: the examples that each client holds; None where they do not matter.
+        backgrounds: raw inputs (m, ...) of baselines that were made already, by their labels; more
+            are added. See `fedsim.explain.baselines`.
     """
 
     dataset: Dataset
@@ -114,6 +118,7 @@ class ExplainedData:
     shared: Callable[[], SharedItems] | None = None
     clients: Sequence[str] = ()
     splits: ClientSplits | None = None
+    backgrounds: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", self.dataset.frozen())
@@ -209,9 +214,29 @@ class FeatureExplainer(Explainer, ABC):
             at a time, with a random stream of the input's own, so that its relevances do not
             depend on the inputs beside it. Otherwise it gets all of them together, which is
             faster; and then one at a time if that has drawn anything.
+        complete: whether it claims that the relevances of an input sum to f(x) − f(x'), see
+            `endpoints`. How far they are from it is recorded.
     """
 
     draws: ClassVar[bool] = False
+    complete: ClassVar[bool] = False
+
+    def endpoints(
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(n,) f(x) and (n,) f(x'), to whose difference relevances of a `complete` one sum.
+
+        By default, what is explained of the network's output, and 0.
+
+        Args:
+            model, data, x, y: as of `relevances`.
+        """
+        found = self.explained(torch.from_numpy(logits(model.as_network(), x)), y.cpu())
+        return found, np.zeros(len(x))
+
+    def explained(self, outputs: Tensor, y: Tensor) -> NDArray[np.float64]:
+        """(n,) the number that is explained, of outputs (n, C): by default the class's logit."""
+        return outputs.gather(1, y.long()[:, None])[:, 0].double().numpy()
 
     def each(
         self,

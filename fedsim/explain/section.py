@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.config.registry import OWN, Config, check_named, located, nearest
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, ExperimentError, in_own_code
+from fedsim.explain.baselines import Backgrounds, Compared
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.share import QUALITY, Share
@@ -62,8 +63,10 @@ class Score:
             inputs the time before, if it was explained then.
         usual: computed unless `scores` says otherwise; the others take many more calls.
         numbers: only for inputs of floating point, not for documents.
-        again: takes more explanations of the model; there are none of an explanation that comes
-            from elsewhere.
+        again: is of the explainer, which may explain the model again; there is none of an
+            explanation that comes from elsewhere.
+        of: which explainers have it, in words, if not all.
+        fits: whether an explainer has it.
     """
 
     label: str
@@ -72,6 +75,8 @@ class Score:
     usual: bool = True
     numbers: bool = False
     again: bool = False
+    of: str = ""
+    fits: Callable[[FeatureExplainer], bool] = lambda explainer: True
 
 
 SCORES: Mapping[str, Score] = {
@@ -82,6 +87,20 @@ SCORES: Mapping[str, Score] = {
     "infidelity": Score("infidelity", "min", usual=False, numbers=True),
     "sensitivity": Score("largest sensitivity", "min", usual=False, numbers=True, again=True),
     "repeatability": Score("agreement over seeds", "max", usual=False, again=True),
+    "completeness_gap": Score(
+        "completeness gap",
+        "min",
+        again=True,
+        of="claims that relevances sum to a change of the output",
+        fits=lambda explainer: explainer.complete,
+    ),
+    "background_gap": Score(
+        "distance to the pooled background's",
+        "min",
+        again=True,
+        of="has a baseline of centres that clients send",
+        fits=lambda explainer: isinstance(explainer, Compared) and explainer.pooled() is not None,
+    ),
     "sparseness": Score("sparseness (Gini)", "max"),
     "effective_parts": Score("effective number of parts", "min"),
     "relevance_mass": Score("relevance mass", "max", "truth"),
@@ -302,6 +321,8 @@ class Explain(Config):
         return self.model_copy(update={"of": of, "scores": names})
 
     def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:
+        if not any(score.fits(explainer) for explainer in self.explainers):
+            return False
         if score.about == "truth":
             return bool(dataset.truth) and self.inputs_from == "test"
         if score.about == "clients":
@@ -327,6 +348,14 @@ class Explain(Config):
             except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
                 raise ExperimentError(f"explain.explainers: {explainer.name}: {why}") from error
+
+    def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:
+        """The baselines that all models have in common, made once; after `check`."""
+        found, pooled = Backgrounds(), "background_gap" in (self.scores or ())
+        for explainer in self.explainers:
+            if isinstance(explainer, Compared):
+                found = found.joined(explainer, model, data, pooled)
+        return found
 
     def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
         """The explained rows of the central test set, in ascending order.
@@ -365,6 +394,8 @@ class Explain(Config):
         for explainer in self.explainers:
             for whose in self.whose:
                 for name in filter(partial(_applies, whose), self.scores or ()):
+                    if not SCORES[name].fits(explainer):
+                        continue
                     for column, label, best in _columns_of(name, dataset):
                         path = f"{explainer.name}/{PREFIXES[whose]}{column}"
                         found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
@@ -410,6 +441,8 @@ def _applies(whose: Whose, name: str) -> bool:
 
 def _why_impossible(name: str, dataset: Dataset) -> str:
     about = SCORES[name].about
+    if SCORES[name].of and about == "input":
+        return f"no explainer of this section {SCORES[name].of}"
     if about == "truth":
         return (
             "the data set does not mark the signal in inputs; data.name=shortcut and "

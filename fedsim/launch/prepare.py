@@ -26,6 +26,7 @@ from fedsim.data.splits import take_stratified
 from fedsim.errors import ExperimentError, FedsimError, FedsimWarning, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.baselines import Backgrounds
 from fedsim.explain.section import Explain
 from fedsim.federation import Condition, RunSpec, Withdrawn, cohort_size
 from fedsim.federation.client import RESERVED as CLIENT_RESERVED
@@ -137,10 +138,14 @@ def prepare(
     trained = [p for p in network.parameters() if p.requires_grad]
     size = sum(tensor.numel() for tensor in (*trained, *network.buffers()))
     if experiment.explain is not None:
-        section = _check_explain(experiment, dataset, splits, network)
+        section, common = _check_explain(experiment, dataset, splits, network)
         scored = tuple(metric.column for metric in section.metrics(dataset))
-        explanations = Explanations(section=section, scored=scored)
+        explanations = Explanations(section=section, scored=scored, backgrounds=common.rows)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
+        up, down = setup_bytes
+        if section.of != ("global",):
+            down += len(splits) * common.received
+        spec = replace(spec, setup_bytes=(up + common.sent, down))
     _check_own_conditions(experiment, spec, dataset)
     columns = {name: one.name for one in spec.conditions for name in one.columns}
     of_clients = {name: one.name for one in spec.conditions for name in one.client_columns}
@@ -267,8 +272,8 @@ def _with_further(
 
 def _check_explain(
     experiment: Experiment, dataset: Dataset, splits: ClientSplits, network: nn.Module
-) -> Explain:
-    """The `explain` section with what it leaves open filled in."""
+) -> tuple[Explain, Backgrounds]:
+    """The `explain` section with what it leaves open filled in, and its common baselines."""
     assert experiment.explain is not None
     method = experiment.method
     section = experiment.explain.resolved(
@@ -290,7 +295,27 @@ def _check_explain(
     data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)), splits=splits)
     with keyed_torch_rng(experiment.seed, "explain/check"):
         section.check(model, data)
-    return section
+    common = section.backgrounds(model, data)
+    _warn_of_centres(experiment, common)
+    return section, common
+
+
+def _warn_of_centres(experiment: Experiment, common: Backgrounds) -> None:
+    """Say what the centres that clients send for explanations give away."""
+    what = "explain.explainers: baseline.clients: clients' centres are sent"
+    if common.sent and experiment.privacy is not None:
+        told = f"{what} without noise, and privacy does not count them"
+        warnings.warn(told, FedsimWarning, stacklevel=2)
+    if common.sent and experiment.secure_aggregation is not None:
+        told = f"{what} without masks: the server sees those of each client"
+        warnings.warn(told, FedsimWarning, stacklevel=2)
+    if common.whole:
+        warnings.warn(
+            f"{what} by {len(common.whole)} clients, client {common.whole[0]} first, who hold no "
+            "more different examples than that: they send the examples themselves",
+            FedsimWarning,
+            stacklevel=2,
+        )
 
 
 def _check_own_conditions(experiment: Experiment, spec: RunSpec, dataset: Dataset) -> None:

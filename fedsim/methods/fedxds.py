@@ -26,7 +26,8 @@ from fedsim.data.augment import strong, weak
 from fedsim.data.splits import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import Explainer, SharedItems
-from fedsim.explain.explainers.attribution import Attribution, Lrp, attributions, heatmap
+from fedsim.explain.explainers.attribution import Attribution, attributions, heatmap
+from fedsim.explain.explainers.lrp import Lrp
 from fedsim.explain.explainers.shared_images import SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
@@ -96,7 +97,8 @@ class FedXDS(PoolMethod[FedXDSState]):
         warmup_epochs: local epochs of phase 1; by default those of `train`; 10 in the released
             code.
         attribution: the attribution that computes relevances; see
-            `fedsim.explain.explainers.attribution`.
+            `fedsim.explain.explainers.attribution`. The paper's integrated gradients are
+            `{name: integrated_gradients, rule: right, steps: 20}`.
         attribute_with: the `global` warm-up model, or a `local` model that each client trains
             further from it, as in the released code.
         removed: s, percentage of each image's pixels that is removed.

@@ -17,7 +17,7 @@ from fedsim.analysis.attacks.audit import _explainers
 from fedsim.analysis.explanations import explainer_of
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import canvas
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from experiments import examples
 from fedsim.data import Dataset, datasets, load_dataset, tokens
 from fedsim.data.sources import from_python
-from fedsim.explain.explainer import ExplainedData
-from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainer import ExplainedData, ExplainedModel
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.inputs import Inputs
+from fedsim.models import models
 
 TEXTS = [
     f"{word} number {k}, and {other}"
@@ -184,8 +185,9 @@ def test_explanations_speak_of_words(tmp_path: Path, kind: str) -> None:
             return (x != 0).sum(1, keepdim=True).float()
 
     explained = ExplainedData(data, torch.tensor)
+    model = ExplainedModel(models.parse({"name": "text_cnn"}), "", 1, 0, network=Count())
     x, y = torch.tensor(inputs.x), torch.zeros(2, dtype=torch.int64)
-    found = Occlusion().relevance_in(explained, Count(), x, y, np.random.default_rng(0))
+    found = Occlusion().relevance_in(model, explained, x, y, np.random.default_rng(0))
     assert torch.equal(found, (x != 0).float())  # its number of tokens, over these
 
 

@@ -17,7 +17,8 @@ from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
-from fedsim.explain.explainers.attribution import Attribution, Gradient
+from fedsim.explain.explainers.attribution import Attribution
+from fedsim.explain.explainers.gradients import Gradient
 from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores.measure import ExplainedInputs, measure
@@ -89,7 +90,8 @@ def test_scores_and_maps_of_an_input(
     snapshot = of_transformer if name in OF_TRANSFORMERS else snapshot
     data = snapshot.dataset
     about = snapshot.data()
-    wanted = [n for n, s in SCORES.items() if s.about == "input"]
+    (explainer,) = Explain(explainers=[name]).explainers
+    wanted = [n for n, s in SCORES.items() if s.about == "input" and s.fits(explainer)]
     section = Explain(explainers=[name], scores=wanted)
 
     def measured(rows: list[int]) -> Any:

@@ -25,7 +25,7 @@ from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
-from fedsim.explain.explainers.attribution import Occlusion
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.section import SCORES, Explain
 from fedsim.launch.prepare import prepare
 from fedsim.simulate import Progress
@@ -121,8 +121,8 @@ WRONG = {
     "explainers: gradient": "explainers: must be a list, not 'gradient'",
     "explainers: [{name: occlusion, sise: 2}]": "explainers.sise: unknown key; did you mean "
     "'size'?",
-    "explainers: [{name: sage, background: 0}]": "explainers.background: must be greater than or "
-    "equal to 1, not 0",
+    "explainers: [{name: sage, permutations: 0}]": "explainers.permutations: must be greater than "
+    "or equal to 1, not 0",
     "scores: [delition]": "scores: unknown score 'delition'; did you mean 'deletion'?",
     "scores: [qqqqqqqqqq]": "scores: unknown score 'qqqqqqqqqq'; known: "
     + ", ".join(sorted(SCORES)),

@@ -2,8 +2,11 @@
 
 from fedsim.explain.explainer import explainers
 from fedsim.explain.explainers import attention as _attention  # they fill the registry
-from fedsim.explain.explainers import attribution as _attribution
+from fedsim.explain.explainers import control as _control
+from fedsim.explain.explainers import gradients as _gradients
+from fedsim.explain.explainers import lrp as _lrp
 from fedsim.explain.explainers import mimic as _mimic
+from fedsim.explain.explainers import occlusion as _occlusion
 from fedsim.explain.explainers import rationales as _rationales
 from fedsim.explain.explainers import rules as _rules
 from fedsim.explain.explainers import sage as _sage
@@ -12,4 +15,5 @@ from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attention, _attribution, _mimic, _rationales, _rules, _sage, _shared_images, _tasks, _trees
+del _attention, _control, _gradients, _lrp, _mimic, _occlusion, _rationales, _rules, _sage
+del _shared_images, _tasks, _trees

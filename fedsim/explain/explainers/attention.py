@@ -179,7 +179,7 @@ class AttnLrp(OfGradients):
     target: Literal["class", "centred"] = "class"
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
-        return self.by_batch(network, x, y, lambda gradient, some: some * gradient(some))
+        return self.by_batch(network, x, y, lambda f, some: some * f.gradient(some))
 
     @contextlib.contextmanager
     def calling(self, network: nn.Module) -> Iterator[None]:

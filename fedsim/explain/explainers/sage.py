@@ -12,15 +12,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.baselines import Baseline, Compared, Train
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import OfDecision
 from fedsim.explain.groups import check_size, group_parts
-from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
 
 
 @explainers.register
-class Sage(OfDecision):
+class Sage(Compared, OfDecision):
     """SAGE: how much each feature reduces the loss, as Shapley values of the loss.
 
     With v(S) = ln (1/n Σ_b p_y(x_S, b_rest)), minus the cross-entropy of the mean prediction when
@@ -29,8 +29,7 @@ class Sage(OfDecision):
     separately for each input. The sum over features is the loss with all features absent minus the
     loss of the unchanged input, whatever the number of orders.
 
-    The background is drawn from the client's own training inputs, or from the data set's for the
-    global model, and is the same for all inputs and rounds of a run. y is the explained class:
+    The background is the same for all rounds of a run. y is the explained class:
     with `explain.target: label` it is the true class, and the mean over inputs is the SAGE value
     of each feature. With `decision`, the values explain how certain the model is rather than how
     accurate.
@@ -41,7 +40,9 @@ class Sage(OfDecision):
 
     Args:
         permutations: number of orders drawn for each input.
-        background: n, number of background rows; all rows if there are fewer.
+        baseline: the background, of which features outside S are; by default 16 examples of the
+            client's own for its model, of all clients' for the global one. See
+            `fedsim.explain.baselines.Compared`.
         size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
     Source: Covert, Lundberg, Lee, "Understanding Global Feature Contributions With Additive
@@ -51,8 +52,9 @@ class Sage(OfDecision):
 
     name: str = "sage"
     draws: ClassVar[bool] = True
+    complete: ClassVar[bool] = True
+    baseline: Baseline = Train(train=16)
     permutations: int = Field(8, ge=1)
-    background: int = Field(16, ge=1)
     size: int = Field(4, ge=1)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
@@ -65,17 +67,12 @@ class Sage(OfDecision):
                 f"{self.name} explains the loss of a class, and the target here is a number"
             )
         check_size(f"{self.name}: size", data.dataset.shape, self.size)
+        super().check(model, data)
 
     @torch.no_grad()
     def relevances(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor, rng: Generator
     ) -> NDArray[np.float32]:
-        held, count = data.dataset.x, data.dataset.num_loaded
-        if data.own is not None:
-            held, count = data.own, len(data.own)
-        client = -1 if model.client is None else model.client
-        common = keyed_rng(model.seed, "explain/background", client=client)
-        rows = np.sort(common.permutation(count)[: self.background])
         parts = data.dataset.parts
         features = group_parts(tuple(x.shape[1:]), self.size, parts)
         feature_of, G = features.index, len(features)
@@ -84,7 +81,7 @@ class Sage(OfDecision):
             model.as_network(),
             x,
             y,
-            data.prepare(np.asarray(held[rows])).to(x),
+            self._absent(model, data, x),
             torch.from_numpy(feature_of).to(x.device),
             np.array(drawn),
         )
@@ -92,6 +89,23 @@ class Sage(OfDecision):
             return found.astype(np.float32)
         pixels = np.bincount(feature_of.ravel())
         return (found / pixels)[:, feature_of].astype(np.float32)
+
+    @torch.no_grad()
+    def endpoints(
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """v with all features, and with none."""
+        network, absent = model.as_network(), self._absent(model, data, x)
+        nothing = absent.expand(len(x), *absent.shape[1:])
+        return (
+            log_mean_chance(network, x[None, :, None], y)[0],
+            log_mean_chance(network, nothing[None], y)[0],
+        )
+
+    def _absent(self, model: ExplainedModel, data: ExplainedData, x: Tensor) -> Tensor:
+        """(1 or m, n, ...) the background, of each input."""
+        background = self.background(model, data, x)
+        return torch.zeros_like(x[:1])[None] if background is None else background.transpose(0, 1)
 
 
 def shapley_of_loss(
@@ -108,21 +122,18 @@ def shapley_of_loss(
         network: inputs (B, ...) to logits (B, classes).
         x: (m, ...) inputs.
         y: (m,) the classes of the loss.
-        background: (n, ...) inputs that replace absent features.
+        background: (n, ...) inputs that replace absent features; or (m, n, ...), of each input its
+            own.
         feature_of: the feature of each entry, in the shape of an input without channels.
         orders: (P, m, G) orders in which features are added to each input.
     """
-    (P, m, G), n = orders.shape, len(background)
+    P, m, G = orders.shape
 
     def value(there: NDArray[np.bool_]) -> NDArray[np.float64]:
         """(k, m) the log of the mean probability with features (k, m, G) present."""
         mask = torch.from_numpy(there).to(x.device)[:, :, feature_of]
         mask = mask[:, :, None, None] if x.dim() == 4 else mask[:, :, None]
-        mixed = torch.where(mask, x[:, None], background).flatten(0, 2)
-        chances = torch.from_numpy(logits(network, mixed)).double().log_softmax(dim=1)
-        of_class = y.cpu().repeat_interleave(n).repeat(len(there))
-        own = chances[torch.arange(len(chances)), of_class].view(-1, m, n)
-        return (own.logsumexp(dim=2) - np.log(n)).numpy()
+        return log_mean_chance(network, torch.where(mask, x[:, None], background), y)
 
     found, there = np.zeros((P, m, G)), np.zeros((P, m, G), dtype=bool)
     before, everything = value(there[:1]), value(~there[:1])
@@ -134,3 +145,12 @@ def shapley_of_loss(
         np.put_along_axis(found, added, gain[:, :, None], axis=2)
         before = after
     return found.mean(axis=0)
+
+
+def log_mean_chance(network: nn.Module, mixed: Tensor, y: Tensor) -> NDArray[np.float64]:
+    """(k, m) the log of the mean probability of classes (m,) over n inputs (k, m, n, ...)."""
+    k, m, n = mixed.shape[:3]
+    chances = torch.from_numpy(logits(network, mixed.flatten(0, 2))).double().log_softmax(dim=1)
+    of_class = y.cpu().repeat_interleave(n).repeat(k)
+    own = chances[torch.arange(len(chances)), of_class].view(k, m, n)
+    return (own.logsumexp(dim=2) - np.log(n)).numpy()

@@ -61,6 +61,7 @@ class TreeShap(OfDecision):
     """
 
     name: str = "tree_shap"
+    complete: ClassVar[bool] = True
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         _check(self.name, model)
@@ -78,6 +79,18 @@ class TreeShap(OfDecision):
             own = phi[0] * (np.where(decided, 0.5, -0.5)[:, None] if classes else 1)
         found = torch.from_numpy(own.astype(np.float32).reshape(x.shape))
         return by_feature(heatmap(found), data.dataset.parts).numpy()
+
+    def endpoints(
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The score of the row, and the expected one."""
+        assert model.arrays is not None
+        _, expected = tree_shap(model.arrays, rows_of(x.cpu().numpy()))
+        classes, decided = int(model.arrays["classes"][0]), y.cpu().numpy()
+        start = expected[decided] if classes > 2 else np.full(len(x), expected[0])
+        if classes == 2:
+            start = start * np.where(decided, 0.5, -0.5)
+        return super().endpoints(model, data, x, y)[0], start
 
 
 def tree_shap(trees: Arrays, x: Floats) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.explain.baselines import Compared
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
 from fedsim.explain.scores import faithfulness
 from fedsim.explain.scores import relevance as scores
@@ -111,13 +112,13 @@ def measure(
             return of_decision(outputs(changed).softmax(dim=1))
         return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
 
-    def relevances(changed: Tensor, again: str = "") -> Scores:
+    def relevances(changed: Tensor, again: str = "", by: FeatureExplainer = explainer) -> Scores:
         purpose = f"explain/{explainer.name}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
         seed = torch_seed(model.seed, purpose) if again else model.seed
         drawn = replace(model, seed=seed)
-        return relevances_of(explainer, drawn, data, changed, decided, rng, x)
+        return relevances_of(by, drawn, data, changed, decided, rng, x)
 
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x, part_of)
@@ -160,17 +161,30 @@ def measure(
                 lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own
             )
             return np.where(spread > 0, changes, np.nan)
+        if name == "completeness_gap":
+            total = np.where(present, relevance, 0).sum(axis=1)
+            ends = explainer.endpoints(model, data, x.clone(), decided.clone().to(x.device))
+            return scores.completeness_gap(total, *ends)
+        if name == "background_gap":
+            assert isinstance(explainer, Compared)
+            pooled = relevances(x, by=explainer.pooled() or explainer)
+            length = np.linalg.norm(pooled, axis=1)
+            away = np.linalg.norm(relevance - pooled, axis=1)
+            return away / np.where(length > 0, length, np.nan)
         if name == "repeatability":
             return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
         return by_row(ALONE[name], present, relevance)
 
+    own = [name for name, one in SCORES.items() if one.about == "input" and one.fits(explainer)]
+    if given is not None:
+        own = [name for name in own if not SCORES[name].again]
     found = {}
     for name in wanted:
         if name in IN_TRUTH:
             for kind, where in inputs.truth.items():
                 flat = where.reshape(len(x), -1)
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
-        elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
+        elif name in own:
             found[name] = score(name)
     told = informative(ranked, present=present)
     found = {name: np.where(told, values, np.nan) for name, values in found.items()}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 Scores = NDArray[np.float64]
 Truth = NDArray[np.bool_]
 _ROUNDING = 1e-5  # relative to the largest relevance of an input
+_NEARLY = 0.01  # a change of outputs, relative to them, that is nearly none
 
 
 def mean_defined(values: Scores) -> float | None:
@@ -52,6 +53,26 @@ def informative(
         alike = spread <= _ROUNDING * np.abs(rows).max(axis=1, initial=0)
         found &= finite & ~(alike & (present.sum(axis=1) > 1))
     return found
+
+
+def completeness_gap(total: Scores, end: Scores, start: Scores) -> Scores:
+    """(n,) how far relevances are from the change of an output: |Σ R − Δ| / |Δ|, Δ = f(x) − f(x').
+
+    At least 0; less is better. A Δ that is nearly nothing counts as a hundredth of |f(x)| +
+    |f(x')|, since below that the gap would be made of rounding. NaN where both outputs are 0.
+
+    >>> completeness_gap(np.array([1.5, 0.0]), np.array([3.0, 0.0]), np.array([1.0, 0.0])).tolist()
+    [0.25, nan]
+
+    Args:
+        total: (n,) Σ R.
+        end, start: (n,) f(x) and f(x').
+    """
+    with np.errstate(invalid="ignore"):  # logits of classes that a model cannot predict
+        change = end - start
+        scale = np.maximum(np.abs(change), _NEARLY * (np.abs(end) + np.abs(start)))
+        gap: Scores = np.abs(total - change) / np.where(scale > 0, scale, np.nan)
+    return gap
 
 
 def silence(relevance: NDArray[Any], parts: str) -> str:

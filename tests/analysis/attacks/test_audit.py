@@ -21,7 +21,8 @@ from fedsim.analysis.attacks.audit import PrivacyAudit, _about, _sent
 from fedsim.analysis.attacks.membership import Fit, guessing
 from fedsim.analysis.attacks.report import doubts
 from fedsim.errors import BadInput
-from fedsim.explain.explainers.attribution import Gradient, IntegratedGradients, Random
+from fedsim.explain.explainers.control import Random
+from fedsim.explain.explainers.gradients import Gradient, IntegratedGradients
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
 TEXT_CNN = {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5}

@@ -20,13 +20,9 @@ from fedsim.data import Dataset
 from fedsim.data.dataset import Scaling
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.explainers.attributed import Attributed
-from fedsim.explain.explainers.attribution import (
-    Gradient,
-    GradientXInput,
-    IntegratedGradients,
-    Occlusion,
-    heatmap,
-)
+from fedsim.explain.explainers.attribution import heatmap
+from fedsim.explain.explainers.gradients import Gradient, GradientXInput, IntegratedGradients
+from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.inputs import Inputs
 from fedsim.models import models
 

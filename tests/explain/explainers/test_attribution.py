@@ -17,22 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.explainers import attribution
-from fedsim.explain.explainers.attribution import (
-    Attribution,
-    GradientXInput,
-    IntegratedGradients,
-    Lrp,
-    SmoothGrad,
-    attributions,
-    heatmap,
-)
+from fedsim.explain.explainers import attribution, lrp
+from fedsim.explain.explainers.attribution import Attribution, attributions, heatmap
+from fedsim.explain.explainers.gradients import GradientXInput, SmoothGrad
+from fedsim.explain.explainers.lrp import Lrp
 from fedsim.models import Classifier, models
 from fedsim.training import FlatModel
 
 COMPOSITES = ("epsilon_plus_flat", "epsilon_gamma_box", "epsilon")
 # Attention rollout is for networks with attention; see test_attention.py.
 NAMES = [name for name, _ in attributions.items() if name != "attention_rollout"]
+RIGHT_SUMS = {"rule": "right", "steps": 20}
 OF_GRADIENTS = ("gradient", "gradient_x_input", "smoothgrad", "integrated_gradients")
 CLASSES = 10
 
@@ -291,9 +286,8 @@ class TestGradients:
             model=net, n_iter=20
         )
         _, integrated = theirs(x.clone(), F.one_hot(y, CLASSES).float())
-        torch.testing.assert_close(
-            explain("integrated_gradients", net, x, y), integrated, rtol=1e-3, atol=1e-6
-        )
+        found = explain("integrated_gradients", net, x, y, **RIGHT_SUMS)
+        torch.testing.assert_close(found, integrated, rtol=1e-3, atol=1e-6)
 
     def test_smoothgrad_is_the_mean_of_noisy_gradients(self) -> None:
         """Of f = Σ x³, with gradient 3x²: its mean is 3(x² + σ²)."""
@@ -415,11 +409,11 @@ class TestLrp:
     ) -> None:
         """Each of the four, which is why they are refused without a canonizer."""
         net, (x, y) = without_biases(copy.deepcopy(resnet)), examples((3, 16, 16))
-        monkeypatch.setattr(attribution, "_block_with_sum", lambda name, module: None)
+        monkeypatch.setattr(lrp, "_block_with_sum", lambda name, module: None)
         with pytest.raises(ExperimentError, match=r"torch\.Tensor\.add itself"):
             explain("lrp", net, x, y, composite="epsilon")
-        handed_on = attribution._HANDED_ON | {"add"}
-        monkeypatch.setattr(attribution, "_HANDED_ON", handed_on)
+        handed_on = lrp._HANDED_ON | {"add"}
+        monkeypatch.setattr(lrp, "_HANDED_ON", handed_on)
         wrong = total(explain("lrp", net, x, y, composite="epsilon"))
         assert (wrong / own_logit(net, x, y)).median() == pytest.approx(16, rel=0.05)
 
@@ -686,7 +680,6 @@ def test_what_is_no_attribution(name: str, says: str) -> None:
 def test_defaults_are_those_of_fedxds() -> None:
     assert Lrp().composite == "epsilon_plus_flat"
     assert (SmoothGrad().noise, SmoothGrad().samples) == (0.1, 20)
-    assert IntegratedGradients().steps == 20
 
 
 class TestTarget:
@@ -712,7 +705,7 @@ class TestTarget:
         for name, expected, fields in (
             ("gradient", gradient(x), {}),
             ("gradient_x_input", x * gradient(x), {}),
-            ("integrated_gradients", x * path, {"steps": 3}),
+            ("integrated_gradients", x * path, {"rule": "right", "steps": 3}),
             ("smoothgrad", gradient(x), {"samples": 4, "noise": 0.0}),
         ):
             found = explain(name, net, x, y, target=target, **fields)

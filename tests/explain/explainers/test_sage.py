@@ -92,7 +92,7 @@ def test_the_sum_is_what_all_features_take_off_the_loss(kind: str, permutations:
     shape = SHAPES[kind]
     x, background, y = inputs(shape, 6, 1), inputs(shape, 5, 2), torch.arange(6) % CLASSES
     model, data = subject(shape, background)
-    made = Sage(permutations=permutations, background=9, size=2)
+    made = Sage(permutations=permutations, baseline={"train": 9}, size=2)
     found = made.relevances(model, data, x, y, np.random.default_rng(0))
     assert found.dtype == np.float32
     assert found.shape == ((6, 4, 3) if kind == "images" else x.shape)
@@ -125,7 +125,7 @@ def test_where_the_background_comes_from() -> None:
     x, y = inputs((4,), 1, 1), torch.tensor([1])
 
     def total(about: ExplainedData, seed: int = 0) -> float:
-        made = Sage(permutations=1, background=1)
+        made = Sage(permutations=1, baseline={"train": 1})
         return float(made.relevances(model, about, x, y, np.random.default_rng(seed)).sum())
 
     net = model.network

@@ -103,6 +103,10 @@ class TestTreeShap:
         if len(found.dataset.classes) == 2:
             base = np.stack([-base[0], base[0]]) / 2
         np.testing.assert_allclose(maps.sum(axis=1), of_class - base[decided], atol=1e-4)
+        about = found.explained(), found.data(), x, torch.from_numpy(decided)
+        end, start = explainer.endpoints(*about)
+        np.testing.assert_allclose(end, of_class, atol=1e-5)
+        np.testing.assert_allclose(start, base[decided], atol=1e-5)
 
     def test_keeps_the_contract(self, finish: Finish, data: dict[str, Any]) -> None:
         done = learnt(finish, data)

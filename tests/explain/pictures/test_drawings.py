@@ -20,7 +20,7 @@ from fedsim.analysis.explanations import _clients
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain.explainers import attributed, tasks
-from fedsim.explain.explainers.attribution import Gradient
+from fedsim.explain.explainers.gradients import Gradient
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import canvas, images
 from fedsim.explain.pictures import rule_bases as figures

@@ -135,7 +135,7 @@ def pieces(kind: str, n: int = 5) -> Pieces:
 def scored(
     about: Pieces, explainer: Any, names: Sequence[str] = (), target: str = "decision"
 ) -> Explained:
-    able = [name for name, s in SCORES.items() if s.about in ("input", "truth")]
+    able = [name for name, s in SCORES.items() if s.about in ("input", "truth") and not s.of]
     if about[1].dataset.words:
         able = [name for name in able if not SCORES[name].numbers]
     section = Explain(explainers=[explainer], scores=names or able, target=target)

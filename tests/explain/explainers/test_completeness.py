@@ -1,0 +1,161 @@
+"""Completeness: relevances that sum to the change of the output from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_attention import CLASS, DOCUMENTS, reader, text_cnn
+from test_attribution import examples, network, parse, rng, trained_resnet
+from torch import Tensor, nn
+
+from experiments import small_experiment
+from fedsim import run
+from fedsim.errors import FedsimWarning
+from fedsim.explain import ExplainedModel
+from fedsim.explain.explainers import gradients
+from fedsim.explain.explainers.gradients import IntegratedGradients
+from fedsim.explain.scores.relevance import completeness_gap
+from fedsim.models import models
+
+Case = tuple[nn.Module, Tensor, Tensor]
+
+
+def of_images(name: str, shape: tuple[int, ...], **fields: Any) -> Case:
+    return network(name, shape, **fields).eval(), *examples(shape, 6)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "mlp": lambda: of_images("mlp", (1, 8, 8), hidden=(32, 16)),
+    "cnn": lambda: of_images("cnn", (1, 28, 28), channels=(4, 8)),
+    "resnet8": lambda: (trained_resnet(), *examples((3, 16, 16), 6)),
+    "table": lambda: of_images("mlp", (7,), hidden=(16,)),
+    "vit": lambda: of_images("vit", (1, 8, 8), patch=4, dim=8, depth=2, heads=2),
+    "text_cnn": lambda: (text_cnn(), DOCUMENTS, CLASS),
+    "transformer": lambda: (reader(), DOCUMENTS, CLASS),
+}
+
+
+def gaps(explainer: IntegratedGradients, case: Case, found: Tensor) -> Any:
+    """(n,) of each input, from zero."""
+    net, x, y = case
+    model = ExplainedModel(models.parse({"name": "mlp"}), "", 1, 0, network=net)
+    end, start = explainer.endpoints(model, DATA, x, y)
+    return completeness_gap(found.double().flatten(1).sum(1).numpy(), end, start)
+
+
+DATA: Any = None  # baselines of zero do not ask for the data
+
+
+class TestIntegratedGradients:
+    @pytest.mark.parametrize("name", CASES)
+    def test_are_as_complete_as_they_say(self, name: str) -> None:
+        case, made = CASES[name](), IntegratedGradients()
+        assert gaps(made, case, made.relevance(*case, rng())).max() <= 0.0101
+
+    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
+    def test_of_every_target(self, target: str) -> None:
+        case = CASES["transformer"]()
+        made = IntegratedGradients(target=target, tolerance=1e-3)
+        assert gaps(made, case, made.relevance(*case, rng())).max() <= 1.01e-3
+
+    @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "table", "vit"])
+    def test_are_those_of_captum(self, name: str) -> None:
+        from captum.attr import IntegratedGradients as Captum
+
+        net, x, y = CASES[name]()
+        for ours, theirs in {"gauss_legendre": "gausslegendre", "right": "riemann_right"}.items():
+            expected = Captum(net).attribute(x, target=y, n_steps=30, method=theirs)
+            found = parse("integrated_gradients", rule=ours, steps=30).relevance(net, x, y, rng())
+            largest = float(expected.abs().max())
+            torch.testing.assert_close(
+                found.double(), expected.double(), rtol=1e-4, atol=1e-5 * largest
+            )
+
+    @pytest.mark.parametrize("degree", [2, 5, 11])
+    def test_polynomials_are_integrated_exactly(self, degree: int) -> None:
+        """f = (Σ w x)^d: R_j = x_j w_j (Σ w x)^(d − 1), by n points up to degree 2n."""
+
+        class Power(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return ((x @ w) ** degree)[:, None]
+
+        w, x = torch.tensor([1.0, -2.0, 0.5]), torch.randn(4, 3, generator=torch.manual_seed(0))
+        expected = x * w * ((x @ w) ** (degree - 1))[:, None]
+        y = torch.zeros(4, dtype=torch.int64)
+        made = IntegratedGradients(steps=-(-degree // 2))
+        torch.testing.assert_close(made.relevance(Power(), x, y, rng()), expected)
+        torch.testing.assert_close(
+            IntegratedGradients().relevance(Power(), x, y, rng()), expected, rtol=1e-4, atol=1e-5
+        )
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_do_not_depend_on_inputs_beside_them_in_any_bit(self, name: str) -> None:
+        net, x, y = CASES[name]()
+        made = IntegratedGradients()
+        together = made.relevance(net, x, y, rng())
+        backwards = made.relevance(net, x.flip(0), y.flip(0), rng()).flip(0)
+        assert torch.equal(together, backwards)
+        for k in range(len(x)):
+            alone = made.relevance(net, x[k : k + 1], y[k : k + 1], rng())
+            assert torch.equal(together[k], alone[0])
+
+    def test_take_as_many_steps_as_each_input_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A step is hard to integrate, a line is not."""
+
+        class Step(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.cat([x.sum(1, keepdim=True), torch.sigmoid(60 * (x - 0.6))], dim=1)
+
+        taken = []
+        points = gradients._points
+
+        def counted(rule: str, n: int) -> Any:
+            taken.append(n)
+            return points(rule, n)
+
+        monkeypatch.setattr(gradients, "_points", counted)
+        x = torch.ones(2, 1)
+        IntegratedGradients().relevance(Step(), x, torch.tensor([0, 1]), rng())
+        assert taken[:2] == [8, 8]
+        assert taken[2:] == [8 * 2**k for k in range(1, len(taken) - 1)]
+        assert len(taken) > 2
+
+    def test_say_if_no_number_of_steps_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gradients, "MOST", 16)
+        net, x, y = CASES["resnet8"]()
+        with pytest.warns(FedsimWarning, match=r"with 16 steps, relevances of some inputs are "):
+            IntegratedGradients(tolerance=1e-7).relevance(net, x, y, rng())
+
+    def test_twenty_right_sums_are_further_away(self) -> None:
+        """As FedXDS takes them."""
+        case = CASES["vit"]()
+        right = IntegratedGradients(rule="right", steps=20)
+        gauss = IntegratedGradients(steps=20)
+        far, near = (gaps(one, case, one.relevance(*case, rng())) for one in (right, gauss))
+        assert far.mean() > 2 * near.mean()
+
+
+def test_the_gap_of_changes_that_are_nearly_nothing() -> None:
+    totals, ends = np.array([3.0, 0.3, 0.0, 0.0]), np.array([2.0, 100.0, 0.0, -np.inf])
+    starts = np.array([0.0, 100.0, 0.0, 0.0])
+    found = completeness_gap(totals, ends, starts)
+    assert found[:2].tolist() == [0.5, 0.15]  # of 2, and of a hundredth of 200
+    assert np.isnan(found[2:]).all()
+
+
+def test_it_is_recorded_for_those_that_claim_it(tmp_path: Path) -> None:
+    names = ["integrated_gradients", "sage", "lrp", "gradient", "occlusion", "random"]
+    explain = {"explainers": names, "inputs": 4, "every": 1}
+    found = run(small_experiment(explain=explain), tmp_path, progress=False)
+    of = found.explanations.groupby("explainer")["completeness_gap"]
+    largest = of.max().dropna()
+    assert set(largest.index) == {"integrated_gradients", "sage", "lrp"}
+    assert largest["integrated_gradients"] <= 0.0101
+    assert largest["sage"] < 1e-3
+    columns = {c for c in found.rounds if c.endswith("completeness_gap")}
+    assert {c.partition("/")[0] for c in columns} == {"integrated_gradients", "sage", "lrp"}

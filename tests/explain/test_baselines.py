@@ -1,0 +1,337 @@
+"""Baselines and backgrounds: what they are, what they cost, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+from test_section import KINDS
+
+from experiments import small_experiment
+from fedsim import run
+from fedsim.data import ClientSplits, Dataset
+from fedsim.data.splits import Ragged
+from fedsim.errors import BadInput, FedsimWarning
+from fedsim.explain import ExplainedData, ExplainedModel
+from fedsim.explain.baselines import (
+    Baseline,
+    Clients,
+    Compared,
+    Pooled,
+    Reference,
+    Train,
+    blurred,
+    centres,
+    label,
+    merged,
+    rows_of,
+    sent_centres,
+)
+from fedsim.explain.explainers.gradients import GradientXInput, IntegratedGradients
+from fedsim.explain.explainers.occlusion import Occlusion
+from fedsim.explain.explainers.sage import Sage
+from fedsim.launch.prepare import prepare
+from fedsim.models import models
+from fedsim.support.rng import keyed_rng
+
+EVERY: tuple[Any, ...] = (
+    *("zero", "mean", "median", "blur", "noise"),
+    *({"reference": 2}, {"train": 3}, {"clients": 2}),
+)
+COMPARED = (IntegratedGradients, GradientXInput, Occlusion, Sage)
+PARTS = ([0, 3, 4, 9], [1, 2], [5, 6, 7, 8, 10, 11])
+
+
+def subject(shape: tuple[int, ...] = (1, 5, 6), n: int = 12) -> tuple[ExplainedModel, Any]:
+    """A network and data, dealt out to three clients."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(1, 2, (n, *shape)).astype(np.float32)
+    data = Dataset(x, np.arange(n) % 3, x[:4] + 1, np.arange(4) % 3, ("a", "b", "c"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            *(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), 8), torch.nn.Tanh()),
+            torch.nn.Linear(8, 3),
+        )
+    none = Ragged.of([[]] * 3)
+    splits = ClientSplits(Ragged.of([np.array(part) for part in PARTS]), none, none)
+    model = ExplainedModel(models.parse({"name": "mlp"}), "", 1, 7, network=net.eval())
+    return model, ExplainedData(data, torch.from_numpy, splits=splits)
+
+
+def made(kind: type[Compared], baseline: Any) -> Any:
+    return kind.model_validate({"baseline": baseline})
+
+
+class TestRows:
+    """Each baseline by its definition."""
+
+    def rows(self, choice: Baseline, **changed: Any) -> NDArray[Any]:
+        model, data = subject()
+        return rows_of(choice, model, replace(data, **changed))
+
+    def test_of_all(self) -> None:
+        _, data = subject()
+        x = data.dataset.x
+        np.testing.assert_allclose(self.rows("mean")[0], x.mean(axis=0), rtol=1e-6)
+        np.testing.assert_array_equal(self.rows("median")[0], np.median(x, axis=0))
+        np.testing.assert_array_equal(self.rows(Reference(reference=2)), data.dataset.test_x[2:3])
+        noise = self.rows("noise")[0]
+        assert ((noise >= x.min(axis=0)) & (noise <= x.max(axis=0))).all()
+        assert np.array_equal(noise, self.rows("noise")[0])
+
+    def test_examples_are_the_clients_own_or_everybodys(self) -> None:
+        model, data = subject()
+        own = data.dataset.x[PARTS[1]]
+        found = rows_of(Train(train=5), replace(model, client=1), replace(data, own=own))
+        np.testing.assert_array_equal(found, own)  # all, because there are fewer
+        everybody = self.rows(Train(train=5))
+        assert len(everybody) == 5
+        assert all((row == data.dataset.x).all(axis=(1, 2, 3)).any() for row in everybody)
+
+    def test_those_held_out_are_no_training_inputs(self) -> None:
+        _, data = subject()
+        splits = replace(data.splits, train=Ragged.of([np.array([0, 1]), np.array([2])]))
+        mean = self.rows("mean", splits=splits)[0]
+        np.testing.assert_allclose(mean, data.dataset.x[:3].mean(axis=0), rtol=1e-6)
+
+    def test_one_centre_is_the_mean(self) -> None:
+        np.testing.assert_allclose(
+            self.rows(Clients(clients=1)), self.rows("mean"), rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            self.rows(Pooled(clients=1)), self.rows("mean"), rtol=1e-5, atol=1e-6
+        )
+
+    def test_a_blur_keeps_what_is_constant(self) -> None:
+        flat = torch.full((2, 3, 7, 4), 5.0)
+        torch.testing.assert_close(blurred(flat), flat)
+        point = torch.zeros(1, 1, 21, 21)
+        point[0, 0, 10, 10] = 1
+        spread = blurred(point)[0, 0]
+        at = torch.arange(21.0) - 10
+        near = torch.exp(-(at**2) / (2 * 2.1**2))  # a tenth of 21
+        middle = slice(7, 14)  # weights at the borders are scaled
+        expected = (near[:, None] * near)[middle, middle]
+        found = (spread / spread.max())[middle, middle]
+        torch.testing.assert_close(found, expected, rtol=0.01, atol=0)
+
+
+class TestCentres:
+    def test_planted_clusters_are_found_with_their_weights(self) -> None:
+        rng = np.random.default_rng(1)
+        planted = np.array([[0.0, 0], [20, 0], [0, 20]])
+        of = np.repeat([0, 1, 2], [50, 30, 20])
+        x = (planted[of] + rng.normal(size=(100, 2))).astype(np.float32)
+        found, weights = centres(x, 3, keyed_rng(0, "it"))
+        order = np.argsort(-weights)
+        assert weights[order].tolist() == [50, 30, 20]
+        expected = np.stack([x[of == k].mean(axis=0) for k in range(3)])
+        np.testing.assert_allclose(found[order], expected, rtol=1e-4, atol=1e-4)
+
+    def test_they_do_not_depend_on_the_order_nor_on_how_often_a_row_is_written(self) -> None:
+        x = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
+        found = centres(x, 4, keyed_rng(0, "it"))
+        again = centres(x[::-1], 4, keyed_rng(0, "it"))
+        twice = centres(x, 4, keyed_rng(0, "it"), np.full(40, 2.0))
+        for a, b in zip(found, again, strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(twice[0], found[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(twice[1], 2 * found[1])
+
+    def test_no_more_than_there_are_different_inputs(self) -> None:
+        x = np.array([[1.0], [2], [1], [1]], np.float32)
+        found, weights = centres(x, 3, keyed_rng(0, "it"))
+        assert (found.tolist(), weights.tolist()) == ([[1.0], [2.0]], [3.0, 1.0])
+
+    def test_clusters_apart_are_merged_to_the_pooled_ones(self) -> None:
+        """Each client has two of four clusters; the server finds all four."""
+        rng = np.random.default_rng(3)
+        planted = np.array([[0, 0], [90, 0], [0, 90], [90, 90]])
+        of = np.repeat([0, 1, 1, 2, 2, 3], 20)
+        x = (planted[of] + rng.normal(size=(120, 2))).astype(np.float32)
+        parts = Ragged.of([np.arange(40), np.arange(40, 80), np.arange(80, 120), []])
+        splits = ClientSplits(parts, parts, parts)
+        sent = sent_centres(4, 0, x, splits)
+        assert len(sent) == 3  # a client without examples sends nothing
+        assert [weights.sum() for _, weights in sent] == [40, 40, 40]
+        found = merged(sent, 4, 0)
+        expected = np.stack([x[of == k].mean(axis=0) for k in range(4)])
+        nearest = np.linalg.norm(found[:, None] - expected, axis=2)
+        assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2, 3]
+        assert nearest.min(axis=1).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+@pytest.mark.parametrize("baseline", EVERY)
+def test_a_background_is_averaged_over(kind: type[Compared], baseline: Any) -> None:
+    """The mean of the explanations with each of its rows alone, but for a loss (SAGE)."""
+    model, data = subject()
+    explainer = made(kind, baseline)
+    explainer.check(model, data)
+    assert explainer.about_baseline(data.dataset)
+    x, y = torch.from_numpy(data.dataset.test_x), torch.arange(4) % 3
+    found = explainer.relevances(model, data, x, y, np.random.default_rng(0))
+    background = explainer.background(model, data, x)
+    if explainer.complete:
+        end, start = explainer.endpoints(model, data, x, y)
+        gap = np.abs(found.reshape(4, -1).sum(axis=1) - (end - start))
+        assert (gap <= 0.011 * np.abs(end - start) + 1e-3).all()
+    if background is None or kind is Sage or baseline == "blur":
+        return
+    alone = []
+    for row in background:
+        one = replace(data, backgrounds={"mean": row.numpy()})
+        alone.append(made(kind, "mean").relevances(model, one, x, y, np.random.default_rng(0)))
+    largest = np.abs(found).max()
+    np.testing.assert_allclose(found, np.mean(alone, axis=0), rtol=0, atol=0.01 * largest)
+
+
+def test_names_of_pictures_tell_them_apart() -> None:
+    names = {made(Occlusion, baseline).file for baseline in EVERY}
+    assert len(names) == len(EVERY)
+    assert {"occlusion", "occlusion-baseline-train-3", "occlusion-baseline-row-2"} <= names
+    assert Sage().file == "sage"
+    assert label(Clients(clients=4)) == "clients-4"
+
+
+class TestRuns:
+    def explained(self, folder: Path, baseline: Any, **sections: Any) -> Any:
+        explainers = [{"name": "gradient_x_input", "baseline": baseline}, "random"]
+        explain = {"explainers": explainers, "inputs": 3}
+        return run(small_experiment(explain=explain, **sections), folder, progress=False)
+
+    def test_what_clients_send_and_how_far_it_leads(self, tmp_path: Path) -> None:
+        found = self.explained(tmp_path, {"clients": 2})
+        plain = self.explained(tmp_path, {"train": 2})
+        clients, width = found.manifest["clients"], 64
+        first = found.rounds.iloc[0]
+        # Centres of 32-bit floats with their weights; and the background to those who explain.
+        assert first["one_off_up"] == clients * 2 * (4 * width + 8)
+        assert first["one_off_down"] == clients * 2 * 4 * width
+        before = plain.rounds.iloc[0]
+        assert first["bytes_up"] == before["bytes_up"] + first["one_off_up"]
+        assert "one_off_up" not in plain.rounds
+        rows = found.explanations
+        own = rows[rows["explainer"] == "gradient_x_input"]
+        assert own["background_gap"].between(0, 2).all()
+        assert rows[rows["explainer"] == "random"]["background_gap"].isna().all()
+        assert "background_gap" not in plain.explanations
+        assert "gradient_x_input/background_gap" in found.rounds
+        assert "random/background_gap" not in found.rounds
+
+    def test_nobody_receives_it_if_the_server_alone_explains(self, tmp_path: Path) -> None:
+        explain = {
+            "explainers": [{"name": "occlusion", "baseline": {"clients": 2}}],
+            **{"inputs": 3, "of": ["global"]},
+        }
+        found = run(small_experiment(explain=explain), tmp_path, progress=False)
+        assert found.rounds.iloc[0]["one_off_up"] > 0
+        assert found.rounds.iloc[0].get("one_off_down", 0) == 0
+
+    @pytest.mark.parametrize(
+        ("sections", "line"),
+        [
+            (
+                {"privacy": {"clip": 1, "noise_multiplier": 1}},
+                "clients' centres are sent without noise, and privacy does not count them",
+            ),
+            (
+                {"secure_aggregation": {}},
+                "clients' centres are sent without masks: the server sees those of each client",
+            ),
+        ],
+    )
+    def test_what_centres_give_away(self, sections: dict[str, Any], line: str) -> None:
+        explainers = [{"name": "occlusion", "baseline": {"clients": 2}}]
+        explain = {"explainers": explainers, "inputs": 3, "of": ["global"]}
+        with pytest.warns(FedsimWarning, match=f"baseline.clients: {line}"):
+            prepare(small_experiment(explain=explain, **sections))
+
+    def test_clients_with_few_examples_send_these(self) -> None:
+        explainers = [{"name": "occlusion", "baseline": {"clients": 60}}]
+        explain = {"explainers": explainers, "inputs": 3, "of": ["global"]}
+        with pytest.warns(FedsimWarning, match="they send the examples themselves"):
+            prepare(small_experiment(explain=explain))
+        explainers[0]["baseline"] = {"clients": 2}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FedsimWarning)
+            prepare(small_experiment(explain=explain))
+
+
+ONE_OF = (
+    "must be one of zero, mean, median, blur, noise, or {reference: ROW}, {train: m}, {clients: m}"
+)
+REFUSED: dict[str, dict[str, str]] = {
+    "table": {
+        "occlusion: blur": "baseline=blur: the inputs are no images; take mean",
+        "occlusion: {train: 1000000}": "baseline.train=1000000: there are ",
+        "sage: {clients: 1000000}": "baseline.clients=1000000: there are ",
+        "occlusion: {reference: 20}": "baseline.reference=20: the test set has 20 rows, counted "
+        "from 0",
+    },
+    "reviews": {
+        f"occlusion: {baseline}": "baseline: documents have none but zero"
+        for baseline in ("mean", "noise", "blur", "{train: 2}", "{clients: 2}")
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "line"),
+    [(kind, *lines) for kind, refused in REFUSED.items() for lines in refused.items()],
+)
+def test_baselines_that_the_data_do_not_have(kind: str, given: str, line: str) -> None:
+    ((name, baseline),) = yaml.safe_load(given).items()
+    explain = {"explainers": [{"name": name, "baseline": baseline}], "inputs": 3}
+    with pytest.raises(BadInput) as refused:
+        prepare(small_experiment(**KINDS[kind], explain=explain))
+    assert f"explain.explainers: {name}: {line}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("{name: occlusion, baseline: clients}", f"baseline: {ONE_OF}"),
+        ("{name: occlusion, baseline: {centres: 3}}", f"baseline: {ONE_OF}"),
+        ("{name: occlusion, baseline: {train: 2, clients: 3}}", f"baseline: {ONE_OF}"),
+        (
+            "{name: occlusion, baseline: {train: 0}}",
+            "baseline.train: must be greater than or equal to 1, not 0",
+        ),
+        (
+            "{name: sage, background: 3}",
+            "background: unknown key; known: baseline, name, permutations, size",
+        ),
+        (
+            "{name: integrated_gradients, steps: 3, tolerance: 0.1}",
+            "tolerance: decides on the number of steps; leave out steps",
+        ),
+    ],
+)
+def test_what_is_no_baseline(given: str, told: str) -> None:
+    explain = {"explainers": [yaml.safe_load(given)]}
+    with pytest.raises(BadInput) as refused:
+        small_experiment(explain=explain)
+    assert str(refused.value) == f"experiment: explain.explainers.{told}"
+
+
+def test_a_score_that_no_explainer_has() -> None:
+    for score, line in {
+        "completeness_gap": "claims that relevances sum to a change of the output",
+        "background_gap": "has a baseline of centres that clients send",
+    }.items():
+        explain = {"explainers": ["occlusion"], "inputs": 3, "scores": [score]}
+        with pytest.raises(BadInput) as refused:
+            prepare(small_experiment(explain=explain))
+        told = f"explain.scores: {score}: no explainer of this section {line}"
+        assert str(refused.value) == told
