@@ -39,6 +39,16 @@ from fedsim.explain.explainers.attribution import (
 MOST_SPECIAL = 5  # tokens before those of an image's patches: a class token, registers
 
 
+def patch_grid(tokens: int, H: int, W: int) -> tuple[int, int] | None:
+    """How many tokens are special, and the rows of square patches; None if there are none."""
+    for special in range(MOST_SPECIAL + 1):
+        patches = tokens - special
+        side = math.sqrt(H * W / patches) if patches > 0 else 0.0
+        if side and H % side == 0 and W % side == 0:
+            return special, round(H / side)
+    return None
+
+
 class _Maps(Calls):
     """Keeps attention's probabilities (B, heads, n, n), from which the network's graph begins.
 
@@ -129,13 +139,11 @@ class AttentionRollout(Attribution):
         if x.dim() != 4:
             raise self._refusal("explains images and documents")
         C, H, W = x.shape[1:]
-        for special in range(MOST_SPECIAL + 1):
-            patches = reached.shape[1] - special
-            side = math.sqrt(H * W / patches) if patches > 0 else 0.0
-            if side and H % side == 0 and W % side == 0:
-                grid = reached[:, special:].view(len(x), 1, round(H / side), -1)
-                pixels = functional.interpolate(grid, size=(H, W), mode="nearest")
-                return (pixels / (C * side**2)).expand_as(x)
+        if found := patch_grid(reached.shape[1], H, W):
+            special, rows = found
+            grid = reached[:, special:].view(len(x), 1, rows, -1)
+            pixels = functional.interpolate(grid, size=(H, W), mode="nearest")
+            return (pixels / (C * (H // rows) ** 2)).expand_as(x)
         raise self._refusal(
             f"the network's {reached.shape[1]} tokens are not square patches of {H}×{W} pixels"
         )

@@ -272,7 +272,7 @@ class OfGradients(Attribution):
             _refuse_integers(self.name, x)
         x = x.detach()
         found = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-        with evaluation(network), _differentiable_rnn(network, x):
+        with evaluation(network), differentiable_rnn(network, x):
             for rows in batches(x):
                 if x.is_floating_point():
                     gradient = partial(self._gradient, network, network, y[rows])
@@ -921,7 +921,7 @@ def evaluation(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
+def differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Context without cuDNN's recurrent layers, which have no gradient in evaluation mode."""
     if x.is_cuda and any(isinstance(module, nn.RNNBase) for module in network.modules()):
         return torch.backends.cudnn.flags(enabled=False)
