@@ -71,6 +71,13 @@ def _mean(x: AnyArray, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray(total / len(rows))
 
 
+def in_file(choice: Baseline) -> str:
+    """What names of files say of a baseline."""
+    if choice == "zero":
+        return ""
+    return f"-baseline-{f'row-{choice.reference}' if isinstance(choice, Reference) else choice}"
+
+
 def in_words(choice: Baseline, data: Dataset) -> str:
     if isinstance(choice, Reference):
         return f"row {choice.reference} of the test set"

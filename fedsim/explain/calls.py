@@ -89,6 +89,8 @@ def by_words(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The vectors (B, n, D) of documents (B, L), and the network as a function of such vectors.
 
+    It also takes several changed copies (k·B, n, D) of all of them.
+
     Args:
         what: who asks, as errors begin.
 
@@ -108,8 +110,9 @@ def by_words(
         raise ExperimentError(nothing)
 
     def read(vectors: Tensor) -> Tensor:
-        with WordVectors(what, documents, vectors):
-            logits: Tensor = network(documents)
+        several = documents.repeat(len(vectors) // len(documents), 1)
+        with WordVectors(what, several, vectors):
+            logits: Tensor = network(several)
         return logits
 
     return words.found, read

@@ -188,7 +188,7 @@ class Explain(Config):
     @classmethod
     def _each_once(cls, found: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if found is not None:
-            names = [one.name if isinstance(one, Explainer) else one for one in found]
+            names = [one.label if isinstance(one, Explainer) else one for one in found]
             check_named(names, "is an empty list; name at least one")
         return found
 
@@ -326,7 +326,7 @@ class Explain(Config):
                 explainer.check(model, data)
             except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-                raise ExperimentError(f"explain.explainers: {explainer.name}: {why}") from error
+                raise ExperimentError(f"explain.explainers: {explainer.label}: {why}") from error
 
     def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
         """The explained rows of the central test set, in ascending order.
@@ -366,7 +366,7 @@ class Explain(Config):
             for whose in self.whose:
                 for name in filter(partial(_applies, whose), self.scores or ()):
                     for column, label, best in _columns_of(name, dataset):
-                        path = f"{explainer.name}/{PREFIXES[whose]}{column}"
+                        path = f"{explainer.label}/{PREFIXES[whose]}{column}"
                         found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
         return found
 

@@ -3,6 +3,7 @@
 from fedsim.explain.explainer import explainers
 from fedsim.explain.explainers import attention as _attention  # they fill the registry
 from fedsim.explain.explainers import attribution as _attribution
+from fedsim.explain.explainers import captum as _captum
 from fedsim.explain.explainers import gradcam as _gradcam
 from fedsim.explain.explainers import mimic as _mimic
 from fedsim.explain.explainers import rationales as _rationales
@@ -13,4 +14,5 @@ from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attention, _attribution, _gradcam, _mimic, _rationales, _rules, _sage, _shared_images, _tasks, _trees
+del _attention, _attribution, _captum, _gradcam, _mimic, _rationales, _rules, _sage
+del _shared_images, _tasks, _trees

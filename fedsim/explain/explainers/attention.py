@@ -229,7 +229,7 @@ class _Rules(Calls):
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if self.within:
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_constant, (args, kwargs))
+        args, kwargs = tree_map(constant, (args, kwargs))
         name = function(func)
         given: Any = next(iter((*args, *kwargs.values())), None)  # often an activation
         activations = sum(map(is_activation, tree_leaves((args, kwargs))))
@@ -286,7 +286,7 @@ def _is_activation(module: nn.Module, a: Tensor) -> bool:
         return False
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
     return value.detach() if isinstance(value, nn.Parameter) else value
 
 

@@ -36,7 +36,7 @@ from fedsim.config.registry import Registry, import_object
 from fedsim.data import Dataset
 from fedsim.data.tokens import words_of
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Baseline, Reference, baseline_of, in_words
+from fedsim.explain.baselines import Baseline, baseline_of, in_file, in_words
 from fedsim.explain.calls import RESHAPING, by_words, calls_between, function, name_of, names
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -92,7 +92,7 @@ class OfDecision(FeatureExplainer, ABC):
         return Attributed(
             title=model.title,
             file=f"{self.file}{model.suffix}{inputs.suffix}",
-            attribution=self.name,
+            attribution=self.label,
             dataset=data.dataset,
             inputs=inputs,
             relevance=relevance,
@@ -159,14 +159,7 @@ class Attribution(OfDecision, ABC):
         if data.dataset.words and self.differentiates and not self.documents:
             raise _of_numbers(self.name, "these are documents")
         self.check_network(model.network)
-        if (
-            isinstance(model.network, RationaleClassifier)
-            and model.network.features.evaluate == "sampled"
-        ):
-            raise ExperimentError(
-                "model.evaluate=sampled samples the words that it reads, so an attribution "
-                "would be random"
-            )
+        refuse_sampled(model.network)
         if self.differentiates:  # some problems show only in a call
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
             self.relevance_in(data, model.network, x, y, np.random.default_rng(0))
@@ -218,11 +211,7 @@ class _FromBaseline(Attribution):
 
     @property
     def file(self) -> str:
-        if self.baseline == "zero":
-            return self.name
-        chosen = self.baseline
-        told = f"row-{chosen.reference}" if isinstance(chosen, Reference) else chosen
-        return f"{self.name}-baseline-{told}"
+        return f"{self.name}{in_file(self.baseline)}"
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         if self.baseline != "zero":
@@ -907,6 +896,15 @@ def _of_numbers(name: str, found: str) -> ExperimentError:
         f"attribution {name}: needs inputs of floating point, such as images; {found}; for "
         f"documents: occlusion, {able}"
     )
+
+
+def refuse_sampled(network: nn.Module) -> None:
+    """Reject networks that draw in evaluation; raises ExperimentError."""
+    if isinstance(network, RationaleClassifier) and network.features.evaluate == "sampled":
+        raise ExperimentError(
+            "model.evaluate=sampled samples the words that it reads, so an attribution "
+            "would be random"
+        )
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class _Features:
     def map_of(self, values: Tensor) -> Tensor:
         """(B, D, h, w) values in the shape of the output, without special tokens."""
         if self.kind == "tokens":
-            values = values[:, self.special :].unflatten(1, (self.rows, -1))
+            values = values[:, self.special :].reshape(len(values), self.rows, -1, values.shape[2])
         return values if self.kind == "channels first" else values.permute(0, 3, 1, 2)
 
 
@@ -56,10 +56,10 @@ class _Features:
 class GradCam(Attribution):
     """Grad-CAM: R = ReLU(Σ_k α_k A_k) with α_k the mean of ∂f_y/∂A_k, upsampled to the image.
 
-    A_k (h, w) are the features of a layer, of which α_k is the mean over its places. A transformer's
+    A_k (h, w) are the features of a layer, and the mean is over their places. A transformer's
     tokens are the places of their patches; class tokens and registers are left out. The map is
-    upsampled bilinearly, spread evenly over channels, and never negative: it shows what speaks for
-    the class alone. Only for images.
+    upsampled bilinearly, spread evenly over channels, and never negative: it only shows what
+    speaks for the class. Only for images.
 
     Args:
         layer: a layer by its name in the network, such as `features.3`; see
@@ -124,7 +124,7 @@ class GradCam(Attribution):
 
     def _unfit(self, called: Mapping[str, Any], x: Tensor) -> ExperimentError:
         if self.layer is None:
-            why = "the network has no convolution that returns a map, nor tokens of an image's patches"
+            why = "the network has no convolution with a map, nor tokens of an image's patches"
             return self._refusal(why, _OTHERS)
         if self.layer not in called:
             return self._refusal(f"layer '{self.layer}' is not called", "leave out `layer`")
