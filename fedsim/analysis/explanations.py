@@ -290,7 +290,7 @@ def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
     if isinstance(wanted, Explainer):
         return wanted
     name, settings = _parsed(wanted)
-    of_run = {each.name: each for each in own}
+    of_run = {called: each for each in own for called in (each.name, each.label)}
     if name in of_run:
         return _with(of_run[name], settings)
     known = [known for known, _ in explainers.items()]

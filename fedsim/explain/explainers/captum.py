@@ -52,6 +52,7 @@ from fedsim.support.extras import require
 from fedsim.support.rng import global_generators
 
 SIDE = 4  # of squares, in pixels
+MOST_ORDERED = 8  # parts of which all orders are gone through
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,14 @@ class OfCaptum(OfDecision, ABC):
             raise self._refusal(f"{asked.method} explains numbers; for documents: kernel_shap")
         if kind.parts:
             check_size(f"{self.name}: size", dataset.shape, asked.size)
+            parts = dataset.shape[0]
+            if not dataset.words:
+                parts = len(group_parts(dataset.shape, asked.size, dataset.parts))
+            if asked.method == "ShapleyValues" and parts > MOST_ORDERED:
+                raise self._refusal(
+                    f"{asked.method} goes through all orders of parts, and these are {parts}, "
+                    f"more than {MOST_ORDERED}; take ShapleyValueSampling or kernel_shap"
+                )
         if self.baseline != "zero":
             background(self.baseline, data)
         _split(asked, self.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -189,9 +188,10 @@ def _features(output: Any, x: Tensor) -> _Features | None:
         return found if found and output.shape[1] - found.special > 1 else None
     if output.dim() != 4:
         return None
-    first, last = output.shape[2:], output.shape[1:3]
-    away = [abs(math.log(h * W / (w * H))) for h, w in (first, last)]
-    kind, (h, w) = ("channels first", first) if away[0] <= away[1] else ("channels last", last)
+    (h, w), last = output.shape[2:], output.shape[1:3]
+    kind = "channels first"
+    if h * W != w * H and last[0] * W == last[1] * H:  # only so does it have the image's shape
+        kind, (h, w) = "channels last", last
     return _Features(output, kind, 0, h) if h * w > 1 else None
 
 
