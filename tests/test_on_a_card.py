@@ -92,6 +92,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {
             *("gradient", "gradient_x_input", "integrated_gradients", "lrp", "occlusion"),
             *("random", "sage", "smoothgrad", "tree"),
+            *("captum", "deep_shap", "gradient_shap", "kernel_shap"),
         },
     ),
     "rationales": ({**result_hashes.REVIEWS, "train": {"rounds": 1}}, {"rationale", "occlusion"}),
@@ -115,7 +116,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
             "data": {"name": "digits", "subset": 0.3},
             "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2},
         },
-        {"attention_rollout", "attn_lrp"},
+        {"attention_rollout", "attn_lrp", "gradcam"},
     ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first
 }

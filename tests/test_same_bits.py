@@ -74,6 +74,17 @@ SAME: dict[str, dict[str, Any]] = {
 }
 LONGER = {"rounds": 4, "participation": 0.7}
 SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
+    # By libraries that draw from the global generators.
+    "explained by captum": {
+        **{"data": FEW, "method": {"name": "fedavg"}, "train": {"rounds": 2}},
+        "explain": {
+            "explainers": [
+                *("gradient_shap", "deep_shap", {"name": "kernel_shap", "size": 2, "samples": 40}),
+                {"name": "captum", "method": "Lime", "arguments": {"n_samples": 20}},
+            ],
+            **{"inputs": 2, "every": 1},
+        },
+    },
     # With each client's own model and random draws for attributions.
     "phases of fedxds": with_method(
         "fedxds",

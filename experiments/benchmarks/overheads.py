@@ -44,7 +44,7 @@ WARM_UP = 5  # rounds
 COHORT = 50
 EXPLAINERS = (
     *("gradient", "gradient_x_input", "integrated_gradients", "lrp", "occlusion", "random"),
-    *("sage", "smoothgrad"),
+    *("sage", "smoothgrad", "deep_shap", "gradient_shap", "kernel_shap", "captum"),
 )
 # Of a client's 100 examples, 50 are its test examples.
 HALF = {"data": {"samples": 4 * COHORT * 100}, "partition": {"test_fraction": 0.5}}

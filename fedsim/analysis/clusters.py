@@ -121,32 +121,34 @@ class Clusters:
         lines = [f"{self.title}: {len(self.maps)} maps of {len(self.classes)} classes"]
         if not self.dataset.classes:
             lines = [f"{self.title}: {len(self.maps)} maps"]
-        sizes = self.maps.groupby(["label", "cluster"]).size()
-        for label, own in self.apart.groupby("label"):
-            one = self.classes.set_index("label").loc[label]
-            gap = f"{one['clusters']:.0f} clusters of {one['maps']:.0f} maps, eigengap"
-            lines.append(f"\n{self._class(label)}: {gap} {one['eigengap']:.2f}")
-            for cluster, of in own.groupby("cluster"):
-                size = sizes[label, cluster]
+        classes = self.classes.set_index("label")
+        for label in sorted(set(self.apart["label"].tolist())):
+            own = self.apart[self.apart["label"] == label]
+            gap = f"{classes['clusters'][label]} clusters of {classes['maps'][label]} maps"
+            lines.append(f"\n{self._class(label)}: {gap}")
+            lines[-1] += f", eigengap {classes['eigengap'][label]:.2f}"
+            for cluster in sorted(set(own["cluster"].tolist())):
+                same = self.members[["label", "cluster"]].eq([label, cluster]).all(axis=1)
+                size = self.members["maps"][same].sum()
                 told = [
-                    f"{int(each.maps)} of {self._client(each.client)}"
-                    f" ({each.expected:.1f} expected, p = {each.p_value:.1g})"
-                    for each in of.itertuples()
+                    f"{each['maps']} of {self._client(each['client'])}"
+                    f" ({each['expected']:.1f} expected, p = {each['p_value']:.1g})"
+                    for each in own[own["cluster"] == cluster].to_dict("records")
                 ]
                 lines.append(f"  cluster {cluster}: {size} maps, {in_short(told)}")
         if not self.named:
             lines.append("\nno client's maps are apart from the others'")
         else:
-            told = in_short([self._client(k) for k in self.named])
-            lines.append(f"\nclients whose maps are apart from the others': {told}")
+            apart = in_short([self._client(k) for k in self.named])
+            lines.append(f"\nclients whose maps are apart from the others': {apart}")
             lines.append("  look at the picture: other inputs, or a shortcut, may be the reason")
         if self.scores:
             has = self.maps.groupby("client")["planted"].any()
-            told = in_short([self._client(k) for k in has.index[has]]) or "nobody"
+            holders = in_short([self._client(k) for k in has.index[has]]) or "nobody"
             values = ", ".join(
                 f"{name.replace('_', ' ')} {value:.2f}" for name, value in self.scores.items()
             )
-            lines.append(f"planted ({self.planted}): {told}; {values}")
+            lines.append(f"planted ({self.planted}): {holders}; {values}")
         return "\n".join(lines)
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
@@ -184,7 +186,7 @@ class Clusters:
         near = min(30, (len(own) - 1) // 3)
         return Panel(
             title=self._class(label),
-            places=embed(self.vectors[which], near, _ITERATIONS, seed=0).places,
+            places=embed(self.vectors[which], near, _ITERATIONS, seed=0).places.astype(float),
             clusters=own["cluster"].to_numpy(),
             clients=own["client"].to_numpy(),
             relevance=relevance,
@@ -261,7 +263,7 @@ def clusters(
     if data.y.ndim > 1:
         raise BadInput(f"clusters are of maps for one class; the data have {data.y.shape[1]}")
     rows = [_examples(data, own, inputs, run.experiment.seed, k) for k, own in enumerate(held)]
-    found = []
+    found: list[NDArray[np.float32]] = []
     for k, own in enumerate(rows):
         snapshot = snapshots[None if None in snapshots else k]
         if not len(own):
@@ -340,7 +342,7 @@ def _vectors(data: Dataset, examples: NDArray[np.int64], relevance: NDArray[np.f
     if data.words:
         found, _ = _by_word(data.x[examples], relevance)
     elif len(data.shape) == 3:
-        sides = [min(SIDE, side) for side in relevance.shape[1:]]
+        sides = min(SIDE, relevance.shape[1]), min(SIDE, relevance.shape[2])
         maps = torch.from_numpy(relevance)[:, None]
         found = torch.nn.functional.adaptive_avg_pool2d(maps, sides).numpy()
     else:
@@ -412,15 +414,15 @@ def _members(maps: pd.DataFrame, clients: int) -> pd.DataFrame:
 
     found = []
     for label, own in maps.groupby("label"):
-        table = pd.crosstab(own["cluster"], own["client"])
-        of_client, n = table.sum(), len(own)
-        for cluster, counts in table.iterrows():
-            size = counts.sum()
-            largest = np.sort(counts.to_numpy())[::-1][: max(1, clients // 2)].sum()
+        counts = pd.crosstab(own["cluster"], own["client"])
+        table, n = counts.to_numpy(), len(own)
+        of_client = table.sum(axis=0)
+        for cluster, of in enumerate(table):
+            size = of.sum()
+            largest = np.sort(of)[::-1][: max(1, clients // 2)].sum()
             few = len(table) > 1 and largest >= FEW * size
-            for k, count in counts.items():
-                p = hypergeom.sf(count - 1, n, of_client[k], size)
+            for k, count, whole in zip(counts.columns, of, of_client, strict=True):
                 row = {"label": label, "cluster": cluster, "client": k, "maps": count}
-                expected = size * of_client[k] / n
-                found.append({**row, "expected": expected, "p_value": p, "few": few})
+                p = hypergeom.sf(count - 1, n, whole, size)
+                found.append({**row, "expected": size * whole / n, "p_value": p, "few": few})
     return pd.DataFrame(found)

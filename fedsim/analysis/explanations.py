@@ -290,17 +290,17 @@ def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
     if isinstance(wanted, Explainer):
         return wanted
     name, settings = _parsed(wanted)
-    of_run = {each.name: each for each in own}
+    of_run = {each.label: each for each in own}
     if name in of_run:
         return _with(of_run[name], settings)
     known = [known for known, _ in explainers.items()]
     if name not in known and ":" not in name:  # a colon names a user's explainer
         raise BadInput(f"there is no explainer '{name}'{nearest(name, known)}")
     try:
-        found: Explainer = explainers.parse({"name": name})
+        found = _with(explainers.parse({"name": name}), settings)
     except ValidationError as error:
         raise BadInput(f"explainer {name}: {_problem(error)}") from None
-    return _with(found, settings)
+    return _with(of_run[found.label], settings) if found.label in of_run else found
 
 
 def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

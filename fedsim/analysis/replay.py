@@ -578,7 +578,7 @@ def _explained(
     except FedsimError:
         raise
     except Exception as error:  # a user's explainer may raise anything
-        raise RunError(f"explainer {explainer.name}: {in_own_code(error)}") from error
+        raise RunError(f"explainer {explainer.label}: {in_own_code(error)}") from error
 
 
 def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:

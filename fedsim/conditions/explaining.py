@@ -98,7 +98,7 @@ class Explanations(Condition):
     ) -> dict[str, Explained]:
         """Explanations of a model by explainers (by their numbers), by name."""
         found = round.runner.pieces(self.name, numbers, arguments)
-        return {self.section.explainers[number].name: one for number, one in found.items()}
+        return {self.section.explainers[number].label: one for number, one in found.items()}
 
     def _sent(self, round: Round, share: Share, found: Found) -> dict[int, NDArray[np.float64]]:
         """The server's aggregates of clients' explanations, (m, P) by the explainer's number."""
@@ -106,13 +106,13 @@ class Explanations(Condition):
         poisoners = share.poisoners(runner.num_clients, runner.seed)
         aggregates = {}
         for number, explainer in enumerate(self.section.explainers):
-            purpose = f"explain/share/{explainer.name}"
+            purpose = f"explain/share/{explainer.label}"
             sent, quality = {}, {}
             for (whose, k), own in sorted(found.items(), key=lambda item: in_order(item[0])):
                 # What is sent with a lost upload is lost.
                 if whose != "cohort" or k is None or "lost" in runner.rows.get(k, {}):
                     continue
-                one = own[explainer.name]
+                one = own[explainer.label]
                 rng = keyed_rng(runner.seed, purpose, round.t, k)
                 maps = share.sent(one.relevance, one.present, k in poisoners, rng)
                 if np.isfinite(maps).all():  # otherwise its model cannot predict the class
@@ -130,7 +130,7 @@ class Explanations(Condition):
         keys = sorted(explained, key=in_order)
         found = {
             name: {k: explained[k][name] for k in keys if name in explained[k]}
-            for name in (explainer.name for explainer in self.section.explainers)
+            for name in (explainer.label for explainer in self.section.explainers)
         }
         added = recorded(self.section, found, ledger.get("maps", {}))
         round.runner.record("explanations", added.rows)
@@ -186,7 +186,7 @@ class Explanations(Condition):
         held = [client.splits.train[client.id], client.splits.unlabelled[client.id]]
         raw = context.dataset.x[np.concatenate(held)]
         return {
-            explainer.name: self._explained(context, about, number, inputs, raw)
+            explainer.label: self._explained(context, about, number, inputs, raw)
             for number, explainer in enumerate(section.explainers)
         }
 
@@ -248,7 +248,7 @@ class Explanations(Condition):
                 "the global model" if model.client is None else f"client {model.client}'s model"
             )
             raise ConditionFailed(
-                f"round {model.round}: explainer {explainer.name}, {whose}: {in_own_code(error)}"
+                f"round {model.round}: explainer {explainer.label}, {whose}: {in_own_code(error)}"
             ) from error
 
 

@@ -161,7 +161,7 @@ class Compared(FeatureExplainer, ABC):
     @property
     def file(self) -> str:
         usual = self.baseline == type(self).model_fields["baseline"].default
-        return self.name if usual else f"{self.name}-baseline-{label(self.baseline)}"
+        return self.label if usual else f"{self.label}-baseline-{label(self.baseline)}"
 
 
 def label(choice: Baseline) -> str:

@@ -178,6 +178,11 @@ class Explainer(Config, ABC):
     whole_run: ClassVar[bool] = False
     takes_clients: ClassVar[bool] = False
 
+    @property
+    def label(self) -> str:
+        """What results call it. Explainers of one name with other labels can be used together."""
+        return self.name
+
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         """Reject what the explainer cannot explain. Called before `explain`.
 
@@ -203,7 +208,7 @@ class Explainer(Config, ABC):
 
     def rng(self, seed: int, client: int | None = None) -> Generator:
         """The random stream for a model of a run with this seed."""
-        return keyed_rng(seed, f"explained/{self.name}")
+        return keyed_rng(seed, f"explained/{self.label}")
 
 
 class FeatureExplainer(Explainer, ABC):

@@ -207,7 +207,7 @@ class Explain(Config):
     @classmethod
     def _each_once(cls, found: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if found is not None:
-            names = [one.name if isinstance(one, Explainer) else one for one in found]
+            names = [one.label if isinstance(one, Explainer) else one for one in found]
             check_named(names, "is an empty list; name at least one")
         return found
 
@@ -347,7 +347,7 @@ class Explain(Config):
                 explainer.check(model, data)
             except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-                raise ExperimentError(f"explain.explainers: {explainer.name}: {why}") from error
+                raise ExperimentError(f"explain.explainers: {explainer.label}: {why}") from error
 
     def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:
         """The baselines that all models have in common, made once; after `check`."""
@@ -397,7 +397,7 @@ class Explain(Config):
                     if not SCORES[name].fits(explainer):
                         continue
                     for column, label, best in _columns_of(name, dataset):
-                        path = f"{explainer.name}/{PREFIXES[whose]}{column}"
+                        path = f"{explainer.label}/{PREFIXES[whose]}{column}"
                         found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
         return found
 

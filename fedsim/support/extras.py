@@ -8,6 +8,7 @@ from fedsim.errors import NotInstalled
 
 # Of each module that is imported only where it is needed: the package, and the extra with it.
 OPTIONAL = {
+    "captum": ("captum", "explain"),
     "datasets": ("datasets", "hf"),
     "dp_accounting": ("dp-accounting", "privacy"),
     "mlflow": ("mlflow-skinny", "mlflow"),

@@ -115,7 +115,7 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
 @pytest.mark.parametrize(
     "name",
     by_day(
-        (name for name, _ in attributions.items() if name != "attention_rollout"),
+        (name for name, _ in attributions.items() if name not in ("attention_rollout", "gradcam")),
         ["lrp", "occlusion"],
     ),
 )

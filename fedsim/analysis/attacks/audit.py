@@ -190,7 +190,7 @@ class PrivacyAudit:
                 maps, drawn = self._maps(explainer, network, x, number)
                 for noise in noises:  # each is drawn as if it were the only one
                     sent = _sent(maps, copy.deepcopy(drawn), there, noise)
-                    found[noise, explainer.name] = sent
+                    found[noise, explainer.label] = sent
             return found
 
         def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
@@ -235,7 +235,7 @@ class PrivacyAudit:
         def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
             return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
 
-        once, names = outcomes(of_model), [explainer.name for explainer in explainers]
+        once, names = outcomes(of_model), [explainer.label for explainer in explainers]
 
         def place(name: str) -> int:
             return names.index(name.rpartition("/")[0])
@@ -284,7 +284,7 @@ class PrivacyAudit:
         if shadows:
             often = f"{self.passes} pass{'es' * (self.passes > 1)}"
             section.append(f"by {shadows} shadow models, each trained for {often}")
-        names = " and ".join(explainer.name for explainer in explainers)
+        names = " and ".join(explainer.label for explainer in explainers)
         if explainers:
             levels = " and ".join(f"{noise:g}" for noise in noises if noise is not None)
             section.append(f"by explanations of {names}{f' with noise {levels}' * bool(levels)}")
@@ -408,7 +408,7 @@ class PrivacyAudit:
     ) -> tuple[Scores, np.random.Generator]:
         """(n, P) relevances for what a network decides, and the random stream that goes on."""
         decided = torch.from_numpy(logits(network, x)).argmax(dim=1)
-        rng = keyed_rng(self.experiment.seed, f"attack/{explainer.name}", client=number)
+        rng = keyed_rng(self.experiment.seed, f"attack/{explainer.label}", client=number)
         model = replace(self._model, network=network)
         return relevances_of(explainer, model, self._data, x, decided, rng), rng
 
@@ -573,11 +573,11 @@ def _audit(
         done(step := step + 1, "images from what was shared")
     for one in shown if attacked.explains_images else ():
         for level in levels:
-            name = one.name if level is None else f"{one.name}-noise-{level:g}"
+            name = one.label if level is None else f"{one.label}-noise-{level:g}"
             inversion = inversions[f"reconstructed-{name}"] = attacked.invert_explanations(
                 one, level
             )
-            add("explanations", inversion.reconstructed, one.name, level)
+            add("explanations", inversion.reconstructed, one.label, level)
             done(step := step + 1, f"images from {name.replace('-', ' ')}")
     if images:
         add("mean image", inversion.mean_image)

@@ -2,7 +2,9 @@
 
 from fedsim.explain.explainer import explainers
 from fedsim.explain.explainers import attention as _attention  # they fill the registry
+from fedsim.explain.explainers import captum as _captum
 from fedsim.explain.explainers import control as _control
+from fedsim.explain.explainers import gradcam as _gradcam
 from fedsim.explain.explainers import gradients as _gradients
 from fedsim.explain.explainers import lrp as _lrp
 from fedsim.explain.explainers import mimic as _mimic
@@ -15,5 +17,6 @@ from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attention, _control, _gradients, _lrp, _mimic, _occlusion, _rationales, _rules, _sage
+del _attention, _captum, _control, _gradcam, _gradients, _lrp, _mimic, _occlusion, _rationales
+del _rules, _sage
 del _shared_images, _tasks, _trees

@@ -39,6 +39,16 @@ from fedsim.explain.explainers.attribution import (
 MOST_SPECIAL = 5  # tokens before those of an image's patches: a class token, registers
 
 
+def patch_grid(tokens: int, H: int, W: int) -> tuple[int, int] | None:
+    """How many tokens are special, and the rows of square patches; None if there are none."""
+    for special in range(MOST_SPECIAL + 1):
+        patches = tokens - special
+        side = math.sqrt(H * W / patches) if patches > 0 else 0.0
+        if side and H % side == 0 and W % side == 0:
+            return special, round(H / side)
+    return None
+
+
 class _Maps(Calls):
     """Keeps attention's probabilities (B, heads, n, n), from which the network's graph begins.
 
@@ -129,13 +139,11 @@ class AttentionRollout(Attribution):
         if x.dim() != 4:
             raise self._refusal("explains images and documents")
         C, H, W = x.shape[1:]
-        for special in range(MOST_SPECIAL + 1):
-            patches = reached.shape[1] - special
-            side = math.sqrt(H * W / patches) if patches > 0 else 0.0
-            if side and H % side == 0 and W % side == 0:
-                grid = reached[:, special:].view(len(x), 1, round(H / side), -1)
-                pixels = functional.interpolate(grid, size=(H, W), mode="nearest")
-                return (pixels / (C * side**2)).expand_as(x)
+        if found := patch_grid(reached.shape[1], H, W):
+            special, rows = found
+            grid = reached[:, special:].view(len(x), 1, rows, -1)
+            pixels = functional.interpolate(grid, size=(H, W), mode="nearest")
+            return (pixels / (C * (H // rows) ** 2)).expand_as(x)
         raise self._refusal(
             f"the network's {reached.shape[1]} tokens are not square patches of {H}×{W} pixels"
         )
@@ -221,7 +229,7 @@ class _Rules(Calls):
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if self.within:
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_constant, (args, kwargs))
+        args, kwargs = tree_map(constant, (args, kwargs))
         name = function(func)
         given: Any = next(iter((*args, *kwargs.values())), None)  # often an activation
         activations = sum(map(is_activation, tree_leaves((args, kwargs))))
@@ -278,7 +286,7 @@ def _is_activation(module: nn.Module, a: Tensor) -> bool:
         return False
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
     return value.detach() if isinstance(value, nn.Parameter) else value
 
 

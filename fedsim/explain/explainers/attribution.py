@@ -80,7 +80,7 @@ class OfDecision(FeatureExplainer, ABC):
         return Attributed(
             title=model.title,
             file=f"{self.file}{model.suffix}{inputs.suffix}",
-            attribution=self.name,
+            attribution=self.label,
             dataset=data.dataset,
             inputs=inputs,
             relevance=relevance,
@@ -147,14 +147,7 @@ class Attribution(OfDecision, ABC):
         if data.dataset.words and self.differentiates and not self.documents:
             raise _of_numbers(self.name, "these are documents")
         self.check_network(model.network)
-        if (
-            isinstance(model.network, RationaleClassifier)
-            and model.network.features.evaluate == "sampled"
-        ):
-            raise ExperimentError(
-                "model.evaluate=sampled samples the words that it reads, so an attribution "
-                "would be random"
-            )
+        refuse_sampled(model.network)
         if self.differentiates:  # some problems show only in a call
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
             self.relevance_in(model, data, x, y, np.random.default_rng(0))
@@ -299,7 +292,7 @@ class OfGradients(Attribution):
             refuse_integers(self.name, x)
         x = x.detach()
         found = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-        with evaluation(network), _differentiable_rnn(network, x):
+        with evaluation(network), differentiable_rnn(network, x):
             for rows in batches(x, size):
                 if x.is_floating_point():
                     found[rows] = explain(Output(self, network, network, y[rows], rows), x[rows])
@@ -356,6 +349,15 @@ def _of_numbers(name: str, found: str) -> ExperimentError:
     )
 
 
+def refuse_sampled(network: nn.Module) -> None:
+    """Reject networks that draw in evaluation; raises ExperimentError."""
+    if isinstance(network, RationaleClassifier) and network.features.evaluate == "sampled":
+        raise ExperimentError(
+            "model.evaluate=sampled samples the words that it reads, so an attribution "
+            "would be random"
+        )
+
+
 @contextlib.contextmanager
 def evaluation(network: nn.Module) -> Iterator[None]:
     """Context in which all modules are in evaluation mode; afterwards modes are restored."""
@@ -368,7 +370,7 @@ def evaluation(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
+def differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Context without cuDNN's recurrent layers, which have no gradient in evaluation mode."""
     if x.is_cuda and any(isinstance(module, nn.RNNBase) for module in network.modules()):
         return torch.backends.cudnn.flags(enabled=False)

@@ -36,12 +36,12 @@ from fedsim.support.extras import require
 Bounds = tuple[float | None, float | None]
 
 
-def _check(name: str, model: ExplainedModel) -> None:
+def _check(name: str, model: ExplainedModel, instead: str = "") -> None:
     """Refuse models without trees."""
     if not isinstance(model.section, BoostedTrees):
         raise ExperimentError(
             f"{name} explains boosted trees; model.name={model.section.name} is a "
-            f"{model.section.kind}"
+            f"{model.section.kind}{instead}"
         )
 
 
@@ -64,7 +64,7 @@ class TreeShap(OfDecision):
     complete: ClassVar[bool] = True
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        _check(self.name, model)
+        _check(self.name, model, "; for others: kernel_shap")
         require("xgboost", f"TreeSHAP ({self.name})")
 
     def relevances(

@@ -69,7 +69,7 @@ def draw_clusters(panels: Sequence[Panel], folder: Path, title: str) -> Path:
         axes = place(figure, 0.75, top, _SIDE, _SIDE)
         for c in range(int(panel.clusters.max()) + 1):
             own = panel.places[panel.clusters == c]
-            axes.scatter(*own.T, s=9, color=colours[c % 10])
+            axes.scatter(own[:, 0], own[:, 1], s=9, color=colours[c % 10])
         axes.set(xticks=(), yticks=())
         axes.set_title(plain(wrapped(panel.title, 28, 2)), fontsize=_FONT + 1, weight="bold")
         axes.set_xlabel("maps by t-SNE, by cluster", fontsize=_FONT - 1)
@@ -97,7 +97,7 @@ def _draw_clients(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:
     for c in range(count):
         axes.barh(range(len(shown)), table[c, shown], left=start, color=colours[c % 10])
         start += table[c, shown]
-    names = [plain(panel.names[k]) for k in shown]
+    names = [plain(panel.names[k]) for k in shown.tolist()]
     axes.set_yticks(range(len(shown)), names, fontsize=_FONT - 1)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=_FONT - 1)

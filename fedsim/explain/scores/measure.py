@@ -113,7 +113,7 @@ def measure(
         return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
 
     def relevances(changed: Tensor, again: str = "", by: FeatureExplainer = explainer) -> Scores:
-        purpose = f"explain/{explainer.name}{again}"
+        purpose = f"explain/{explainer.label}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
         seed = torch_seed(model.seed, purpose) if again else model.seed

@@ -26,7 +26,7 @@ from fedsim.training import FlatModel
 
 COMPOSITES = ("epsilon_plus_flat", "epsilon_gamma_box", "epsilon")
 # Attention rollout is for networks with attention; see test_attention.py.
-NAMES = [name for name, _ in attributions.items() if name != "attention_rollout"]
+NAMES = [name for name, _ in attributions.items() if name not in ("attention_rollout", "gradcam")]
 RIGHT_SUMS = {"rule": "right", "steps": 20}
 OF_GRADIENTS = ("gradient", "gradient_x_input", "smoothgrad", "integrated_gradients")
 CLASSES = 10

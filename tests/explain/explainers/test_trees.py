@@ -169,6 +169,7 @@ def test_it_is_usual_and_of_trees_alone() -> None:
         with pytest.raises(BadInput) as refused:
             prepare(small_experiment(explain={"explainers": [name]}))
         line = f"{name}: {name} explains boosted trees; model.name=mlp is a network"
+        line += "; for others: kernel_shap"
         assert str(refused.value) == f"explain.explainers: {line}"
 
 

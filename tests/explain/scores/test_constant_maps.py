@@ -88,6 +88,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (lambda: models.parse({"name": "vit", "dim": 8}).build((1, 8, 8), 10), (1, 8, 8)),
     "convolution": (lambda: models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
 }
+OF_MAPS = ("attention_rollout", "gradcam")  # which vectors do not have
 # The first layer sees all of the input, so that LRP has the rule ε for it.
 OF_ALL = ("images", "convolution of all", "padded")
 
@@ -96,8 +97,13 @@ OF_ALL = ("images", "convolution of all", "padded")
     ("name", "of"),
     [
         *(("lrp", of) for of in NETWORKS if of != "attention"),
-        *((name, "images") for name, _ in attributions.items() if name != "attention_rollout"),
-        *(("attention_rollout", "attention"), ("attn_lrp", "attention")),
+        *(
+            (name, "images")
+            for name, _ in attributions.items()
+            if name not in ("attention_rollout", "gradcam")
+        ),
+        *((n, "attention") for n in ("attention_rollout", "attn_lrp", "gradcam")),
+        ("gradcam", "convolution"),
     ],
 )
 def test_defaults_tell_the_parts_of_an_input_apart(name: str, of: str) -> None:

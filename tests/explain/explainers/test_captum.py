@@ -1,0 +1,587 @@
+"""Captum's attributions and the SHAP family, against Captum by hand and exact Shapley values."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from experiments import ran, small_experiment
+from fedsim import explanations, run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.errors import BadInput, NotInstalled
+from fedsim.explain.calls import by_words
+from fedsim.explain.explainers import captum as ours
+from fedsim.explain.explainers import explainers
+from fedsim.explain.groups import group_parts
+from fedsim.launch.prepare import prepare
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*words get random vectors",
+    r"ignore:\s*Setting (forward, )?backward hooks",
+    "ignore:Input Tensor",
+)
+
+Sections = dict[str, Any]
+WORDS: Sections = {
+    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+    "partition": {"kind": "aspects", "clients": 4},
+}
+KINDS: dict[str, Sections] = {
+    "mlp": {"model": {"name": "mlp", "hidden": [8]}},
+    "cnn": {"model": {"name": "cnn", "channels": [3, 4]}},
+    "resnet8": {"model": {"name": "resnet8", "width": 2}},
+    "vit": {"model": {"name": "vit", "patch": 2, "dim": 8, "depth": 2, "heads": 2}},
+    "table": {
+        "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 80},
+        "partition": {"kind": "iid", "clients": 4},
+        "model": {"name": "mlp", "hidden": [6]},
+    },
+    "text": {**WORDS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 5}},
+    "reader": {**WORDS, "model": {"name": "transformer", "dim": 8, "depth": 1, "heads": 2}},
+}
+ROWS = [4, 7, 2]
+
+
+@cache
+def subject(kind: str) -> tuple[Any, Any, Tensor, Tensor]:
+    """A trained model, its data, some inputs and their classes."""
+    snapshot = ModelSnapshot.of(ran(**KINDS[kind], train={"rounds": 1}))
+    data = snapshot.data()
+    return (
+        snapshot.explained(),
+        data,
+        data.prepare(snapshot.dataset.test_x[ROWS]),
+        torch.from_numpy(snapshot.dataset.test_y[ROWS]),
+    )
+
+
+def explain(kind: str, section: Sections, rng: int = 0) -> NDArray[np.float32]:
+    model, data, x, y = subject(kind)
+    return explainers.parse(section).each(model, data, x, y, np.random.default_rng(rng))
+
+
+def alone(kind: str, section: Sections, k: int = 0) -> NDArray[np.float32]:
+    """Of one input, from the stream `default_rng(5)`."""
+    model, data, x, y = subject(kind)
+    chosen = explainers.parse(section)
+    rng = np.random.default_rng(5)
+    return chosen.relevances(model, data, x[k : k + 1], y[k : k + 1], rng)[0]
+
+
+def seed_global_generators() -> None:
+    rng = np.random.default_rng(5)
+    np.random.seed(int(rng.integers(2**32)))
+    torch.manual_seed(int(rng.integers(2**63)))
+
+
+@torch.no_grad()
+def value(kind: str, k: int, there: tuple[int, ...], others: Tensor | None = None) -> float:
+    """The mean logit of an input of which only some parts are left, written out."""
+    model, data, x, y = subject(kind)
+    found = []
+    for other in torch.zeros_like(x[:1]) if others is None else others:
+        if data.dataset.words:
+            left = [int(token) for i, token in enumerate(x[k]) if token and i in there]
+            mixed = torch.tensor(left + [0] * (x.shape[1] - len(left)))
+        else:
+            own = group_parts(tuple(x.shape[1:]), 4, data.dataset.parts).index
+            mixed = torch.where(torch.from_numpy(np.isin(own, there)), x[k], other)
+        found.append(float(model.network(mixed[None])[0, y[k]].double()))
+    return float(np.mean(found))
+
+
+def shapley(kind: str, k: int, G: int, others: Tensor | None = None) -> list[float]:
+    """Exact values of G parts, over all subsets."""
+    found = []
+    for i in range(G):
+        rest, total = [j for j in range(G) if j != i], 0.0
+        for size in range(G):
+            for S in itertools.combinations(rest, size):
+                weight = math.factorial(size) * math.factorial(G - size - 1) / math.factorial(G)
+                gain = value(kind, k, (*S, i), others) - value(kind, k, S, others)
+                total += weight * gain
+        found.append(total)
+    return found
+
+
+def by_part(kind: str, k: int, relevance: NDArray[Any]) -> NDArray[Any]:
+    """(G,) the sum over each part's entries."""
+    _, data, x, _ = subject(kind)
+    if data.dataset.words:
+        return relevance[: int((x[k] != 0).sum())]
+    own = group_parts(tuple(x.shape[1:]), 4, data.dataset.parts).index
+    return np.bincount(own.ravel(), relevance.ravel().astype(float))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet8", "vit", "table"])
+@pytest.mark.parametrize("name", ["kernel_shap", "captum"])
+def test_shapley_values_of_few_parts_are_exact(name: str, kind: str) -> None:
+    more = {} if name == "kernel_shap" else {"method": "ShapleyValues"}
+    found = explain(kind, {"name": name, **more})
+    for k in range(2):
+        exact = shapley(kind, k, 4)
+        of_parts = by_part(kind, k, found[k])
+        np.testing.assert_allclose(of_parts, exact, rtol=1e-3, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("kind", ["text", "reader"])
+def test_shapley_values_of_words(kind: str) -> None:
+    model, data, x, y = subject(kind)
+    short, k = x.clone(), 0
+    short[:, 5:] = 0
+    chosen = explainers.parse({"name": "kernel_shap"})
+    found = chosen.each(model, data, short, y, np.random.default_rng(0))
+
+    @torch.no_grad()
+    def worth(there: tuple[int, ...]) -> float:
+        left = [int(short[k, i]) for i in there]
+        return float(
+            model.network(torch.tensor([left + [0] * (x.shape[1] - len(left))]))[0, y[k]].double()
+        )
+
+    for i in range(5):
+        rest, total = [j for j in range(5) if j != i], 0.0
+        for size in range(5):
+            for S in itertools.combinations(rest, size):
+                weight = math.factorial(size) * math.factorial(4 - size) / math.factorial(5)
+                total += weight * (worth(tuple(sorted((*S, i)))) - worth(S))
+        assert found[k, i] == pytest.approx(total, rel=1e-3, abs=1e-5)
+    assert not found[:, 5:].any()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet8", "vit", "table"])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("KernelShap", {"n_samples": 9}),
+        ("FeatureAblation", {}),
+        ("ShapleyValueSampling", {"n_samples": 3}),
+    ],
+)
+def test_parts_against_captum(kind: str, method: str, more: Sections) -> None:
+    """Which by itself multiplies inputs with masks, instead of getting the masks as inputs."""
+    model, data, x, y = subject(kind)
+    section = {"name": "captum", "method": method, "arguments": more}
+    if method == "KernelShap":  # by its own name, too
+        short = {"name": "kernel_shap", "samples": 9}
+        np.testing.assert_array_equal(alone(kind, short), alone(kind, section))
+    found = by_part(kind, 0, alone(kind, section))
+    own = torch.from_numpy(group_parts(tuple(x.shape[1:]), 4, data.dataset.parts).index)
+    mask = own.expand(x.shape[1:])[None]
+    with torch.random.fork_rng(), torch.no_grad():
+        seed_global_generators()
+        expected = getattr(captum.attr, method)(model.network).attribute(
+            x[:1], baselines=0, target=int(y[0]), feature_mask=mask, **more
+        )[0]
+    each = np.array([float(expected[mask[0] == g][0]) for g in range(int(own.max()) + 1)])
+    np.testing.assert_allclose(found, each, rtol=1e-3, atol=1e-5 * np.abs(each).max())
+
+
+def test_lime_weighs_by_the_distance_of_parts() -> None:
+    model, _, x, y = subject("table")
+    more = {"n_samples": 40}
+    found = alone("table", {"name": "captum", "method": "Lime", "arguments": more})
+    cosine = nn.CosineSimilarity(dim=1)
+
+    def similarity(_: Tensor, __: Tensor, there: Tensor, **___: Any) -> Tensor:
+        distance = 1 - cosine(torch.ones(1, 4), there.float())
+        return torch.exp(-(distance**2) / 2)
+
+    with torch.random.fork_rng(), torch.no_grad():
+        seed_global_generators()
+        lime = captum.attr.Lime(model.network, similarity_func=similarity)
+        expected = lime.attribute(x[:1], baselines=0, target=int(y[0]), **more)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+OF_ENTRIES: dict[str, Sections] = {
+    "Saliency": {"abs": False},
+    "InputXGradient": {},
+    "IntegratedGradients": {"n_steps": 7, "method": "riemann_right"},
+    "GradientShap": {"n_samples": 6, "stdevs": 0.1},
+    "GuidedBackprop": {},
+    "Deconvolution": {},
+    "Occlusion": {},
+    "DeepLift": {},
+}
+COMPARED = ("IntegratedGradients", "Occlusion", "DeepLift", "GradientShap")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, method) for kind in ("mlp", "table") for method in OF_ENTRIES),
+        *((kind, m) for kind in ("cnn", "resnet8") for m in OF_ENTRIES if m != "DeepLift"),
+        *(
+            ("vit", m)
+            for m in OF_ENTRIES
+            if m not in ("DeepLift", "GuidedBackprop", "Deconvolution")
+        ),
+    ],
+)
+def test_entries_against_captum(kind: str, method: str) -> None:
+    model, _, x, y = subject(kind)
+    more = dict(OF_ENTRIES[method])
+    if method == "Occlusion":
+        more["sliding_window_shapes"] = [1, 3, 3] if x.dim() == 4 else [2]
+    found = alone(kind, {"name": "captum", "method": method, "arguments": more})
+    if method == "Occlusion":
+        more["sliding_window_shapes"] = tuple(more["sliding_window_shapes"])
+    rows = torch.zeros_like(x[:1])
+    if method in COMPARED:
+        more["baselines"] = rows.repeat_interleave(2, 0) if method == "GradientShap" else rows
+    with torch.random.fork_rng():
+        seed_global_generators()
+        made = getattr(captum.attr, method)(model.network)
+        expected = made.attribute(x[:1].clone(), target=int(y[0]), **more)[0].detach()
+    expected = expected.sum(dim=0) if x.dim() == 4 else expected
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["text", "reader"])
+@pytest.mark.parametrize("method", ["InputXGradient", "IntegratedGradients", "GradientShap"])
+def test_documents_at_their_words_vectors(kind: str, method: str) -> None:
+    model, _, x, y = subject(kind)
+    mores: dict[str, Sections] = {"IntegratedGradients": {"n_steps": 5}}
+    mores["GradientShap"] = {"n_samples": 5}
+    more = mores.get(method, {})
+    found = alone(kind, {"name": "captum", "method": method, "arguments": more})
+    vectors, read = by_words("a test", model.network, x[:1])
+    if method != "InputXGradient":
+        count = 2 if method == "GradientShap" else 1
+        more["baselines"] = torch.zeros_like(vectors).repeat(count, 1, 1)
+    with torch.random.fork_rng():
+        seed_global_generators()
+        expected = getattr(captum.attr, method)(read).attribute(vectors, target=int(y[0]), **more)
+    summed = torch.zeros(x.shape[1])
+    summed[: vectors.shape[1]] = expected[0].detach().sum(dim=1)
+    np.testing.assert_allclose(found, summed.masked_fill(x[0] == 0, 0), rtol=1e-4, atol=1e-6)
+
+
+class Written(nn.Module):
+    """A network that calls functions, one module twice, and pools what ReLU returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.act, self.head = nn.ELU(), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = nn.functional.max_pool2d(self.first(x).relu_(), 2)
+        found = found + self.act(self.second(self.act(found)))
+        found = torch.sigmoid(nn.functional.leaky_relu(found, 0.3))
+        return self.head(nn.functional.softplus(nn.functional.max_pool2d(found, 2)).flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet8", "table", "written"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_deep_shap_is_complete(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Captum is not by itself: of modules in a row, called twice, or functions."""
+    model, data, x, y = subject("mlp" if kind == "written" else kind)
+    network = model.network
+    if kind == "written":
+        torch.manual_seed(0)
+        network = Written().eval()
+        model = replace(model, network=network)
+    others = torch.randn(rows, *x.shape[1:])
+    monkeypatch.setattr(ours, "background", lambda choice, data: others)
+    chosen = explainers.parse({"name": "deep_shap", "baseline": "mean"})
+    found = chosen.each(model, data, x, y, np.random.default_rng(0))
+    with torch.no_grad():
+        change = network(x).gather(1, y[:, None])[:, 0] - network(others)[:, y].mean(dim=0)
+    np.testing.assert_allclose(found.reshape(3, -1).sum(1), change, rtol=1e-3, atol=1e-5)
+
+
+def test_deep_shap_against_captum() -> None:
+    model, _, x, y = subject("mlp")
+    found = alone("mlp", {"name": "deep_shap"})
+    made = captum.attr.DeepLiftShap(model.network)
+    expected = made.attribute(x[:1].clone(), torch.zeros(2, *x.shape[1:]), int(y[0]))
+    np.testing.assert_allclose(found, expected[0, 0].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_background_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, x, y = subject("table")
+    others = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    section = {"name": "kernel_shap", "baseline": "mean"}
+    monkeypatch.setattr(ours, "background", lambda choice, data: others)
+    found = explain("table", section)
+    for k in range(3):
+        exact = shapley("table", k, 4, others)
+        np.testing.assert_allclose(found[k], exact, rtol=1e-3, atol=1e-5)
+    for method in ("IntegratedGradients", "DeepLift"):
+        section = {"name": "captum", "method": method, "baseline": "mean"}
+        together = alone("table", section)
+        apart = []
+        for row in others.split(1):
+            monkeypatch.setattr(ours, "background", lambda choice, data, row=row: row)
+            apart.append(alone("table", section))
+        monkeypatch.setattr(ours, "background", lambda choice, data: others)
+        np.testing.assert_allclose(together, np.mean(apart, axis=0), rtol=1e-4, atol=1e-6)
+    many = {"name": "gradient_shap", "baseline": "mean", "samples": 4000}
+    with torch.no_grad():
+        logits = model.network(x)[0, y[0]] - model.network(others)[:, y[0]].mean()
+    assert alone("table", many).sum() == pytest.approx(float(logits), abs=0.05)
+
+
+ALL = [
+    *({"name": name} for name in ("kernel_shap", "gradient_shap", "deep_shap")),
+    {"name": "kernel_shap", "samples": 9},
+    *(
+        {
+            "name": "captum",
+            "method": method,
+            "arguments": {"sliding_window_shapes": [1, 2, 2]} if method == "Occlusion" else {},
+        }
+        for method in ours.METHODS
+    ),
+]
+
+
+@pytest.mark.parametrize("section", ALL, ids=lambda s: s.get("method", s["name"]))
+def test_neither_batch_mates_nor_order_nor_generators(section: Sections) -> None:
+    model, data, x, y = subject("mlp")
+    chosen = explainers.parse(section)
+    torch.manual_seed(11)
+    np.random.seed(11)
+    state, numpys = torch.get_rng_state(), np.random.get_state()
+    whole = chosen.each(model, data, x, y, np.random.default_rng(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    after = np.random.get_state()
+    assert np.array_equal(after[1], numpys[1])
+    assert after[2:] == numpys[2:]
+    turned = [2, 0, 1]
+    other = chosen.each(model, data, x[turned], y[turned], np.random.default_rng(0))
+    np.testing.assert_array_equal(other, whole[turned])
+    one = chosen.each(model, data, x[1:2], y[1:2], np.random.default_rng(0))
+    np.testing.assert_array_equal(one[0], whole[1])
+    assert not any(m._forward_hooks or m._backward_hooks for m in model.network.modules())
+    assert all(parameter.grad is None for parameter in model.network.parameters())
+
+
+def test_all_of_captums_attributions_are_known() -> None:
+    """Those of inputs that need nothing but a network, but for two that would mislead."""
+    found = set()
+    for name in captum.attr.__all__:
+        made = getattr(captum.attr, name)
+        if not (inspect.isclass(made) and issubclass(made, captum.attr.Attribution)):
+            continue
+        if name.startswith(("Layer", "Neuron", "LLM", "RemoteLLM")) or name.endswith(
+            "Attribution"
+        ):
+            continue
+        needed = [
+            key
+            for key, one in inspect.signature(made).parameters.items()
+            if one.default is one.empty and key not in ("forward_func", "model")
+        ]
+        if not needed:
+            found.add(name)
+    assert found - {"LRP", "FeaturePermutation"} == set(ours.METHODS)
+
+
+RULES: Sections = {
+    "data": {"name": "friedman", "samples": 80, "test_samples": 20, "features": 5},
+    "partition": {"kind": "iid", "clients": 3},
+    "model": {"name": "tree_rules"},
+    "method": {"name": "openfl_xai"},
+    "train": {"rounds": 1},
+}
+SAMPLED: Sections = {
+    **WORDS,
+    "model": {"name": "rationale", "hidden": 4, "evaluate": "sampled"},
+    "method": {"name": "fedrnl"},
+}
+REFUSED: list[tuple[Sections, Sections, str]] = [
+    (
+        KINDS["vit"],
+        {"name": "deep_shap"},
+        "deep_shap: explainer deep_shap: the network calls torch.nn.functional.layer_norm, for "
+        "which DeepLift has no rule; take gradient_shap or integrated_gradients",
+    ),
+    (
+        KINDS["text"],
+        {"name": "deep_shap"},
+        "deep_shap: explainer deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
+        "has no rule; take gradient_shap or integrated_gradients",
+    ),
+    (
+        KINDS["vit"],
+        {"name": "captum", "method": "GuidedBackprop"},
+        "captum-GuidedBackprop: explainer captum: GuidedBackprop changes the modules nn.ReLU of a "
+        "network, which calls none; take gradient_shap or integrated_gradients",
+    ),
+    (
+        RULES,
+        {"name": "gradient_shap"},
+        "gradient_shap: explainer gradient_shap: GradientShap explains networks; "
+        "model.name=tree_rules is a rule model; for others: kernel_shap, occlusion",
+    ),
+    (
+        SAMPLED,
+        {"name": "kernel_shap"},
+        "kernel_shap: model.evaluate=sampled samples the words that it reads, so an attribution "
+        "would be random",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "kernel_shap", "size": 8},
+        "kernel_shap: kernel_shap: size=8 makes one square of the 8×8 pixels, which would all be "
+        "equally relevant; take 7 or less",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "kernel_shap", "baseline": {"reference": 100000}},
+        "kernel_shap: baseline.reference=100000: the test set has",
+    ),
+    (
+        KINDS["text"],
+        {"name": "kernel_shap", "baseline": "mean"},
+        "kernel_shap: baseline: documents have none but zero",
+    ),
+    (
+        KINDS["text"],
+        {"name": "captum", "method": "Occlusion"},
+        "captum-Occlusion: explainer captum: Occlusion explains numbers; for documents: "
+        "kernel_shap",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "captum", "method": "Occlusion"},
+        "captum-Occlusion: explainer captum: Occlusion needs arguments.sliding_window_shapes",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "captum", "method": "Lime", "arguments": {"n_sample": 3}},
+        "captum-Lime: explainer captum: Lime has no argument 'n_sample'; did you mean "
+        "'n_samples'?",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "captum", "method": "Lime", "arguments": {"baselines": 0}},
+        "captum-Lime: explainer captum: arguments.baselines: `baseline` sets it; leave it out",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "captum", "method": "ShapleyValues", "size": 2},
+        "captum-ShapleyValues: explainer captum: ShapleyValues goes through all orders of parts, "
+        "and these are 16, more than 8; take ShapleyValueSampling or kernel_shap",
+    ),
+    (
+        KINDS["mlp"],
+        {"name": "tree_shap"},
+        "tree_shap: tree_shap explains boosted trees; model.name=mlp is a network; for others: "
+        "kernel_shap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "section", "line"), REFUSED)
+def test_refused_before_the_start(sections: Sections, section: Sections, line: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        prepare(small_experiment(**sections, explain={"explainers": [section], "inputs": 2}))
+    assert str(refused.value).startswith(f"explain.explainers: {line}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ({"method": "DeepLit"}, "unknown method 'DeepLit'; did you mean 'DeepLift'?"),
+        ({"method": "LRP"}, "unknown method 'LRP'"),
+        ({"method": "DeepLift", "size": 4}, "DeepLift explains each entry by itself; leave"),
+        ({"method": "Saliency", "baseline": "mean"}, "Saliency compares with nothing; leave it"),
+    ],
+)
+def test_settings_that_do_not_fit(section: Sections, line: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        small_experiment(explain={"explainers": [{"name": "captum", **section}]})
+    assert line in str(refused.value)
+
+
+def test_without_captum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.support.extras.find_spec", lambda module: None)
+    model, data, *_ = subject("mlp")
+    with pytest.raises(NotInstalled, match="needs captum, which is not installed"):
+        explainers.parse({"name": "kernel_shap"}).check(model, data)
+
+
+def test_several_of_captum_in_a_run(finish: Callable[..., Any]) -> None:
+    listed = [{"name": "captum", "method": m} for m in ("DeepLift", "FeatureAblation")]
+    listed += [{"name": name} for name in ("kernel_shap", "gradient_shap", "deep_shap")]
+    done = finish(
+        **KINDS["mlp"],
+        train={"rounds": 1},
+        explain={"explainers": listed, "inputs": 2, "clients": 1, "scores": ["sparseness"]},
+    )
+    names = {"captum-DeepLift", "captum-FeatureAblation", "kernel_shap", "gradient_shap"}
+    assert set(done.explanations["explainer"]) == {*names, "deep_shap"}
+    assert done.rounds["captum-DeepLift/client_sparseness"].notna().all()
+    (found,) = explanations(done, "captum-DeepLift", row=0)
+    assert "captum-DeepLift" in found.text()
+    (other,) = explanations(done, "{name: captum, method: Saliency}", row=0)
+    assert "captum-Saliency" in other.text()
+    (path,) = found.save(Path())
+    assert path.name.startswith("captum-DeepLift-")
+    with pytest.raises(BadInput, match="explainers: 'captum-DeepLift' is named"):
+        small_experiment(explain={"explainers": [listed[0], listed[0]]})
+
+
+def test_models_of_arrays() -> None:
+    done = ran(
+        model={"name": "boosted_trees", "depth": 2, "bins": 8},
+        method={"name": "hist_trees"},
+        data={"name": "synthetic", "shape": [4], "classes": 2, "samples": 80},
+        partition={"kind": "iid", "clients": 4},
+        train={"rounds": 2},
+    )
+    snapshot = ModelSnapshot.of(done)
+    model, data = snapshot.explained(), snapshot.data()
+    x = data.prepare(snapshot.dataset.test_x[:2])
+    chosen = explainers.parse({"name": "kernel_shap"})
+    chosen.check(model, data)
+    found = chosen.each(model, data, x, torch.tensor([1, 1]), np.random.default_rng(0))
+    network = model.as_network()
+    with torch.no_grad():
+        change = network(x)[:, 1] - network(torch.zeros_like(x))[:, 1]
+    np.testing.assert_allclose(found.sum(axis=1), change, rtol=1e-3, atol=1e-5)
+
+
+def test_features_of_several_columns(tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "table.csv"
+    rows = [f"{rng.choice(['a', 'b', 'c'])},{rng.normal()},{k % 2}" for k in range(80)]
+    path.write_text("\n".join(["kind,size,y", *rows]))
+    snapshot = ModelSnapshot.of(
+        run(
+            small_experiment(
+                data={"name": "table", "path": str(path), "label": "y", "categorical": ["kind"]},
+                partition={"kind": "iid", "clients": 4},
+                model={"name": "mlp", "hidden": [4]},
+                train={"rounds": 1},
+            ),
+            tmp_path / "runs",
+        )
+    )
+    model, data = snapshot.explained(), snapshot.data()
+    x = data.prepare(snapshot.dataset.test_x[:2])
+    assert x.shape[1] > 2
+    with torch.no_grad():
+        change = model.network(x)[:, 1] - model.network(0 * x)[:, 1]
+    for name in ("kernel_shap", "deep_shap"):
+        chosen = explainers.parse({"name": name})
+        found = chosen.each(model, data, x, torch.tensor([1, 1]), np.random.default_rng(0))
+        assert found.shape == (2, 2)
+        np.testing.assert_allclose(found.sum(axis=1), change, rtol=1e-3, atol=1e-5)

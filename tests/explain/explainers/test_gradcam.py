@@ -1,0 +1,241 @@
+"""Grad-CAM, against Captum's, and against its formula on tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import LayerGradCam
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments import small_experiment
+from fedsim.config.registry import nearest
+from fedsim.errors import BadInput, ExperimentError
+from fedsim.explain.explainers.attribution import attributions
+from fedsim.launch.prepare import prepare
+from fedsim.models import models
+
+CLASS = torch.tensor([2, 0, 1])
+
+
+def built(shape: tuple[int, ...], **section: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return models.parse(section).build(shape, 4).eval()
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def explain(network: nn.Module, x: Tensor, layer: str | None = None) -> Tensor:
+    chosen = attributions.parse({"name": "gradcam", "layer": layer})
+    return chosen.relevance(network, x, CLASS, np.random.default_rng(0))
+
+
+class Functions(nn.Module):
+    """Convolutions whose outputs `forward` changes, perhaps in place."""
+
+    def __init__(self, inplace: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inplace = inplace
+        self.first, self.second = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 5, (3, 1))
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = functional.relu(self.first(x), inplace=self.inplace)
+        features = functional.relu(self.second(features), inplace=self.inplace)
+        return self.head(features.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "usual"),
+    [
+        (lambda: built((1, 28, 28), name="cnn"), (1, 28, 28), "features.3"),
+        (lambda: built((3, 16, 24), name="resnet8", width=4), (3, 16, 24), "features.6"),
+        (Functions, (1, 9, 12), "second"),
+    ],
+    ids=["cnn", "resnet8", "functions"],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_convolutions_against_captum(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], usual: str, named: bool
+) -> None:
+    network, x = make().eval(), images(*shape)
+    other = Functions(inplace=False).eval() if isinstance(network, Functions) else network
+    layers = [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d)]
+    for layer in layers if named else [usual]:
+        cam = LayerGradCam(other, other.get_submodule(layer)).attribute(
+            x, CLASS, relu_attributions=True
+        )
+        expected = functional.interpolate(cam, shape[1:], mode="bilinear")[:, 0].detach()
+        found = explain(network, x, layer if named else None)
+        assert found.shape == x.shape
+        assert torch.allclose(found.sum(dim=1), expected, rtol=1e-5, atol=1e-7)
+        assert torch.equal(found, found[:, :1].expand_as(found))
+    assert expected.amax() > 0
+
+
+@pytest.mark.parametrize(("depth", "last"), [(3, "blocks.1"), (2, "blocks.0"), (1, "tokens")])
+def test_tokens_before_a_class_token_is_read(depth: int, last: str) -> None:
+    """The last block's patches do not reach the output, so that of the one before it counts."""
+    section = {"name": "vit", "patch": 2, "dim": 8, "depth": depth, "heads": 2}
+    network, x = built((1, 8, 12), **section), images(1, 8, 12)
+    kept: dict[str, Tensor] = {}
+
+    def keep(_: nn.Module, __: Any, found: Any) -> None:
+        kept["A"] = found if isinstance(found, Tensor) else found[0]
+
+    handle = network.get_submodule(f"features.{last}").register_forward_hook(keep)
+    logits = network(x.requires_grad_()).gather(1, CLASS[:, None]).sum()
+    handle.remove()
+    A = kept["A"]
+    (slope,) = torch.autograd.grad(logits, A)
+    special = 0 if last == "tokens" else 1  # a class token
+    found = explain(network, x.detach())[:, 0]
+    for b in range(3):
+        cam = torch.zeros(4, 6)
+        for row in range(4):
+            for column in range(6):
+                alpha = slope[b, special:].mean(dim=0)
+                cam[row, column] = alpha @ A[b, special + 6 * row + column]
+        expected = functional.interpolate(cam.relu()[None, None], (8, 12), mode="bilinear")
+        assert torch.allclose(found[b], expected[0, 0], rtol=1e-4, atol=1e-6)
+    named = explain(network, x.detach(), f"features.{last}")
+    assert torch.equal(named[:, 0], found)
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "kind"),
+    [
+        ("vit_tiny_patch16_224", 64, "tokens after a class token"),
+        ("deit_tiny_distilled_patch16_224", 64, "after two special tokens"),
+        ("swin_tiny_patch4_window7_224", 224, "maps with channels last"),
+        ("resnet18", 32, "residual blocks"),
+    ],
+)
+def test_networks_of_timm(name: str, pixels: int, kind: str) -> None:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": pixels} if pixels == 64 else {}
+    torch.manual_seed(0)
+    network = timm.create_model(name, num_classes=4, **sizes).eval()
+    x = images(3, pixels, pixels)[:1]
+    for parameter in network.parameters():  # some begin with zeros
+        parameter.data.add_(0.02 * torch.randn_like(parameter))
+    chosen = attributions.parse({"name": "gradcam"})
+    found = chosen.relevance(network, x, CLASS[:1], np.random.default_rng(0))
+    assert found.shape == x.shape
+    assert found.std() > 0, kind
+
+
+def test_maps_with_channels_last_are_read_as_such() -> None:
+    class Last(nn.Module):
+        def __init__(self, last: bool) -> None:
+            super().__init__()
+            self.block, self.last = Turned(last), last
+            torch.manual_seed(3)
+            self.head = nn.Linear(7, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.block(x)
+            return self.head(found.mean(dim=(1, 2) if self.last else (2, 3)))
+
+    class Turned(nn.Module):
+        def __init__(self, last: bool) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.convolution, self.last = nn.Conv2d(1, 7, 4, 4), last
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.convolution(x).tanh()
+            return found.permute(0, 2, 3, 1) if self.last else found
+
+    x = images(1, 12, 20)
+    one, other = (explain(Last(last).eval(), x) for last in (True, False))
+    assert torch.allclose(one, other, atol=1e-7)
+    assert one.std() > 0
+
+
+def test_the_network_stays_as_it_was() -> None:
+    network, x = built((1, 8, 8), name="cnn"), images(1, 8, 8)
+    network.train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    explain(network, x)
+    assert network.training
+    assert not any(module._forward_hooks for module in network.modules())
+    assert all(torch.equal(before[name], v) for name, v in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_an_image_among_others() -> None:
+    network, x = built((1, 8, 8), name="resnet8", width=4), images(1, 8, 8)
+    whole = explain(network, x)
+    chosen = attributions.parse({"name": "gradcam"})
+    alone = chosen.relevance(network, x[1:2], CLASS[1:2], np.random.default_rng(0))
+    assert torch.allclose(whole[1], alone[0], rtol=1e-4, atol=1e-7)
+
+
+VIT = {"name": "vit", "patch": 2, "dim": 8, "depth": 2, "heads": 2}
+CNN = {"name": "cnn"}
+WORDS: dict[str, Any] = {
+    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+    "partition": {"kind": "aspects", "clients": 4},
+}
+REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "a layer that is none": (
+        {"model": CNN},
+        "feature.3",
+        "the network has no layer 'feature.3'; did you mean 'features.3'?",
+    ),
+    "a layer far from any": (
+        {"model": {"name": "mlp", "hidden": [4]}},
+        "head.conv",
+        f"the network has no layer 'head.conv'{nearest('head.conv', ())}",
+    ),
+    "a layer of vectors": (
+        {"model": CNN},
+        "head",
+        "layer 'head' returns 10 for each image, which is no map of its 8×8 pixels; take a "
+        "convolution, or a block of tokens",
+    ),
+    "no map": (
+        {"model": {"name": "mlp", "hidden": [4]}},
+        None,
+        "the network has no convolution with a map, nor tokens of an image's patches; for any "
+        "differentiable network: gradient_x_input, integrated_gradients",
+    ),
+    "patches that nobody reads": (
+        {"model": VIT},
+        "features.blocks.1",
+        "the output does not depend on the places of layer 'features.blocks.1'; take a layer "
+        "before it, or leave out `layer`",
+    ),
+    "documents": (
+        {**WORDS, "model": {"name": "text_cnn"}},
+        None,
+        "explains images; for others: occlusion, kernel_shap",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_the_start(case: str) -> None:
+    sections, layer, line = REFUSED[case]
+    explain = {"explainers": [{"name": "gradcam", "layer": layer}], "inputs": 2}
+    with pytest.raises(BadInput) as refused:
+        prepare(small_experiment(**sections, explain=explain))
+    told = str(refused.value)
+    assert told.startswith("explain.explainers: gradcam: attribution gradcam: ")
+    assert line in told if case == "a layer far from any" else told.endswith(line)
+
+
+def test_a_layer_that_is_not_called() -> None:
+    network = built((1, 8, 8), name="cnn")
+    network.spare = nn.Conv2d(1, 1, 1)
+    with pytest.raises(ExperimentError, match="layer 'spare' is not called; leave out `layer`"):
+        explain(network, images(1, 8, 8), "spare")
