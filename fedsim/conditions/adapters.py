@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.federation import Condition, Update
 from fedsim.federation.condition import Round, Sent
-from fedsim.training.adapters import pairs
+from fedsim.training.adapters import norm_of_sum, pairs
 
 Array = NDArray[np.float64]
 Factors = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -39,7 +39,10 @@ class AdapterRecords(Condition):
             weights = client.trained
             if weights is not None and all(p.a is not None for p in pairs(client.model)):
                 vector = weights.cpu().numpy()
-                own = {p.layer: _sent(*p.factors(vector)) for p in pairs(client.model)}
+                own = {  # as they were trained
+                    p.layer: tuple(m.astype(np.float32) for m in p.factors(vector))
+                    for p in pairs(client.model)
+                }
                 client.notes[self.name] = sent.message.weight, own
         return sent
 
@@ -59,10 +62,6 @@ class AdapterRecords(Condition):
         return {"adapter_gap": gap / norm if norm else 0.0}
 
 
-def _sent(a: Array, b: Array) -> Factors:
-    return a.astype(np.float32), b.astype(np.float32)  # as they were trained
-
-
 def gap_of_means(shares: Array, factors: Sequence[Factors]) -> tuple[float, float]:
     """‖Σ p·B·A − (Σ p·B)·(Σ p·A)‖_F and ‖Σ p·B·A‖_F, at the cost of the ranks, not of the layer.
 
@@ -74,16 +73,5 @@ def gap_of_means(shares: Array, factors: Sequence[Factors]) -> tuple[float, floa
     p = shares[:, None, None]
     with np.errstate(invalid="ignore"):  # of a client that has diverged
         # Σ p·(B − B̄)·(A − Ā) is the same difference, without its cancellation.
-        gap = _norm(p * (B - (p * B).sum(0)), A - (p * A).sum(0))
-        return gap, _norm(p * B, A)
-
-
-def _norm(B: Array, A: Array) -> float:
-    """‖Σ B·A‖_F of (K, out, r) and (K, r, in)."""
-    left, right = _thin(np.hstack([*B])), _thin(np.vstack([*A]).T)  # (out, K·r), (in, K·r)
-    return float(np.linalg.norm(left @ right.T))
-
-
-def _thin(m: Array) -> Array:
-    """R of m = Q·R where that is smaller, as Q changes no norm."""
-    return m if len(m) <= m.shape[1] else np.asarray(np.linalg.qr(m, mode="r"))
+        gap = norm_of_sum(p * (B - (p * B).sum(0)), A - (p * A).sum(0))
+        return gap, norm_of_sum(p * B, A)

@@ -250,11 +250,7 @@ class Fleet:
         return self._happens("online", t, self.settings.available)
 
     def seconds(
-        self,
-        clients: Clients,
-        examples: Amount,
-        down: Amount,
-        up: Amount,
+        self, clients: Clients, examples: Amount, down: Amount, up: Amount
     ) -> NDArray[np.float64]:
         """(n,) what clients need to receive, to train on so many examples, and to send.
 
@@ -267,11 +263,7 @@ class Fleet:
         return moved + examples / self.speed[k]
 
     def joules(
-        self,
-        clients: Clients,
-        examples: Amount,
-        down: Amount,
-        up: Amount,
+        self, clients: Clients, examples: Amount, down: Amount, up: Amount
     ) -> NDArray[np.float64]:
         """(n,) energy for the same, in joules."""
         k = np.asarray(clients, dtype=np.int64)
@@ -309,12 +301,7 @@ class Fleet:
         if settings.deadline is not None and kept.sum() < wanted and len(dropped):
             waited = settings.deadline  # for those that never come
         lost = self._happens("packet error", t, settings.packet_error)[sampled[kept]]
-        return Selection(
-            sampled[kept],
-            dropped,
-            frozenset(sampled[kept][lost].tolist()),
-            waited,
-        )
+        return Selection(sampled[kept], dropped, frozenset(sampled[kept][lost].tolist()), waited)
 
     def allowances(
         self, clients: Sequence[int], left: float, down: Sequence[float]
@@ -364,11 +351,7 @@ class Availability:
 
 
 def read_capacities(path: Path) -> NDArray[np.float64]:
-    """(n, 2) inference time of an example in ms, and bandwidth in kbit/s, by ascending key.
-
-    Raises:
-        DataError: the file cannot be read, or a device lacks one of them.
-    """
+    """(n, 2) inference time of an example in ms, and bandwidth in kbit/s, by ascending key."""
     rows = []
     for key, device in _devices(path):
         where = f"{path}: device {key}"
@@ -383,11 +366,7 @@ def read_capacities(path: Path) -> NDArray[np.float64]:
 
 
 def read_availability(path: Path) -> list[Availability]:
-    """When each device is online, by ascending key.
-
-    Raises:
-        DataError: the file cannot be read, or a device's times do not fit together.
-    """
+    """When each device is online, by ascending key."""
     found = []
     for key, device in _devices(path):
         where = f"{path}: device {key}"

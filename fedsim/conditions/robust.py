@@ -94,12 +94,7 @@ def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
 
 
 class AdversaryRecords(Condition):
-    """Records who is an adversary, and whether the global model takes triggers as they wish.
-
-    Args:
-        attack: what adversaries do.
-        adversaries: their numbers.
-    """
+    """Records who is an adversary, and whether the global model takes triggers as they wish."""
 
     name: str = "adversaries/records"
     order: ClassVar[int] = 95  # rows of clients that dropped out as well
@@ -142,10 +137,8 @@ class GatheredMean(WeightedMean):
     are averaged as without a rule, and never forged.
 
     Args:
-        rule, attack, adversaries: as for `RobustAggregation`.
         trained: how many entries of a vector of weights are trained, by its length; the others
             are batch norm's statistics.
-        rng: random stream of the attack.
     """
 
     stays: ClassVar[bool] = False

@@ -217,11 +217,6 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             "method.epsilon, or set it to null for scores without noise"
         )
 
-    @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
-        """(client) w_k, as in FedAvg."""
-        return {"weights": client.train(weights)}
-
     @client_function("score")
     def score(
         self, client: Client, weights: Tensor, negatives: Tensor, distillation: Tensor
@@ -273,12 +268,7 @@ def represent(model: FlatModel, x: Tensor) -> Tensor:
 
 
 def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
-    """The weights of a network's features in a safetensors file, by name.
-
-    Raises:
-        ExperimentError: the file cannot be read, lacks a layer in its shape, or has other frozen
-            layers.
-    """
+    """The weights of a network's features in a safetensors file, by name."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:

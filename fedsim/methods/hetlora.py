@@ -26,17 +26,13 @@ from fedsim.methods.method import Method, State, methods
 from fedsim.models.adapters import A, B
 from fedsim.objectives import Objective
 from fedsim.training import FlatModel
-from fedsim.training.adapters import pairs
+from fedsim.training.adapters import norm_of_sum, pairs
 from fedsim.training.flat import named
 
 
 @dataclass(frozen=True)
 class HetLoRAState(State):
-    """The ranks besides the weights.
-
-    Attributes:
-        ranks: (K,) r_k.
-    """
+    """The ranks r_k, (K,), besides the weights."""
 
     ranks: NDArray[np.int64]
 
@@ -123,11 +119,7 @@ class HetLoRA(Method[HetLoRAState]):
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, rank: int) -> Update:
-        """(client) The change of its rows and columns, without those that it gives up.
-
-        Args:
-            weights: (n,) those that it has.
-        """
+        """(client) The change of its rows and columns (n,), without those that it gives up."""
         client.report(rank=rank)
         inside, fewer = (self._within(client, r) for r in (rank, self.pruned(rank)))
         start = torch.zeros(client.model.size, device=client.device)
@@ -188,8 +180,7 @@ def last_norms(layers: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> Tens
 
 
 def norm_of_products(model: FlatModel, weights: NDArray[np.float32]) -> float:
-    """‖B·A‖_F over all layers, from products of the rank's size."""
+    """‖B·A‖_F over all layers."""
     factors = [pair.factors(weights) for pair in pairs(model)]
     with np.errstate(invalid="ignore"):  # of a client that has diverged
-        square = sum(float(np.sum((a @ a.T) * (b.T @ b))) for a, b in factors)
-    return math.sqrt(max(square, 0.0))
+        return math.hypot(*(norm_of_sum(b[None], a[None]) for a, b in factors))

@@ -53,13 +53,7 @@ def evaluate(
     labels: tuple[int, ...],
     frozen: bool,
 ) -> dict[str, float]:
-    """Mean loss and accuracy on a task's test examples, among its classes.
-
-    Args:
-        rest: the task's own parameters.
-        theta: (P,) B ⊙ σ(m) + A.
-        labels, frozen: see `read_documents`.
-    """
+    """Mean loss and accuracy on a task's test examples, among its classes; see `TaskNetwork`."""
     rest.eval()
     # Sorted by length, to minimise padding.
     order = (test.x != 0).sum(dim=1).argsort(stable=True)
@@ -78,7 +72,6 @@ class TaskNetwork(nn.Module):
 
     Args:
         rest: the task's own parameters.
-        reader: reads words.
         theta: (P,) B ⊙ σ(m) + A.
         labels: the task's classes.
         classes: C.
