@@ -234,15 +234,12 @@ class PrivacyAudit:
         def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
             return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
 
-        once, names = outcomes(of_model), [explainer.name for explainer in explainers]
-
-        def place(name: str) -> int:
-            return names.index(name.rpartition("/")[0])
-
-        return {
-            noise: {**once, **outcomes({name: found[name] for name in sorted(found, key=place)})}
-            for noise, found in scores.items()
-        }
+        names = [explainer.name for explainer in explainers]
+        once, results = outcomes(of_model), {}
+        for noise, of_maps in scores.items():
+            in_order = sorted(of_maps, key=lambda name: names.index(name.rpartition("/")[0]))
+            results[noise] = once | outcomes({name: of_maps[name] for name in in_order})
+        return results
 
     @property
     def members(self) -> int:
