@@ -194,8 +194,7 @@ class Downlink(Condition):
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         arrived, saved = Link(self.codec, round.runner.layers).arguments(
-            exchange.arguments,
-            lambda name: round.rng(f"downlink/{exchange.function}/{name}"),
+            exchange.arguments, lambda name: round.rng(f"downlink/{exchange.function}/{name}")
         )
         if not saved:
             return exchange

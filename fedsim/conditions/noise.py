@@ -17,12 +17,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec
-from fedsim.federation.reduction import (
-    Mean,
-    NothingToReduce,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import Mean, NothingToReduce, Update, WeightedMean
 from fedsim.federation.wire import to_arrays
 from fedsim.training import FlatModel, Trained, TrainingJob
 from fedsim.training.dp_sgd import check_examples_apart, sampling_rate

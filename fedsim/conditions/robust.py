@@ -20,13 +20,7 @@ from fedsim.errors import ExperimentError, FedsimWarning, RunError
 from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec, WorkerContext
-from fedsim.federation.reduction import (
-    InvalidUpdate,
-    Mean,
-    TooFewUpdates,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import InvalidUpdate, Mean, TooFewUpdates, Update, WeightedMean
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Totals
 

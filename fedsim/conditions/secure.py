@@ -26,13 +26,7 @@ from fedsim.errors import ExperimentError, RunError
 from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec
-from fedsim.federation.reduction import (
-    InvalidUpdate,
-    Mean,
-    NothingToReduce,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, Update, WeightedMean
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
 from fedsim.support.rng import keyed_rng, stream_key

@@ -95,11 +95,7 @@ class Adversaries(Config):
         return data, splits
 
     def _with_copies(
-        self,
-        data: Dataset,
-        splits: ClientSplits,
-        held: list[np.ndarray],
-        seed: int,
+        self, data: Dataset, splits: ClientSplits, held: list[np.ndarray], seed: int
     ) -> Dataset:
         x, y = zip(
             *(
