@@ -100,14 +100,10 @@ class Replay:
         return federation_of(self.runner)
 
     def next_round(self, on_client_done: OnClientDone = lambda client: None) -> None:
-        """Repeat the next round.
+        """Repeat the next round; refuses one whose result differs from the run's records.
 
         Args:
             on_client_done: called with each client after each client function of the round.
-
-        Raises:
-            RunFolderError: there is no further round, or its result differs from the run's
-                records.
         """
         t = self.after + 1
         _check_round(self.run, t)

@@ -193,17 +193,9 @@ class Allowance:
 class Fleet:
     """The devices of a run's clients.
 
-    Args:
-        settings: the `devices` section.
-        num_clients: K.
-        seed: of the experiment.
-
     Attributes:
         speed: (K,) examples per second.
         download, upload: (K,) bytes per second.
-
-    Raises:
-        DataError: a trace cannot be read, or has holes.
     """
 
     def __init__(self, settings: Devices, num_clients: int, seed: int) -> None:
@@ -238,11 +230,7 @@ class Fleet:
         return drawn
 
     def online(self, t: int, clock: float) -> NDArray[np.bool_]:
-        """(K,) whether each client is online in round t.
-
-        Args:
-            clock: simulated seconds since the first round began.
-        """
+        """(K,) whether each client is online in round t, `clock` seconds after the first began."""
         K = len(self.speed)
         if self._trace is not None:
             online = [device.online(clock) for device in self._trace]
@@ -306,16 +294,10 @@ class Fleet:
     def allowances(
         self, clients: Sequence[int], left: float, down: Sequence[float]
     ) -> dict[int, Allowance]:
-        """What clients can do until the deadline.
-
-        Args:
-            left: seconds until then.
-            down: bytes that the server sends to each of them.
-        """
+        """What clients can do in the seconds `left`, which receiving `down` bytes shortens."""
         return {
             k: Allowance(
-                left - moved / float(self.download[k]),
-                *(float(self.speed[k]), float(self.upload[k])),
+                left - moved / float(self.download[k]), float(self.speed[k]), float(self.upload[k])
             )
             for k, moved in zip(clients, down, strict=True)
         }

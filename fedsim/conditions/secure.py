@@ -42,11 +42,7 @@ _ZEROS = memoryview(bytes(8 * _CHUNK))
 
 
 class Words:
-    """Random words of 64 bits: AES in counter mode, as Bonawitz et al. expand seeds.
-
-    Args:
-        key: 16 bytes.
-    """
+    """Random words of 64 bits: AES in counter mode of a key of 16 bytes, as in Bonawitz et al."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = Cipher(AES(key), CTR(bytes(_BLOCK))).encryptor()

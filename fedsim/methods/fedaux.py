@@ -199,11 +199,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         """A warning if the noise of scores is larger than the largest possible signal.
 
         The regression's loss at w* is at most that at 0, so ‖w*‖² ≤ 2·ln(2)/λ; D features get
-        noise of norm σ·√D.
-
-        Args:
-            n: inputs of the regression; a client with fewer has more noise.
-            features: (·, D).
+        noise of norm σ·√D. A client with fewer inputs than n has more noise.
         """
         if self.epsilon is None or self.regression == "code":  # there, weights are hardly bounded
             return None

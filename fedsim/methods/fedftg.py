@@ -196,14 +196,7 @@ class FedFTG(Method[FedFTGState]):
         return FedFTGState(weights=student.weights(), generator=G.weights())
 
     def generator_loss(self, s: Tensor, t: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        """G's loss for one client, without diversity.
-
-        Args:
-            s: (B, C) logits of the student.
-            t: (B, C) logits of the client's model.
-            y: (B,).
-            share: (B,) w_{y,k}.
-        """
+        """G's loss for one client, without diversity: logits s and t (B, C), w_{y,k} (B,)."""
         discrepancy = ((s - t.detach()).abs().mean(dim=1) * share).mean()
         return self.cls * share.mean() * cross_entropy(t, y) - discrepancy
 

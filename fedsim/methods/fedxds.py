@@ -261,8 +261,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     ) -> Mapping[str, Any]:
         """(client) Its masked images with noise, and their labels.
 
-        Args:
-            explained: also return how they were made, which a real client keeps private.
+        If `explained`, also how they were made, which a real client keeps private.
         """
         if self.attribute_with == "local":
             weights = client.train(weights, epochs=self.warmup_epochs)

@@ -271,11 +271,7 @@ class XPFL(PersonalModels[State]):
         all_unlabelled: bool,
         weights: Tensor | None = None,
     ) -> Update:
-        """(client) w_k; keeps it, and its teacher and P_k.
-
-        Args:
-            weights: w_g; not used here: its change is encoded from it (`uplink`).
-        """
+        """(client) w_k; keeps it, and its teacher and P_k. `uplink` encodes its change from w_g."""
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
         data, x = self.examples(client)
@@ -454,11 +450,9 @@ class XPFL(PersonalModels[State]):
     def fused(
         self, client: Client, weights: Tensor, previous: Tensor | None = None
     ) -> tuple[Tensor, float]:
-        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one.
+        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one, w_g.
 
-        Args:
-            weights: w_g.
-            previous: w, the global model before the round, for `psi_on` updates.
+        Updates (`psi_on`) are from `previous`, the global model before the round.
         """
         own = client.state.get("weights")
         if own is None:

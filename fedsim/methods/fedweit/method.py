@@ -245,11 +245,7 @@ class FedWeIT(Method[FedWeITState]):
     def local_update(
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
-        """(client) B after training.
-
-        Args:
-            foreign: its `selection`, if its task begins.
-        """
+        """(client) B after training; gets its `selection` of foreign A's if its task begins."""
         memory = memory_of(client)
         if memory.get("task") != client.splits.task:
             assert foreign is not None

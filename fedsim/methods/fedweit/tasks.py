@@ -33,12 +33,7 @@ class Documents:
 def read_documents(
     rest: Rest, reader: Reader, examples: Examples, labels: tuple[int, ...], frozen: bool
 ) -> Documents:
-    """Documents with their classes numbered within the task.
-
-    Args:
-        labels: the task's classes, in ascending order.
-        frozen: see `Compat`.
-    """
+    """Documents with their classes numbered within the task; `labels` are these, ascending."""
     known = torch.tensor(labels, device=examples.y.device)
     digested = digest(rest, reader, examples.x, frozen)
     return Documents(examples.x, torch.searchsorted(known, examples.y), digested)
