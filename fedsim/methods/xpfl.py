@@ -271,7 +271,7 @@ class XPFL(PersonalModels[State]):
         all_unlabelled: bool,
         weights: Tensor | None = None,
     ) -> Update:
-        """(client) w_k; keeps it, and its teacher and P_k. `uplink` encodes its change from w_g."""
+        """(client) w_k; keeps it, and its teacher and P_k. `uplink` encodes w_k − w_g."""
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
         data, x = self.examples(client)

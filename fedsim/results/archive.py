@@ -44,7 +44,6 @@ def pack_results(folder: Path, path: Path | None = None) -> Archive:
 
     Args:
         path: of the archive, a .zip; by default named like the folder, in the working directory.
-
     """
     # realpath, unlike resolve, takes links in circles.
     folder = Path(os.path.realpath(manifests.meant(folder)))
