@@ -24,7 +24,7 @@ from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import State, check_images, methods
 from fedsim.methods.shared.auxiliary import (
     AuxiliaryMethod,
     distil,
@@ -114,12 +114,11 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         needs_classifier(self.name, network)
         if self.encoder is not None:
             read_features(self.encoder, FlatModel(network, torch.device("cpu")))
-        elif self.pretrain_epochs and len(dataset.shape) != 3:
-            raise ExperimentError(
-                f"method.name=fedaux pretrains on images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}: set method.pretrain_epochs=0, or name "
-                "pretrained features in method.encoder"
+        elif self.pretrain_epochs:
+            otherwise = (
+                ": set method.pretrain_epochs=0, or name pretrained features in method.encoder"
             )
+            check_images(self.name, "pretrains on", dataset, otherwise)
 
     def extra_hash_inputs(self) -> list[AnyArray]:
         encoder = [] if self.encoder is None else [np.fromfile(self.encoder, dtype=np.uint8)]

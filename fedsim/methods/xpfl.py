@@ -28,7 +28,7 @@ from fedsim.explain import Explainer
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
 from fedsim.federation import Client, Examples, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import State, check_images, methods
 from fedsim.methods.shared.classifiers import needs_classifier
 from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
@@ -207,11 +207,8 @@ class XPFL(PersonalModels[State]):
                 )
         if self.lam == 0:
             return
-        if len(dataset.shape) != 3:
-            raise ExperimentError(
-                "method.name=xpfl has teachers for images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}; set method.lam=0 to do without"
-            )
+        otherwise = "; set method.lam=0 to do without"
+        check_images(self.name, "has teachers for", dataset, otherwise)
         if not len(splits.unlabelled.values):
             raise ExperimentError(
                 "method.name=xpfl: no client has unlabelled data for a teacher; set "
