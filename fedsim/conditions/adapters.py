@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.federation import Condition, Update
 from fedsim.federation.condition import Round, Sent
-from fedsim.training.adapters import norm_of_sum, pairs
+from fedsim.training.adapters import pairs
 
 Array = NDArray[np.float64]
 Factors = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -73,5 +73,16 @@ def gap_of_means(shares: Array, factors: Sequence[Factors]) -> tuple[float, floa
     p = shares[:, None, None]
     with np.errstate(invalid="ignore"):  # of a client that has diverged
         # Σ p·(B − B̄)·(A − Ā) is the same difference, without its cancellation.
-        gap = norm_of_sum(p * (B - (p * B).sum(0)), A - (p * A).sum(0))
-        return gap, norm_of_sum(p * B, A)
+        gap = _norm(p * (B - (p * B).sum(0)), A - (p * A).sum(0))
+        return gap, _norm(p * B, A)
+
+
+def _norm(B: Array, A: Array) -> float:
+    """‖Σ B·A‖_F of (K, out, r) and (K, r, in)."""
+    left, right = _thin(np.hstack([*B])), _thin(np.vstack([*A]).T)  # (out, K·r), (in, K·r)
+    return float(np.linalg.norm(left @ right.T))
+
+
+def _thin(m: Array) -> Array:
+    """R of m = Q·R where that is smaller, as Q changes no norm."""
+    return m if len(m) <= m.shape[1] else np.asarray(np.linalg.qr(m, mode="r"))

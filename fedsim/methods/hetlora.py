@@ -26,7 +26,7 @@ from fedsim.methods.method import Method, State, methods
 from fedsim.models.adapters import A, B
 from fedsim.objectives import Objective
 from fedsim.training import FlatModel
-from fedsim.training.adapters import norm_of_sum, pairs
+from fedsim.training.adapters import pairs
 from fedsim.training.flat import named
 
 
@@ -180,7 +180,8 @@ def last_norms(layers: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> Tens
 
 
 def norm_of_products(model: FlatModel, weights: NDArray[np.float32]) -> float:
-    """‖B·A‖_F over all layers."""
+    """‖B·A‖_F over all layers, from products of the rank's size."""
     factors = [pair.factors(weights) for pair in pairs(model)]
     with np.errstate(invalid="ignore"):  # of a client that has diverged
-        return math.hypot(*(norm_of_sum(b[None], a[None]) for a, b in factors))
+        square = sum(float(np.sum((a @ a.T) * (b.T @ b))) for a, b in factors)
+    return math.sqrt(max(square, 0.0))

@@ -41,17 +41,6 @@ class Pair:
         return a.reshape(r, within), b.reshape(out, r)
 
 
-def norm_of_sum(B: NDArray[np.float64], A: NDArray[np.float64]) -> float:
-    """‖Σ_k B_k·A_k‖_F of (K, out, r) and (K, r, in), at the cost of the ranks alone."""
-    left, right = _thin(np.hstack([*B])), _thin(np.vstack([*A]).T)  # (out, K·r), (in, K·r)
-    return float(np.linalg.norm(left @ right.T))
-
-
-def _thin(m: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R of m = Q·R where that is smaller, as Q changes no norm."""
-    return m if len(m) <= m.shape[1] else np.asarray(np.linalg.qr(m, mode="r"))
-
-
 def pairs(model: FlatModel) -> Iterator[Pair]:
     """The adapters of a network, in the order of its layers; none if it has none."""
     places, start = dict[str, slice](), 0
