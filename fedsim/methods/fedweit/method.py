@@ -353,15 +353,13 @@ class FedWeIT(Method[FedWeITState]):
         gate = gates[-1].detach() if self.compat.frozen else gates[-1]
         theta = layout.masked(B, gate) + (pruned(A_t, self.lam1) if prune else A_t)
         logits = rest(reader(documents.x), theta, documents.digested)
-        sparsity = A.abs().sum() + sum(w.abs().sum() for w in W)
+        # The order of terms is that in which gradients are added up.
+        loss = cross_entropy(logits, documents.y)
+        loss = loss + self.lam1 * (A.abs().sum() + sum(w.abs().sum() for w in W))
+        loss = loss + self.mask_l1 * m[-1].abs().sum()
         decayed = [A_t, *W] + ([B] if len(A) == 1 else [])
         decay = sum((v.square().sum() for v in decayed), start=m[-1].square().sum())
-        loss = (
-            cross_entropy(logits, documents.y)
-            + self.lam1 * sparsity
-            + self.mask_l1 * m[-1].abs().sum()
-            + self.weight_decay / 2 * decay
-        )
+        loss = loss + self.weight_decay / 2 * decay
         if past is not None and self.lam2:
             drift = (layout.masked(B, gates[:-1]) + A[:-1] - past).square().sum()
             loss = loss + self.lam2 / 2 * drift
