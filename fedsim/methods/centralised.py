@@ -25,6 +25,9 @@ class Centralised(Method[State]):
     exchanges_models: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         union = fed.server.labelled_data
         job = TrainingJob(

@@ -48,6 +48,9 @@ class FedBABU(Method[State]):
         body[model.part("head")] = False
         return body
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         head = fed.server.model.part("head")
         body = np.delete(state.weights, head)

@@ -48,6 +48,9 @@ class FedDF(AuxiliaryMethod[State]):
     final_lr: float = Field(5e-5, ge=0)
     clip_norm: float = Field(5.0, gt=0)
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         sent = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
         models = {k: message["weights"] for k, message in sent.items()}

@@ -50,6 +50,9 @@ class FedNova(Method[State]):
                 "of the change; take another method"
             )
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         P = fed.server.model.num_parameters
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)

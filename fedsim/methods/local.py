@@ -24,6 +24,9 @@ class Local(PersonalModelsAlone[State]):
     exchanges_models: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(averages=False)
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         fed.each(self.local_training, fed.sample(t), initial=NotCounted(state.weights))
         return state

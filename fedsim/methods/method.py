@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,9 +80,9 @@ class Method(Component, ABC, Generic[S]):
     private_by_example: ClassVar[bool] = True
     adapts: ClassVar[Literal["", "b", "both", "both, exactly"]] = ""
 
+    @abstractmethod
     def init(self, fed: Federation) -> S:
-        """The server's state before the first round; by default a `State` of the run's weights."""
-        return cast(S, State(weights=fed.initial_weights()))
+        """The server's state before the first round."""
 
     @abstractmethod
     def round(self, fed: Federation, state: S, t: int) -> S:

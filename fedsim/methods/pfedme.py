@@ -56,6 +56,9 @@ class PFedMe(PersonalModels[State]):
     def pull(self, splits: ClientSplits) -> tuple[str, float]:
         return "lam", self.lam
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def for_own_models(self, fed: Federation, state: State) -> dict[str, Any]:
         return {"weights": NotCounted(fed.initial_weights())}
 

@@ -222,6 +222,9 @@ class XPFL(PersonalModels[State]):
 
     # -- the server ----------------------------------------------------------------------------
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         cohort = fed.sample(t)
         mean = fed.mean(

@@ -39,6 +39,9 @@ class ExactAdapters(Method[State]):
             sent[pair.added] = False
         return sent
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         model, weights = fed.server.model, state.weights.copy()

@@ -47,6 +47,9 @@ class PersonalModels(Method[S]):
 class PersonalBesideGlobal(PersonalModels[State]):
     """FedAvg's rounds; clients also train personal models, which begin as the run's weights."""
 
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
     def round(self, fed: Federation, state: State, t: int) -> State:
         initial = NotCounted(fed.initial_weights())
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, initial=initial)
@@ -97,6 +100,9 @@ class SharedPart(PersonalModelsAlone[State]):
     @abstractmethod
     def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         """(size,) which of the weights are shared."""
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         shared = self.sent_part(fed.server.model)
