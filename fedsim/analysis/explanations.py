@@ -282,11 +282,7 @@ def explainer_of(run: Run, wanted: Wanted | None) -> Explainer:
 
 
 def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
-    """The explainer that a user asks for.
-
-    Raises:
-        BadInput: there is no such explainer, or it has no such settings.
-    """
+    """The explainer that a user asks for."""
     if isinstance(wanted, Explainer):
         return wanted
     name, settings = _parsed(wanted)

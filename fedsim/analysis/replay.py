@@ -100,14 +100,10 @@ class Replay:
         return federation_of(self.runner)
 
     def next_round(self, on_client_done: OnClientDone = lambda client: None) -> None:
-        """Repeat the next round.
+        """Repeat the next round; refuses one whose result differs from the run's records.
 
         Args:
             on_client_done: called with each client after each client function of the round.
-
-        Raises:
-            RunFolderError: there is no further round, or its result differs from the run's
-                records.
         """
         t = self.after + 1
         _check_round(self.run, t)
@@ -280,10 +276,9 @@ def client_models(
     """Clients' models after a round, and the run after that round.
 
     Args:
-        run: a finished run, or its folder.
+        run, on_round, dataset: as for `replay`.
         after: a round, for `cohort` one in which all of these clients were trained; by default the
             last such round.
-        on_round, dataset: as for `replay`.
         of: `cohort`, what a client trained in that round and sent, before aggregation; or
             `personal`, what it predicts with afterwards, of methods with personal models, for
             which this is the default.
@@ -384,12 +379,11 @@ class ModelSnapshot:
         if client is not None:
             return cls.of_clients(run, [client], after, on_round, dataset, of)[0]
         again = replay(run, after, on_round, dataset)
-        method = run.experiment.method
         own = again.global_model()
         if own is None:
             raise RunFolderError(
-                f"{run.path}: method.name={method.name} has no global model after round "
-                f"{again.after}; clients may have their own (--client)"
+                f"{run.path}: method.name={run.experiment.method.name} has no global model after "
+                f"round {again.after}; clients may have their own (--client)"
             )
         return cls(own, again, None)
 
@@ -513,11 +507,7 @@ class ModelSnapshot:
         return self.again.fed.evaluate(own)
 
     def network(self) -> nn.Module:
-        """The model's network, in evaluation mode.
-
-        Raises:
-            BadInput: the model is no network.
-        """
+        """The model's network, in evaluation mode; refuses a model that is none."""
         if isinstance(self.own, Mapping):
             section = self.again.spec.model
             raise RunFolderError(

@@ -108,17 +108,12 @@ out = _Terminal(
 err = _Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="section.key=value; can be repeated."),
-]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value; can be repeated.")]
 FolderArgument = Annotated[
-    Path,
-    typer.Argument(help="Folder of a run, grid or search; of one with several the latest."),
+    Path, typer.Argument(help="Folder of a run, grid or search; of one with several the latest.")
 ]
 RunArgument = Annotated[
-    Path,
-    typer.Argument(help="A run's folder; of one with several runs the latest."),
+    Path, typer.Argument(help="A run's folder; of one with several runs the latest.")
 ]
 Trust = Annotated[
     bool,
@@ -139,8 +134,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_print_version),
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version)
     ] = False,
 ) -> None:
     """Explainable federated learning, simulated on Ray."""

@@ -36,10 +36,7 @@ def attack_command(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Attack a run: membership inference, and reconstruction of images.
-
-    Announces the attacks and their approximate duration first.
-    """
+    """Attack a run: membership inference, and reconstruction of images."""
     from fedsim.analysis.attacks.audit import audit
 
     found = audit(

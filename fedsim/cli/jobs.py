@@ -28,8 +28,7 @@ def submit_command(
     overrides: Overrides = None,
     address: Address = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE in the job's environment; can be repeated."),
+        list[str] | None, typer.Option(help="KEY=VALUE in the job's environment; can be repeated.")
     ] = None,
     out_folder: Annotated[
         str, typer.Option("--out", help="Folder for the jobs' results on the cluster.")
@@ -46,7 +45,7 @@ def submit_command(
     except KeyboardInterrupt:
         err.print(
             "\nthe job continues in the background; to stop it, or fetch its results:\n  fedsim "
-            f"stop {where}\n  fedsim fetch {where}",
+            f"stop {where}\n  fedsim fetch {where}"
         )
         sys.exit(130)
     out.print(f"to fetch the results:\n  fedsim fetch {where}")

@@ -43,15 +43,11 @@ def ls_command(
     folder: Annotated[Path, typer.Argument(help="Folder to search.")] = Path("runs"),
     sort: Annotated[str, typer.Option(help=f"One of: {', '.join(ORDERS)}.")] = "started",
     status: Annotated[
-        str | None,
-        typer.Option(help="Only those with this status: finished, running, failed …"),
+        str | None, typer.Option(help="Only those with this status: finished, running, failed …")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="Only those with this method.",
-            autocompletion=complete_method,
-        ),
+        typer.Option(help="Only those with this method.", autocompletion=complete_method),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -57,8 +57,7 @@ def run_command(
     overrides: Overrides = None,
     out_folder: OutFolder = Path("runs"),
     name: Annotated[
-        str | None,
-        typer.Option(help="Use this name instead of the experiment's."),
+        str | None, typer.Option(help="Use this name instead of the experiment's.")
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete experiment and exit.")

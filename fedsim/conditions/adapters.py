@@ -39,7 +39,10 @@ class AdapterRecords(Condition):
             weights = client.trained
             if weights is not None and all(p.a is not None for p in pairs(client.model)):
                 vector = weights.cpu().numpy()
-                own = {p.layer: _sent(*p.factors(vector)) for p in pairs(client.model)}
+                own = {  # as they were trained
+                    p.layer: tuple(m.astype(np.float32) for m in p.factors(vector))
+                    for p in pairs(client.model)
+                }
                 client.notes[self.name] = sent.message.weight, own
         return sent
 
@@ -57,10 +60,6 @@ class AdapterRecords(Condition):
         round.runner.record("adapters", rows)
         gap, norm = (math.hypot(*(row[name] for row in rows)) for name in ("gap", "norm"))
         return {"adapter_gap": gap / norm if norm else 0.0}
-
-
-def _sent(a: Array, b: Array) -> Factors:
-    return a.astype(np.float32), b.astype(np.float32)  # as they were trained
 
 
 def gap_of_means(shares: Array, factors: Sequence[Factors]) -> tuple[float, float]:

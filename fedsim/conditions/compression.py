@@ -65,19 +65,15 @@ class Link:
         residuals: Mapping[str, Vector],
         rng: np.random.Generator,
     ) -> tuple[Any, int, dict[str, Vector]]:
-        """What arrives of what a client function returns.
+        """What arrives of what a client function returns, the bytes saved, and the new residuals.
 
         The vectors of an `Update` are encoded, and those of a dict that have the name and the size
-        of something that the server sent: as their change from what it sent.
+        of something that the server sent: as their change from what it sent. If there are none,
+        the message arrives as it is.
 
         Args:
-            message: as returned.
             arguments: what the server sent to all, as tensors by name.
             residuals: what was lost of earlier updates, by the vectors' names.
-
-        Returns:
-            The message as it arrives (itself if there was nothing to encode), by how many bytes it
-            is shorter, and the new residuals.
         """
         if isinstance(message, Update):
             vectors = message.vectors
@@ -118,14 +114,10 @@ class Link:
     def arguments(
         self, arguments: Mapping[str, Any], rng: Callable[[str], np.random.Generator]
     ) -> tuple[dict[str, Any], Counter[int | None]]:
-        """What arrives of what the server sends.
+        """What arrives of what the server sends, and the bytes saved by client (None for all).
 
         Args:
             rng: the random stream for an argument, by name.
-
-        Returns:
-            The arguments as they arrive, and by how many bytes they are shorter: those to all
-            (None), and the parts of each client. It is empty if there was nothing to encode.
         """
         saved = Counter[int | None]()
 
@@ -151,11 +143,7 @@ class Link:
 
 
 class Uplink(Condition):
-    """What clients send is encoded.
-
-    Args:
-        codec: the experiment's `uplink` section.
-    """
+    """What clients send is encoded."""
 
     name: str = "uplink"
     order: ClassVar[int] = 60  # others act on what it has encoded
@@ -197,11 +185,7 @@ class Uplink(Condition):
 
 
 class Downlink(Condition):
-    """What the server sends is encoded.
-
-    Args:
-        codec: the experiment's `downlink` section.
-    """
+    """What the server sends is encoded."""
 
     name: str = "downlink"
     order: ClassVar[int] = 30
@@ -210,8 +194,7 @@ class Downlink(Condition):
 
     def outgoing(self, round: Round, exchange: Exchange) -> Exchange:
         arrived, saved = Link(self.codec, round.runner.layers).arguments(
-            exchange.arguments,
-            lambda name: round.rng(f"downlink/{exchange.function}/{name}"),
+            exchange.arguments, lambda name: round.rng(f"downlink/{exchange.function}/{name}")
         )
         if not saved:
             return exchange

@@ -193,17 +193,9 @@ class Allowance:
 class Fleet:
     """The devices of a run's clients.
 
-    Args:
-        settings: the `devices` section.
-        num_clients: K.
-        seed: of the experiment.
-
     Attributes:
         speed: (K,) examples per second.
         download, upload: (K,) bytes per second.
-
-    Raises:
-        DataError: a trace cannot be read, or has holes.
     """
 
     def __init__(self, settings: Devices, num_clients: int, seed: int) -> None:
@@ -238,11 +230,7 @@ class Fleet:
         return drawn
 
     def online(self, t: int, clock: float) -> NDArray[np.bool_]:
-        """(K,) whether each client is online in round t.
-
-        Args:
-            clock: simulated seconds since the first round began.
-        """
+        """(K,) whether each client is online in round t, `clock` seconds after the first began."""
         K = len(self.speed)
         if self._trace is not None:
             online = [device.online(clock) for device in self._trace]
@@ -250,11 +238,7 @@ class Fleet:
         return self._happens("online", t, self.settings.available)
 
     def seconds(
-        self,
-        clients: Clients,
-        examples: Amount,
-        down: Amount,
-        up: Amount,
+        self, clients: Clients, examples: Amount, down: Amount, up: Amount
     ) -> NDArray[np.float64]:
         """(n,) what clients need to receive, to train on so many examples, and to send.
 
@@ -267,11 +251,7 @@ class Fleet:
         return moved + examples / self.speed[k]
 
     def joules(
-        self,
-        clients: Clients,
-        examples: Amount,
-        down: Amount,
-        up: Amount,
+        self, clients: Clients, examples: Amount, down: Amount, up: Amount
     ) -> NDArray[np.float64]:
         """(n,) energy for the same, in joules."""
         k = np.asarray(clients, dtype=np.int64)
@@ -309,26 +289,15 @@ class Fleet:
         if settings.deadline is not None and kept.sum() < wanted and len(dropped):
             waited = settings.deadline  # for those that never come
         lost = self._happens("packet error", t, settings.packet_error)[sampled[kept]]
-        return Selection(
-            sampled[kept],
-            dropped,
-            frozenset(sampled[kept][lost].tolist()),
-            waited,
-        )
+        return Selection(sampled[kept], dropped, frozenset(sampled[kept][lost].tolist()), waited)
 
     def allowances(
         self, clients: Sequence[int], left: float, down: Sequence[float]
     ) -> dict[int, Allowance]:
-        """What clients can do until the deadline.
-
-        Args:
-            left: seconds until then.
-            down: bytes that the server sends to each of them.
-        """
+        """What clients can do in the seconds `left`, which receiving `down` bytes shortens."""
         return {
             k: Allowance(
-                left - moved / float(self.download[k]),
-                *(float(self.speed[k]), float(self.upload[k])),
+                left - moved / float(self.download[k]), float(self.speed[k]), float(self.upload[k])
             )
             for k, moved in zip(clients, down, strict=True)
         }
@@ -364,11 +333,7 @@ class Availability:
 
 
 def read_capacities(path: Path) -> NDArray[np.float64]:
-    """(n, 2) inference time of an example in ms, and bandwidth in kbit/s, by ascending key.
-
-    Raises:
-        DataError: the file cannot be read, or a device lacks one of them.
-    """
+    """(n, 2) inference time of an example in ms, and bandwidth in kbit/s, by ascending key."""
     rows = []
     for key, device in _devices(path):
         where = f"{path}: device {key}"
@@ -383,11 +348,7 @@ def read_capacities(path: Path) -> NDArray[np.float64]:
 
 
 def read_availability(path: Path) -> list[Availability]:
-    """When each device is online, by ascending key.
-
-    Raises:
-        DataError: the file cannot be read, or a device's times do not fit together.
-    """
+    """When each device is online, by ascending key."""
     found = []
     for key, device in _devices(path):
         where = f"{path}: device {key}"

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import nn
 
 from fedsim.data import Dataset
 from fedsim.errors import in_own_code
@@ -67,11 +66,7 @@ class Explanations(Condition):
     def evaluated(
         self, round: Round, model: Any, own_models: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Explain the global model and clients' personal models, if due.
-
-        Raises:
-            RunError: an explainer fails.
-        """
+        """Explain the global model and clients' personal models, if due."""
         if not (due := self.due(round)):
             return
         found: Found = round.kept.setdefault(self.name, {})
@@ -168,9 +163,6 @@ class Explanations(Condition):
         """Explanations of the model that a client function has left as `trained`, by explainer.
 
         Empty if the client has no inputs.
-
-        Raises:
-            ConditionFailed: an explainer fails.
         """
         context, section = client.context, self.section
         about = _model(context, client.trained, client.round, client.id)
@@ -199,9 +191,6 @@ class Explanations(Condition):
             number: the explainer's index in the section.
             arguments: `model`, weights (size,) or arrays by name; `given`, (m, P) aggregates
                 of clients' explanations, to be scored instead, by number.
-
-        Raises:
-            ConditionFailed: the explainer fails.
         """
         context.model.restrict_classes(None)
         about = _model(context, arguments["model"], round, None)
@@ -259,19 +248,13 @@ def in_order(key: Key) -> tuple[int, int]:
 
 
 def _model(context: WorkerContext, own: Any, round: int, client: int | None) -> ExplainedModel:
-    network: nn.Module | None = None
-    arrays = None
-    if isinstance(own, Mapping):
-        arrays = to_arrays(dict(own))
-    else:
-        network = context.as_network(own).eval()
-    spec = context.spec
+    of_arrays, spec = isinstance(own, Mapping), context.spec
     return ExplainedModel(
         section=spec.model,
         title="",
         round=round,
         seed=spec.seed,
         client=client,
-        network=network,
-        arrays=arrays,
+        network=None if of_arrays else context.as_network(own).eval(),
+        arrays=to_arrays(dict(own)) if of_arrays else None,
     )

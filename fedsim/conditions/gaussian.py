@@ -5,7 +5,8 @@ most Δ, the sensitivity, apart in Euclidean distance for all neighbours x, x′
 calibrations: the classical one, proven only for ε < 1, and the analytic one, exact for every ε.
 dp_accounting, an extra, has the latter too; its σ differs in the last bits, and so would results.
 
-Everything depends only on μ = Δ/σ: σ and Δ are in the units of the data, ε and δ are numbers.
+Everything depends only on μ = Δ/σ: σ and Δ are in the units of the data, ε and δ are numbers. A
+value out of range is an ExperimentError.
 
 Sources: Dwork and Roth, The Algorithmic Foundations of Differential Privacy (2014), Theorem A.1;
 Balle and Wang, Improving the Gaussian Mechanism for Differential Privacy (ICML 2018), Theorem 8.
@@ -28,9 +29,6 @@ def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> f
 
     Papers quote values of 1 or more, which the theorem does not support: from some value on (8.42
     for δ = 1e-5) the true ε, which `analytic_epsilon` returns, is greater.
-
-    Raises:
-        ExperimentError: a value out of range.
     """
     _positive(sigma=sigma, sensitivity=sensitivity)
     _probability(delta)
@@ -40,13 +38,7 @@ def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> f
 def delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> float:
     """The smallest δ for which noise of this σ is (ε, δ)-private.
 
-    δ(ε) = Φ(Δ/(2σ) − εσ/Δ) − e^ε·Φ(−Δ/(2σ) − εσ/Δ)
-
-    Raises:
-        ExperimentError: a value out of range.
-
-    Source:
-        Balle and Wang (2018), Theorem 8.
+    δ(ε) = Φ(Δ/(2σ) − εσ/Δ) − e^ε·Φ(−Δ/(2σ) − εσ/Δ), Theorem 8 of Balle and Wang (2018).
     """
     _positive(epsilon=epsilon)
     mu = _mu(sigma, sensitivity)
@@ -57,12 +49,6 @@ def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     """The smallest σ for which Gaussian noise is (ε, δ)-private: δ(ε) = δ, solved for σ.
 
     Its relative error is below 1e-9 for ε from 1e-4 on and δ from 1e-12 to 0.5.
-
-    Raises:
-        ExperimentError: a value out of range.
-
-    Source:
-        Balle and Wang (2018), Theorem 8.
     """
     _positive(epsilon=epsilon, sensitivity=sensitivity)
     _probability(delta)
@@ -84,12 +70,6 @@ def analytic_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> fl
     """The smallest ε for which noise of this σ is (ε, δ)-private: δ(ε) = δ, solved for ε.
 
     It is 0 if σ is so large that the noise is (0, δ)-private.
-
-    Raises:
-        ExperimentError: a value out of range.
-
-    Source:
-        Balle and Wang (2018), Theorem 8.
     """
     _probability(delta)
     mu = _mu(sigma, sensitivity)
@@ -110,9 +90,6 @@ def clip(x: Tensor, norm: float) -> Tensor:
 
     Returns:
         (B, ...) of the same type, on the same device.
-
-    Raises:
-        ExperimentError: a norm that is not a positive number.
     """
     _positive(norm=norm)
     rows = x.reshape(len(x), math.prod(x.shape[1:]))
@@ -191,9 +168,6 @@ def guarantee(sigma: float, delta: float, clip_norm: float | None = None) -> Gua
         delta: δ.
         clip_norm: the norm to which images are clipped (see `clip`), so that they are at most
             twice as far apart; None for no clipping.
-
-    Raises:
-        ExperimentError: a value out of range.
 
     Source:
         FedXDS (ICCV 2025), supplement, whose theorem takes the mask as fixed.

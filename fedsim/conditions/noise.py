@@ -17,23 +17,14 @@ from fedsim.errors import ExperimentError
 from fedsim.federation.cohort import Cohort
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec
-from fedsim.federation.reduction import (
-    Mean,
-    NothingToReduce,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import Mean, NothingToReduce, Update, WeightedMean
 from fedsim.federation.wire import to_arrays
 from fedsim.training import FlatModel, Trained, TrainingJob
 from fedsim.training.dp_sgd import check_examples_apart, sampling_rate
 
 
 class ClientPrivacy(ConditionOnMeans):
-    """Clipped, noisy means over cohorts of independent draws; see `fedsim.conditions.privacy`.
-
-    Args:
-        privacy: the experiment's `privacy` section.
-    """
+    """Clipped, noisy means over cohorts of independent draws; see `fedsim.conditions.privacy`."""
 
     name: str = "privacy"
     columns: ClassVar[tuple[str, ...]] = ("epsilon",)
@@ -75,13 +66,7 @@ class ClientPrivacy(ConditionOnMeans):
 
 
 class NoisyMean(WeightedMean):
-    """reference + (Σ_k clipped change_k + N(0, (zS)²)) / expected number of clients.
-
-    Args:
-        privacy: z and S.
-        count: expected number of clients.
-        noise: random stream.
-    """
+    """reference + (Σ_k clipped change_k + N(0, (zS)²)) / expected number (`count`) of clients."""
 
     probes: ClassVar[bool] = True
 
@@ -117,11 +102,7 @@ class NoisyMean(WeightedMean):
 
 
 class ExamplePrivacy(Condition):
-    """Clients train by DP-SGD, and the budget of each is counted.
-
-    Args:
-        privacy: the experiment's `privacy` section.
-    """
+    """Clients train by DP-SGD, and the budget of each is counted."""
 
     name: str = "privacy"
     order: ClassVar[int] = 40

@@ -72,11 +72,7 @@ class Privacy(Config):
         return everything if self.level == "client" else frozenset()
 
     def check_train(self, train: Train) -> None:
-        """Refuse settings of local training that DP-SGD does not have.
-
-        Raises:
-            ExperimentError: with `level: example`, one of them is set.
-        """
+        """Refuse settings of local training that DP-SGD (`level: example`) does not have."""
         defaults = Train()
         for key in ("sampler", "accumulate", "precision"):
             if self.level == "example" and getattr(train, key) != getattr(defaults, key):
@@ -85,11 +81,7 @@ class Privacy(Config):
                 )
 
     def check(self) -> None:
-        """Check that ε can be computed.
-
-        Raises:
-            NotInstalled: dp-accounting is missing.
-        """
+        """Raise NotInstalled if dp-accounting, which computes ε, is missing."""
         if self.noise_multiplier:
             require("dp_accounting", "privacy: the privacy budget ε")
 
@@ -166,12 +158,7 @@ def _divergence(q: float, noise_multiplier: float, order: float) -> float:
 
 
 def reference(sent: Any, size: int) -> Any:
-    """The reference of a vector's change: a flat array or tensor of its size, otherwise 0.
-
-    Args:
-        sent: what the server sent under the vector's name, if anything.
-        size: size of the vector.
-    """
+    """The reference of a vector's change: what the server sent under its name, flat, or else 0."""
     if isinstance(sent, Tensor | np.ndarray) and math.prod(sent.shape) == size:
         return sent.reshape(-1)
     return 0.0
@@ -180,12 +167,9 @@ def reference(sent: Any, size: int) -> Any:
 def clipped(
     vectors: Mapping[str, Tensor], references: Mapping[str, Tensor], norm: float
 ) -> dict[str, Tensor]:
-    """A client's changes, scaled together to an L2 norm of at most `norm`.
+    """A client's changes from the references, scaled together to an L2 norm of at most `norm`.
 
-    Args:
-        vectors: the vectors to send.
-        references: what it received; a vector's change is its difference from the reference of its
-            name, or the vector itself if there is none of its size.
+    A vector without a reference of its name and size is a change itself.
     """
     changes = {}
     for name, vector in vectors.items():

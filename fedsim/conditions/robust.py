@@ -20,13 +20,7 @@ from fedsim.errors import ExperimentError, FedsimWarning, RunError
 from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import Condition, ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec, WorkerContext
-from fedsim.federation.reduction import (
-    InvalidUpdate,
-    Mean,
-    TooFewUpdates,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import InvalidUpdate, Mean, TooFewUpdates, Update, WeightedMean
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Totals
 
@@ -94,12 +88,7 @@ def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
 
 
 class AdversaryRecords(Condition):
-    """Records who is an adversary, and whether the global model takes triggers as they wish.
-
-    Args:
-        attack: what adversaries do.
-        adversaries: their numbers.
-    """
+    """Records who is an adversary, and whether the global model takes triggers as they wish."""
 
     name: str = "adversaries/records"
     order: ClassVar[int] = 95  # rows of clients that dropped out as well
@@ -142,10 +131,8 @@ class GatheredMean(WeightedMean):
     are averaged as without a rule, and never forged.
 
     Args:
-        rule, attack, adversaries: as for `RobustAggregation`.
         trained: how many entries of a vector of weights are trained, by its length; the others
             are batch norm's statistics.
-        rng: random stream of the attack.
     """
 
     stays: ClassVar[bool] = False

@@ -26,13 +26,7 @@ from fedsim.errors import ExperimentError, RunError
 from fedsim.federation.cohort import Cohort, cohort_size
 from fedsim.federation.condition import ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec
-from fedsim.federation.reduction import (
-    InvalidUpdate,
-    Mean,
-    NothingToReduce,
-    Update,
-    WeightedMean,
-)
+from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, Update, WeightedMean
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
 from fedsim.federation.wire import nbytes
 from fedsim.support.rng import keyed_rng, stream_key
@@ -48,11 +42,7 @@ _ZEROS = memoryview(bytes(8 * _CHUNK))
 
 
 class Words:
-    """Random words of 64 bits: AES in counter mode, as Bonawitz et al. expand seeds.
-
-    Args:
-        key: 16 bytes.
-    """
+    """Random words of 64 bits: AES in counter mode of a key of 16 bytes, as in Bonawitz et al."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = Cipher(AES(key), CTR(bytes(_BLOCK))).encryptor()
@@ -125,11 +115,7 @@ class SecureSettings(Config):
 
 
 class SecureAggregation(ConditionOnMeans):
-    """Means of which the server learns the sums alone.
-
-    Args:
-        settings: the experiment's `secure_aggregation` section.
-    """
+    """Means of which the server learns the sums alone."""
 
     name: str = "secure_aggregation"
     columns: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
@@ -172,8 +158,6 @@ class Masks:
     Args:
         seed: of the experiment.
         purpose: tells the sums of a round apart.
-        round: t.
-        cohort: the clients.
         graph: who masks with whom; see `SecureSettings`.
 
     Attributes:
@@ -256,12 +240,8 @@ def add_masks(total: ExactSum, streams: Sequence[Stream], sign: int = 1) -> None
 class MaskedMean(WeightedMean):
     """The mean of updates that clients mask, each by itself, and the server adds up.
 
-    What it holds of clients are sums of masked integers until `result` unmasks them.
-
-    Args:
-        masks: of the clients.
-        dropped: those that drop out before they send.
-        threshold: see `SecureSettings`.
+    What it holds of clients are sums of masked integers until `result` unmasks them; those that
+    have `dropped` out send nothing.
     """
 
     def __init__(self, masks: Masks, dropped: frozenset[int], threshold: float) -> None:
@@ -319,11 +299,7 @@ class MaskedMean(WeightedMean):
         return up - self._unmasked_bytes.get(id, 0), down
 
     def check_left(self) -> None:
-        """Check that the masks of those who have sent can be removed, and no fewer of them.
-
-        Raises:
-            NothingToReduce: too many have dropped out.
-        """
+        """Insist that the masks of those who have sent can be removed, and no fewer of them."""
         there = self.lengths.keys() | self._silent
         for k in self.masks.cohort[:1] if self.masks.complete else self.masks.cohort:
             group = [k, *self.masks.neighbours(k)]

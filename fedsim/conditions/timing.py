@@ -98,11 +98,7 @@ class RoundTime:
 
 
 class SimulatedTime(Condition):
-    """Clients work as fast as their devices, which fail and go offline.
-
-    Args:
-        settings: the experiment's `devices` section.
-    """
+    """Clients work as fast as their devices, which fail and go offline."""
 
     name: str = "devices"
     order: ClassVar[int] = 90  # by what others have made of messages

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,8 +25,6 @@ from fedsim.results.summary import digits
 from fedsim.support.words import duration, size, visible
 
 PAUSE = 0.1  # minimum seconds between updates of a notebook's bar
-
-E = TypeVar("E")  # event
 
 
 class RoundLine:
@@ -57,10 +55,10 @@ class RoundLine:
         return "  ".join(parts)
 
 
-class _Shown(Generic[E]):
-    """Base class of progress displays."""
+class LineProgress:
+    """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
 
-    def __init__(self, progress: bool | Callable[[E], None]) -> None:
+    def __init__(self, progress: bool | Callable[[Any], None]) -> None:
         self._tell = progress if callable(progress) else None
         self._bar = _bar() if progress is True else None
 
@@ -71,17 +69,20 @@ class _Shown(Generic[E]):
         if self._bar:
             self._bar.close()
 
-    def __call__(self, event: E) -> None:
+    def __call__(self, event: Any) -> None:
         if self._tell:
             self._tell(event)
         elif self._bar:
             self._show(self._bar, event)
 
-    def _show(self, bar: TerminalBar | _NotebookBar, event: E) -> None:
-        raise NotImplementedError
+    def _show(self, bar: TerminalBar | _NotebookBar, event: Any) -> None:
+        if ended := re.match(r"\[(\d+)/(\d+)\] ", event):
+            bar.update(int(ended[1]), int(ended[2]), event[ended.end() :])
+        else:
+            bar.note(event)
 
 
-class RunProgress(_Shown[dict[str, Any] | str]):
+class RunProgress(LineProgress):
     """Progress of a run; see `fedsim.run`."""
 
     def start(self, run: Run) -> None:
@@ -89,21 +90,11 @@ class RunProgress(_Shown[dict[str, Any] | str]):
         if self._bar:
             self._bar.update(0, self._rounds, "starting")
 
-    def _show(self, bar: TerminalBar | _NotebookBar, event: dict[str, Any] | str) -> None:
+    def _show(self, bar: TerminalBar | _NotebookBar, event: Any) -> None:
         if isinstance(event, str):
             bar.note(event)
         else:
             bar.update(event["round"], self._rounds, self._line(event))
-
-
-class LineProgress(_Shown[str]):
-    """Progress in lines: "[3/12] …" for each finished step, and others next to the bar."""
-
-    def _show(self, bar: TerminalBar | _NotebookBar, event: str) -> None:
-        if ended := re.match(r"\[(\d+)/(\d+)\] ", event):
-            bar.update(int(ended[1]), int(ended[2]), event[ended.end() :])
-        else:
-            bar.note(event)
 
 
 def _bar() -> TerminalBar | _NotebookBar | None:

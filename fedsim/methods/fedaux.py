@@ -24,7 +24,7 @@ from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import State, check_images, methods
 from fedsim.methods.shared.auxiliary import (
     AuxiliaryMethod,
     distil,
@@ -114,12 +114,11 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         needs_classifier(self.name, network)
         if self.encoder is not None:
             read_features(self.encoder, FlatModel(network, torch.device("cpu")))
-        elif self.pretrain_epochs and len(dataset.shape) != 3:
-            raise ExperimentError(
-                f"method.name=fedaux pretrains on images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}: set method.pretrain_epochs=0, or name "
-                "pretrained features in method.encoder"
+        elif self.pretrain_epochs:
+            otherwise = (
+                ": set method.pretrain_epochs=0, or name pretrained features in method.encoder"
             )
+            check_images(self.name, "pretrains on", dataset, otherwise)
 
     def extra_hash_inputs(self) -> list[AnyArray]:
         encoder = [] if self.encoder is None else [np.fromfile(self.encoder, dtype=np.uint8)]
@@ -199,11 +198,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         """A warning if the noise of scores is larger than the largest possible signal.
 
         The regression's loss at w* is at most that at 0, so ‖w*‖² ≤ 2·ln(2)/λ; D features get
-        noise of norm σ·√D.
-
-        Args:
-            n: inputs of the regression; a client with fewer has more noise.
-            features: (·, D).
+        noise of norm σ·√D. A client with fewer inputs than n has more noise.
         """
         if self.epsilon is None or self.regression == "code":  # there, weights are hardly bounded
             return None
@@ -216,11 +211,6 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             f"weights has a norm of {noise:.3g}, and they have {signal:.3g} at most; raise "
             "method.epsilon, or set it to null for scores without noise"
         )
-
-    @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
-        """(client) w_k, as in FedAvg."""
-        return {"weights": client.train(weights)}
 
     @client_function("score")
     def score(
@@ -273,12 +263,7 @@ def represent(model: FlatModel, x: Tensor) -> Tensor:
 
 
 def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
-    """The weights of a network's features in a safetensors file, by name.
-
-    Raises:
-        ExperimentError: the file cannot be read, lacks a layer in its shape, or has other frozen
-            layers.
-    """
+    """The weights of a network's features in a safetensors file, by name."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:

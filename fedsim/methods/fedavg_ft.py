@@ -43,9 +43,7 @@ class FedAvgFT(FedAvg):
         return fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs)
 
 
-def fine_tuned(
-    client: Client, weights: Tensor, part: Literal["head", "all"], epochs: int
-) -> Tensor:
-    """(client) A model, trained further on the client's data; not put on record."""
+def fine_tuned(client: Client, weights: Tensor, part: str, epochs: int) -> Tensor:
+    """(client) A model, its `head` or `all`, trained further on the client's data, off record."""
     where = client.model.part("head") if part == "head" else None
     return client.train(weights, part=where, epochs=epochs, on_record=False)

@@ -16,11 +16,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.fedavg_ft import fine_tuned
 from fedsim.methods.method import Method, State, methods
-from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.classifiers import needs_trained_features
 from fedsim.training import FlatModel
 
 
@@ -42,11 +41,7 @@ class FedBABU(Method[State]):
     fine_tune_epochs: int = Field(5, ge=1)
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        features = needs_classifier(self.name, network).features
-        if not any(p.requires_grad for p in features.parameters()):
-            raise ExperimentError(
-                "method.name=fedbabu trains the features, and the model's have no weights"
-            )
+        needs_trained_features(self.name, network)
 
     def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         body = np.ones(model.size, dtype=np.bool_)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.method import methods
 from fedsim.methods.shared.personal import SharedPart, entries_of
-from fedsim.training import FlatModel
+from fedsim.training import FlatModel, has_batch_norm
 
 
 @methods.register
@@ -30,7 +31,7 @@ class FedBN(SharedPart):
     name: str = "fedbn"
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if not any(_is_batch_norm(module) for module in network.modules()):
+        if not has_batch_norm(network):
             raise ExperimentError(
                 "method.name=fedbn keeps batch norm with the clients, and the model has none; "
                 "models with batch norm: resnet8"
@@ -38,11 +39,7 @@ class FedBN(SharedPart):
 
     def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         modules = model.module.named_modules()
-        return ~entries_of(model, (name for name, module in modules if _is_batch_norm(module)))
+        return ~entries_of(model, (n for n, m in modules if isinstance(m, _BatchNorm)))
 
     def weight(self, client: Client) -> float:
         return 1.0
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)

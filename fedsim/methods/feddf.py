@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedsim.federation import Client, Federation, client_function
+from fedsim.federation import Federation
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 from fedsim.methods.shared.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
@@ -71,8 +70,3 @@ class FedDF(AuxiliaryMethod[State]):
     def rate(self, s: int, steps: int) -> float:
         """The learning rate of step s = 0, 1, ... of a round."""
         return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * s / steps)) / 2
-
-    @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
-        """(client) w_k, as in FedAvg."""
-        return {"weights": client.train(weights)}

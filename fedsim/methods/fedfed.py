@@ -343,11 +343,7 @@ class FedFed(PoolMethod[FedFedState]):
     def obscured(
         self, fed: Federation, state: FedFedState, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) both shared items of any images, combined into one with the least noise.
-
-        This is what an attacker of the pool can compute: the mean of x_r + n₁ and x_r + n₂,
-        weighted by their precisions.
-        """
+        """(n, C, H, W) both shared items of any images, combined into one with the least noise."""
         vae = fed.server.network("generator", self.build(fed.server.shape))
         vae.load(fed.server.tensor(state.generator))
         rx = split(vae.module, to_pixels(x, fed.server.tensor(pixel_range(fed))))

@@ -20,11 +20,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, check_images, methods
 from fedsim.objectives import Classification
 from fedsim.training import FlatModel
 
@@ -130,11 +129,7 @@ class FedFTG(Method[FedFTGState]):
     dis: float = Field(1.0, ge=0)
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if len(dataset.shape) != 3:
-            raise ExperimentError(
-                f"method.name={self.name} generates images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}"
-            )
+        check_images(self.name, "generates", dataset)
 
     def init(self, fed: Federation) -> FedFTGState:
         return FedFTGState(weights=fed.initial_weights(), generator=self.generator(fed).weights())
@@ -196,14 +191,7 @@ class FedFTG(Method[FedFTGState]):
         return FedFTGState(weights=student.weights(), generator=G.weights())
 
     def generator_loss(self, s: Tensor, t: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        """G's loss for one client, without diversity.
-
-        Args:
-            s: (B, C) logits of the student.
-            t: (B, C) logits of the client's model.
-            y: (B,).
-            share: (B,) w_{y,k}.
-        """
+        """G's loss for one client, without diversity: logits s and t (B, C), w_{y,k} (B,)."""
         discrepancy = ((s - t.detach()).abs().mean(dim=1) * share).mean()
         return self.cls * share.mean() * cross_entropy(t, y) - discrepancy
 

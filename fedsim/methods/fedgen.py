@@ -157,11 +157,10 @@ class FedGen(Method[FedGenState]):
         self, client: Client, weights: Tensor, generator: Tensor | None, classes: Tensor | None
     ) -> dict[str, Tensor]:
         """(client) w_k and n_{k,y}; G takes part in training from round 2 on."""
-        if generator is None or classes is None:
-            trained = client.train(weights)
-        else:
+        loss, draw = None, None
+        if generator is not None and classes is not None:
             loss, draw = self.taught(client, generator, classes)
-            trained = client.train(weights, loss=loss, draw=draw)
+        trained = client.train(weights, loss=loss, draw=draw)
         return {"weights": trained, "counts": label_counts(client)}
 
     def taught(self, client: Client, generator: Tensor, classes: Tensor) -> tuple[Loss, Draw]:

@@ -12,10 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.method import methods
-from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.classifiers import needs_trained_features
 from fedsim.methods.shared.personal import SharedPart, entries_of
 from fedsim.training import FlatModel
 
@@ -38,11 +37,7 @@ class FedRep(SharedPart):
     head_epochs: int = Field(10, ge=1)
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        features = needs_classifier(self.name, network).features
-        if not any(p.requires_grad for p in features.parameters()):
-            raise ExperimentError(
-                "method.name=fedrep shares the features, and the model's have no parameters"
-            )
+        needs_trained_features(self.name, network)
 
     def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         return ~entries_of(model, ["head"])

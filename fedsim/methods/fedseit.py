@@ -148,13 +148,7 @@ def clusters(vectors: Centres, seed: int) -> Centres:
 def most_similar(
     own: Centres, finished: Collection[str], centres: Mapping[str, Centres], kind: Similarity
 ) -> list[Choice]:
-    """Finished tasks, the most similar to a task first; ties by client, then by task.
-
-    Args:
-        own: centres of the task.
-        finished: keys "client/task".
-        centres: centres of at least these tasks.
-    """
+    """Finished tasks ("client/task"), the most similar to `own` first; ties by client and task."""
     scores = [(*place(name), similarity(own, centres[name], kind)) for name in finished]
     return sorted(scores, key=lambda choice: (-choice[2], choice[0], choice[1]))
 

@@ -32,7 +32,7 @@ from fedsim.explain.explainers.shared_images import SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, check_rounds_left, methods
+from fedsim.methods.method import State, check_images, check_rounds_left, methods
 from fedsim.methods.shared.pool import PoolMethod, label_type, noise_like, pixel_range, to_pixels
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Train, logits
@@ -175,11 +175,7 @@ class FedXDS(PoolMethod[FedXDSState]):
             check_rounds_left("warmup_rounds", self.warmup_rounds, train)
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if len(dataset.shape) != 3:
-            raise ExperimentError(
-                f"method.name={self.name} takes images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}"
-            )
+        check_images(self.name, "takes", dataset)
         self.attribution.check_network(network)
         self.attribution.check_shape(dataset.shape)
         if getattr(self.attribution, "baseline", "zero") != "zero":
@@ -263,8 +259,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     ) -> Mapping[str, Any]:
         """(client) Its masked images with noise, and their labels.
 
-        Args:
-            explained: also return how they were made, which a real client keeps private.
+        If `explained`, also how they were made, which a real client keeps private.
         """
         if self.attribute_with == "local":
             weights = client.train(weights, epochs=self.warmup_epochs)

@@ -32,11 +32,7 @@ from fedsim.training.flat import named
 
 @dataclass(frozen=True)
 class HetLoRAState(State):
-    """The ranks besides the weights.
-
-    Attributes:
-        ranks: (K,) r_k.
-    """
+    """The ranks r_k, (K,), besides the weights."""
 
     ranks: NDArray[np.int64]
 
@@ -123,11 +119,7 @@ class HetLoRA(Method[HetLoRAState]):
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, rank: int) -> Update:
-        """(client) The change of its rows and columns, without those that it gives up.
-
-        Args:
-            weights: (n,) those that it has.
-        """
+        """(client) The change of its rows and columns (n,), without those that it gives up."""
         client.report(rank=rank)
         inside, fewer = (self._within(client, r) for r in (rank, self.pruned(rank)))
         start = torch.zeros(client.model.size, device=client.device)

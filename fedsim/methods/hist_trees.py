@@ -41,13 +41,7 @@ from fedsim.methods.shared.trees import (
 )
 from fedsim.models.arrays import Arrays
 from fedsim.models.bins import Array, Ints, count_keys, encode, even_cuts, find_cuts
-from fedsim.models.boosted_trees import (
-    appended,
-    histograms,
-    leaf_of,
-    places,
-    to_step,
-)
+from fedsim.models.boosted_trees import appended, histograms, leaf_of, places, to_step
 from fedsim.objectives import Classification, Regression
 from fedsim.training import Train
 

@@ -22,11 +22,7 @@ from fedsim.methods.shared.local_steps import mean_loss
 
 @dataclass(frozen=True)
 class IFCAState(State):
-    """The server's state; `weights` is the mean of the clusters' models, which nothing uses.
-
-    Attributes:
-        models: (k, size) the weights θ_j of each cluster's model.
-    """
+    """The clusters' models θ_j, (k, size); `weights` is their mean, which nothing uses."""
 
     models: NDArray[np.float32]
 

@@ -85,15 +85,7 @@ def why_unfit(learns: Learns, problem: Problem) -> str | None:
 def check_fit(
     name: str, learns: Learns, problem: Problem, all: Iterable[tuple[str, Learns]]
 ) -> None:
-    """Reject a method that cannot learn this.
-
-    Args:
-        name: the method's name.
-        all: what each method learns, by name.
-
-    Raises:
-        ExperimentError: it cannot; the message names methods that can.
-    """
+    """Reject a method, by its name, that cannot learn this; `all` says what each one learns."""
     why = why_unfit(learns, problem)
     if why is None:
         return

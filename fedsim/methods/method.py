@@ -167,38 +167,21 @@ class Method(Component, ABC, Generic[S]):
         return None
 
     def check(self, train: Train) -> None:
-        """Reject training settings that the method does not support.
-
-        Raises:
-            ExperimentError: they are not supported; the message says what is.
-        """
+        """Reject unsupported training settings, by an ExperimentError that says what is."""
 
     def check_hidden(self, hidden: Mapping[str, str]) -> None:
         """Reject sections that hide from the server what the method needs with these settings.
 
         Args:
             hidden: what is hidden, and by which section; see `Learns.asks`.
-
-        Raises:
-            ExperimentError: they do; the message says what to change.
         """
 
     def check_fit(self, problem: Problem) -> None:
-        """Reject models, objectives and tasks that the method cannot learn.
-
-        Raises:
-            ExperimentError: it cannot; the message names the methods that can.
-        """
+        """Reject models, objectives and tasks that it cannot learn, by naming methods that can."""
         check_fit(self.name, self.learns, problem, ((n, m.learns) for n, m in methods.items()))
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        """Reject data, partitions and networks that the method does not support.
-
-        Called before anything starts.
-
-        Raises:
-            BadInput: they are not supported; the message says what is.
-        """
+        """Reject unsupported data, partitions and networks, by a BadInput that says what is."""
 
     def pull(self, splits: ClientSplits) -> tuple[str, float] | None:
         """The strongest a of a term (a/2)·‖w − u‖² in a client's loss, and the key that sets it.
@@ -220,9 +203,6 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
 
     Args:
         key: the method's key that sets the number of rounds `before`.
-
-    Raises:
-        ExperimentError: none is left; the message says how many rounds it takes.
     """
     least = before + 2
     if train.rounds < least:
@@ -233,13 +213,19 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
         )
 
 
+def check_images(name: str, does: str, dataset: Dataset, otherwise: str = "") -> None:
+    """Reject data that are no images, by what the method does with images."""
+    if len(dataset.shape) != 3:
+        raise ExperimentError(
+            f"method.name={name} {does} images (channels, height, width); the data's inputs have "
+            f"shape {dataset.shape}{otherwise}"
+        )
+
+
 def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     """Record the means of clients' scores; clients that sent none are left out.
 
     In continual learning, the means over the clients' tasks.
-
-    Raises:
-        RunError: no client has any scores.
     """
     if fed.server.splits.sequence is not None:
         fed.log(**mean_over_tasks(fed.server.recorded("tasks")))

@@ -29,12 +29,7 @@ from fedsim.training import Train
 
 @dataclass(frozen=True)
 class RuleState(State):
-    """The global rule base.
-
-    Attributes:
-        rules: the arrays of the rule base; none before the first round.
-        sources: (R,) number of clients' rule bases that contain each rule.
-    """
+    """The global rules, none before the first round, and how many clients have each, (R,)."""
 
     rules: Rules
     sources: NDArray[np.int64]

@@ -85,12 +85,7 @@ def steps_worth(steps: int, optimizer: Optimizer) -> float:
       = (τ − m²·(1 − m^τ)/(1 − m))/(1 − m).
 
     If gradients change, (w_0 − w_τ)/(η·worth) is a weighted average, in which earlier ones have
-    larger weights because they stay in the velocity. η does not change within a round
-    (`train.lr_decay`).
-
-    Args:
-        steps: τ ≥ 1.
-        optimizer: SGD.
+    larger weights because they stay in the velocity. η does not change within a round.
     """
     m, velocity, worth = optimizer.momentum, 0.0, 0.0
     for _ in range(steps):  # closed forms suffer cancellation for m close to 1

@@ -24,7 +24,7 @@ from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, check_images, methods
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Hooks, Optimizer, TrainingJob, has_batch_norm, train
 
@@ -105,11 +105,7 @@ class SemiFL(Method[SemiFLState]):
     server: ServerTraining = ServerTraining()
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if len(dataset.shape) != 3:
-            raise ExperimentError(
-                "method.name=semifl augments images (channels, height, width); "
-                f"the data's inputs have shape {dataset.shape}"
-            )
+        check_images(self.name, "augments", dataset)
         labelled = len(splits.server) or len(splits.train.values)
         if labelled < 2 and has_batch_norm(network):
             raise ExperimentError(

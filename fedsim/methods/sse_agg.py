@@ -30,11 +30,7 @@ Sketches = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SseAggState(State):
-    """The consensus of the previous round, besides the weights.
-
-    Attributes:
-        consensus: (G,) the clients' common sketch; zeros before the first round.
-    """
+    """The consensus φ of the previous round, (G,), besides the weights; zeros before the first."""
 
     consensus: Vector
 

@@ -47,11 +47,7 @@ Decoys = list[list[int]]  # k groups for each class
 
 @dataclass(frozen=True)
 class XFedAlignState(State):
-    """The Global Explanation Prior besides the weights.
-
-    Attributes:
-        prior: (C, G) α, the importance of each group for each class; zeros where unknown.
-    """
+    """The Global Explanation Prior α, (C, G), besides the weights; zeros where unknown."""
 
     prior: Vector
 
@@ -252,11 +248,7 @@ class XFedAlign(Method[XFedAlignState]):
 
 
 def dense(artifact: Artifact, shape: tuple[int, ...]) -> dict[int, Matrix]:
-    """A client's artifact by class, (G,) each, with 0 for groups that are not named.
-
-    Args:
-        shape: (C, G).
-    """
+    """A client's artifact by class, (G,) each of `shape` (C, G), 0 for groups that it lacks."""
     found = np.zeros((len(artifact["classes"]), shape[1]))
     np.put_along_axis(found, artifact["groups"].astype(np.int64), artifact["values"], axis=1)
     return dict(zip(artifact["classes"].tolist(), found, strict=True))

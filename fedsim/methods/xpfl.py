@@ -28,7 +28,7 @@ from fedsim.explain import Explainer
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
 from fedsim.federation import Client, Examples, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import State, check_images, methods
 from fedsim.methods.shared.classifiers import needs_classifier
 from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
@@ -207,11 +207,8 @@ class XPFL(PersonalModels[State]):
                 )
         if self.lam == 0:
             return
-        if len(dataset.shape) != 3:
-            raise ExperimentError(
-                "method.name=xpfl has teachers for images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}; set method.lam=0 to do without"
-            )
+        otherwise = "; set method.lam=0 to do without"
+        check_images(self.name, "has teachers for", dataset, otherwise)
         if not len(splits.unlabelled.values):
             raise ExperimentError(
                 "method.name=xpfl: no client has unlabelled data for a teacher; set "
@@ -274,11 +271,7 @@ class XPFL(PersonalModels[State]):
         all_unlabelled: bool,
         weights: Tensor | None = None,
     ) -> Update:
-        """(client) w_k; keeps it, and its teacher and P_k.
-
-        Args:
-            weights: w_g; not used here: its change is encoded from it (`uplink`).
-        """
+        """(client) w_k; keeps it, and its teacher and P_k. `uplink` encodes w_k − w_g."""
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
         data, x = self.examples(client)
@@ -457,11 +450,9 @@ class XPFL(PersonalModels[State]):
     def fused(
         self, client: Client, weights: Tensor, previous: Tensor | None = None
     ) -> tuple[Tensor, float]:
-        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one.
+        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one, w_g.
 
-        Args:
-            weights: w_g.
-            previous: w, the global model before the round, for `psi_on` updates.
+        Updates (`psi_on`) are from `previous`, the global model before the round.
         """
         own = client.state.get("weights")
         if own is None:

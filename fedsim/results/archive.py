@@ -44,11 +44,6 @@ def pack_results(folder: Path, path: Path | None = None) -> Archive:
 
     Args:
         path: of the archive, a .zip; by default named like the folder, in the working directory.
-
-    Raises:
-        BadInput: the archive would lie in the folder, or is no .zip.
-        RunFolderError: the folder is damaged, not finished, or holds what is no regular file.
-        RunError: the archive cannot be written.
     """
     # realpath, unlike resolve, takes links in circles.
     folder = Path(os.path.realpath(manifests.meant(folder)))

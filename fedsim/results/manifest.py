@@ -14,14 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.objectives import Metric
@@ -205,11 +198,7 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
 
 
 def meant(path: str | Path, kind: str | None = None) -> Path:
-    """The folder of results that a path names: its own, or else the latest below it.
-
-    Raises:
-        RunFolderError: there is no such folder.
-    """
+    """The folder of results that a path names: its own, or else the latest below it."""
     folder = Path(path)
     if not os.path.isdir(folder):  # also if no folder can have such a name
         raise RunFolderError(f"{folder.absolute()}: there is no such folder")
@@ -226,15 +215,7 @@ def kind_of(folder: Path) -> str | None:
 
 
 def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any], list[str]]:
-    """Read the manifest of a folder, or its copy.
-
-    Returns:
-        The manifest, and what was wrong with it if the copy is used.
-
-    Raises:
-        RunFolderError: it is not of this kind, was written by another version, or both are
-            damaged.
-    """
+    """Read the manifest of a folder, or its copy; and what was wrong if that is used."""
     wrong: list[str] = []
     for name in NAMES:
         try:

@@ -106,9 +106,6 @@ def agreement_matrix(
 
     Returns:
         One row and one column per model; NaN for models with explanations of different inputs.
-
-    Raises:
-        RunFolderError: the run has kept no such maps.
     """
     import pandas as pd  # here, because it is slow to import
 

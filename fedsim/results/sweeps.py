@@ -271,11 +271,7 @@ def load(path: str | Path) -> Run | Grid | Search:
 
 
 def open_folder(path: str | Path) -> RunFolder | Grid | Search:
-    """Open the folder of a run, a grid or a search, or the latest below it (`runs/NAME`).
-
-    Raises:
-        RunFolderError: it is not such a folder.
-    """
+    """Open the folder of a run, a grid or a search, or the latest below it (`runs/NAME`)."""
     path = meant(path).absolute()
     kind = kind_of(path)
     for folder in (RunFolder, Grid, Search):

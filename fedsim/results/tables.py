@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from fedsim.errors import Damaged, RunError
 from fedsim.support import atomic
@@ -137,36 +135,13 @@ class Table:
         return sorted(self._parts.glob("[0-9]*.parquet"))
 
 
-class _Maps(BaseModel):
-    """Of a model and an explainer; see `fedsim.explain.compare`."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    inputs: NDArray[Any]
-    relevance: NDArray[Any]
-
-    @model_validator(mode="after")
-    def _one_of_each_input(self) -> _Maps:
-        inputs, relevance = self.inputs, self.relevance
-        if inputs.ndim != 1 or relevance.ndim != 2 or len(inputs) != len(relevance):
-            raise ValueError("must be a map of each input")
-        if relevance.dtype != np.float32:
-            raise ValueError("must be of float32")
-        return self
-
-
 class _Ledger(BaseModel):
     total_bytes_up: int = Field(ge=0)
     total_bytes_down: int = Field(ge=0)
     chain: str
-    releases: list[list[float]] = []
-    simulated_seconds: float = Field(0.0, ge=0)
-    energy_joules: float = Field(0.0, ge=0)
     best: dict[str, float] = {}
-    updates: bool = False
-    steps: dict[str, list[list[float]]] = {}
-    epsilon: float = Field(0.0, ge=0)
-    maps: dict[str, dict[str, _Maps]] = {}
+    acted: list[str] = []
+    conditions: dict[str, dict[str, Any]] = {}
 
 
 class _Progress(BaseModel):

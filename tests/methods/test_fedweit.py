@@ -14,7 +14,7 @@ from fedsim.methods.fedseit import clusters, most_similar
 from fedsim.methods.fedweit.compat import digest, trained
 from fedsim.methods.fedweit.knowledge import of_task, selection, transfers
 from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
-from fedsim.methods.fedweit.objective import Plateau
+from fedsim.methods.fedweit.method import Plateau
 from fedsim.methods.fedweit.tasks import TaskNetwork, evaluate, read_documents
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader, TextFeatures

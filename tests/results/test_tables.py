@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 
 from experiments import examples
 from fedsim.errors import Damaged, RunError
-from fedsim.results.records import new_ledger
-from fedsim.results.tables import Table, check_progress
+from fedsim.results.tables import Table
 from fedsim.support import atomic
 
 Rows = list[dict[str, Any]]
@@ -211,28 +209,3 @@ def test_a_column_of_two_types_is_refused_in_words(tmp_path: Path) -> None:
         other.flush(t)
     with pytest.raises(RunError, match=r"rounds.parquet: a column mixes types"):
         finish(other)
-
-
-MAPS = {"inputs": np.arange(2), "relevance": np.zeros((2, 3), np.float32)}
-
-
-@pytest.mark.parametrize(
-    "maps",
-    [
-        *({"gradient": {"global": one}} for one in (3, "x", [1], np.zeros(3), {}, None)),
-        *({"gradient": {"global": {k: v for k, v in MAPS.items() if k != gone}}} for gone in MAPS),
-        *(
-            {"gradient": {"global": {**MAPS, key: value}}}
-            for key in MAPS
-            for value in (None, 3, "x", [], np.zeros(3, np.float32), np.zeros((2, 3)), {})
-        ),
-        {"gradient": {"global": {**MAPS, "relevance": np.zeros((1, 3), np.float32)}}},
-    ],
-    ids=str,
-)
-def test_maps_of_a_checkpoint_that_are_none(tmp_path: Path, maps: dict[str, Any]) -> None:
-    progress = {"ledger": {**new_ledger(), "maps": {"gradient": {"global": MAPS}}}, "tables": {}}
-    check_progress(tmp_path, 3, progress)
-    progress["ledger"]["maps"] = maps
-    with pytest.raises(Damaged, match=r"the checkpoint of round 3 is damaged: ledger\.maps\.gra"):
-        check_progress(tmp_path, 3, progress)

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +77,6 @@ from fedsim.training import logits
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
 DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
-PROBE = 64  # examples by which it is estimated how long attacks take
 
 
 _Sent = tuple[float | None, str]  # explanations as seen: with which noise, by which explainer
@@ -210,7 +207,9 @@ class PrivacyAudit:
         if shadows:
             parts, values, fits = halves(len(labels), shadows, rng), [], []
             means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
-            for s, network in enumerate(self._shadow_models(x, y, parts, self.passes)):
+            spec, seed, device = self._spec, self.experiment.seed, self.fed.server.device
+            how = self.experiment.train, self.passes, seed, device, spec.objective.loss
+            for s, network in enumerate(shadow_models(spec.build, x, y, parts, *how)):
                 of_shadow, outputs = explained(network, s), logits(network, x)
                 fits.append(fit(outputs, labels, parts[s]))
                 values.append(compared(outputs, of_shadow))
@@ -235,22 +234,12 @@ class PrivacyAudit:
         def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
             return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
 
-        once, names = outcomes(of_model), [explainer.label for explainer in explainers]
-
-        def place(name: str) -> int:
-            return names.index(name.rpartition("/")[0])
-
-        return {
-            noise: {**once, **outcomes({name: found[name] for name in sorted(found, key=place)})}
-            for noise, found in scores.items()
-        }
-
-    def _shadow_models(
-        self, x: Tensor, y: Tensor, parts: NDArray[np.bool_], passes: int
-    ) -> Iterator[nn.Module]:
-        spec, train, seed = self._spec, self.experiment.train, self.experiment.seed
-        how = train, passes, seed, self.fed.server.device, spec.objective.loss
-        return shadow_models(spec.build, x, y, parts, *how)
+        names = [explainer.label for explainer in explainers]
+        once, results = outcomes(of_model), {}
+        for noise, of_maps in scores.items():
+            in_order = sorted(of_maps, key=lambda name: names.index(name.rpartition("/")[0]))
+            results[noise] = once | outcomes({name: of_maps[name] for name in in_order})
+        return results
 
     @property
     def members(self) -> int:
@@ -266,58 +255,6 @@ class PrivacyAudit:
             samples = self._splits.train.lengths.mean()
             epochs = train.local_steps / math.ceil(samples / train.batch_size)
         return max(1, round(self._rounds * epochs * train.participation))
-
-    def plan(
-        self,
-        shadows: int = 0,
-        explainers: Sequence[FeatureExplainer] = (),
-        noises: Sequence[float | None] = (None,),
-    ) -> str:
-        """The attacks that `audit` would carry out, and their approximate duration, as lines.
-
-        The time is estimated by explaining and training on a few examples.
-        """
-        section = [
-            f"membership of {self.members:,} training examples beside as many test examples",
-            "by loss and entropy",
-        ]
-        if shadows:
-            often = f"{self.passes} pass{'es' * (self.passes > 1)}"
-            section.append(f"by {shadows} shadow models, each trained for {often}")
-        names = " and ".join(explainer.label for explainer in explainers)
-        if explainers:
-            levels = " and ".join(f"{noise:g}" for noise in noises if noise is not None)
-            section.append(f"by explanations of {names}{f' with noise {levels}' * bool(levels)}")
-        lines = [", ".join(section)]
-        inverted = ["what clients shared"] * self.shares_images
-        inverted += [f"explanations of {names}"] * bool(explainers and self.explains_images)
-        if inverted:
-            lines.append(f"images from {' and from '.join(inverted)}, by a denoiser")
-        seconds = self._estimate(shadows, explainers, len(noises))
-        return "\n".join(["attacks on:", *(f"  {line}" for line in lines), _about(seconds)])
-
-    def _estimate(
-        self, shadows: int, explainers: Sequence[FeatureExplainer], levels: int
-    ) -> float:
-        few = self._test_examples(np.arange(min(PROBE, len(self._dataset.test_y))))
-        n, own = len(few.y), min(AUXILIARY, len(self._dataset.test_y))
-        seconds, passes_of_denoiser = 0.0, int(self.shares_images)
-        for explainer in explainers:
-            each = _timed(partial(self._maps, explainer, self._network, few.x, 0)) / n
-            explained = 2 * self.members * (1 + shadows)
-            if self.explains_images:
-                explained += levels * (own + min(VICTIMS, len(self._splits.train.values)))
-                passes_of_denoiser += levels
-            seconds += each * explained
-        if shadows:
-            all_of_them = np.ones((1, n), np.bool_)
-            once = _timed(lambda: [*self._shadow_models(few.x, few.y, all_of_them, 1)])
-            seconds += once / n * self.members * self.passes * shadows
-        if passes_of_denoiser:
-            pixels = self._pixels(few.x)
-            once = _timed(lambda: train_denoiser(pixels, pixels, epochs=1, seed=0))
-            seconds += once / n * own * DRAWS * EPOCHS * passes_of_denoiser
-        return seconds
 
     def invert_shared(self) -> Inversion:
         """Reconstruct clients' images from their shared images with a denoiser.
@@ -458,19 +395,27 @@ def _sent(
     return np.where(there, maps, 0) if noise is None else obscured(maps, there, noise, rng)
 
 
-def _timed(work: Callable[[], Any]) -> float:
-    work()
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _about(seconds: float) -> str:
-    if seconds < 100:
-        return f"this takes about {max(1, round(seconds))} s"
-    if seconds < 6000:
-        return f"this takes about {round(seconds / 60)} min"
-    return f"this takes about {seconds / 3600:.1f} hours"
+def _announced(
+    attacked: PrivacyAudit, shadows: int, names: Sequence[str], levels: Sequence[float | None]
+) -> str:
+    """What is attacked, by what, as lines; `names` are those of explainers."""
+    by = [
+        f"membership of {attacked.members:,} training examples beside as many test examples",
+        "by loss and entropy",
+    ]
+    if shadows:
+        often = f"{attacked.passes} pass{'es' * (attacked.passes > 1)}"
+        by.append(f"by {shadows} shadow models, each trained for {often}")
+    explained = f"explanations of {' and '.join(names)}"
+    if names:
+        noise = " and ".join(f"{level:g}" for level in levels if level is not None)
+        by.append(f"by {explained}{f' with noise {noise}' * bool(noise)}")
+    lines = ["attacks on:", f"  {', '.join(by)}"]
+    inverted = ["what clients shared"] * attacked.shares_images
+    inverted += [explained] * bool(names and attacked.explains_images)
+    if inverted:
+        lines.append(f"  images from {' and from '.join(inverted)}, by a denoiser")
+    return "\n".join(lines)
 
 
 @checked
@@ -495,9 +440,8 @@ def audit(
         noise: noise added to explanations before they are attacked: they are scaled to unit
             length, and noise of this relative length is added. With a sequence, several levels
             share the shadow models. By default explanations are unchanged.
-        progress: True shows the planned attacks, their approximate duration and a progress bar in
-            a terminal or a notebook, False shows nothing. A function is called with the same as
-            lines of text.
+        progress: True shows what is attacked and a progress bar in a terminal or a notebook,
+            False shows nothing. A function is called with the same as lines of text.
 
     Raises:
         BadInput: the run is not finished or has no global classifier, or its data has changed; an
@@ -540,7 +484,7 @@ def _audit(
         insist_on_several(shadows)
     if attacked.shares_images or (shown and attacked.explains_images):
         check_fidelity()
-    tell(attacked.plan(shadows, shown, levels))
+    tell(_announced(attacked, shadows, [one.name for one in shown], levels))
     explained = len(shown) * len(levels) * attacked.explains_images
     steps = shadows + attacked.shares_images + explained
 

@@ -201,11 +201,7 @@ def train_denoiser(
 
 @torch.no_grad()
 def reconstruct(network: UNet, shared: Tensor) -> Tensor:
-    """(n, C, H, W) reconstructions in [0, 1] from (n, C, H, W) shared items on its device.
-
-    Raises:
-        ExperimentError: no items, or sides under 8.
-    """
+    """(n, C, H, W) reconstructions in [0, 1] from (n, C, H, W) shared items on its device."""
     _check_images(SMALLEST, shared=shared.shape)
     return torch.cat([network(batch) for batch in torch.split(shared, BATCH)])
 
@@ -350,10 +346,6 @@ def draw_reconstructions(
     Args:
         rows: by the mechanism's name (n, C, H, W) shared items and (n, C, H, W) reconstructions.
         originals: (n, C, H, W) with pixels in [0, 1], of 7 a side or more.
-
-    Raises:
-        ExperimentError: shapes that differ, images of other sizes or channels, or originals out
-            of range.
     """
     save(_picture(rows, originals, labels), path, title)
 

@@ -62,11 +62,10 @@ class Outcome:
 def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
     """How well scores separate members (n,) from others (m,); a score ≥ t predicts a member.
 
+    Carlini et al. (2022), §III, say why TPR at a low FPR.
+
     Raises:
         ExperimentError: no scores, or some that are not finite.
-
-    Source:
-        Carlini et al. (2022), §III, on why TPR at a low FPR.
     """
     from sklearn.metrics import auc, roc_curve  # scikit-learn is slow to import
 
@@ -121,10 +120,7 @@ def fit(logits: NDArray[Any], labels: NDArray[Any], inside: NDArray[np.bool_]) -
 def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) log(p_y / (1 − p_y)) = z_y − log Σ_{c≠y} e^(z_c), which is nearly Gaussian.
 
-    z are logits (n, C) of C ≥ 2 classes, y the true ones (n,).
-
-    Source:
-        Carlini et al. (2022), §IV-C.
+    z are logits (n, C) of C ≥ 2 classes, y the true ones (n,). Carlini et al. (2022), §IV-C.
     """
     from scipy.special import logsumexp  # SciPy is slow to import
 
@@ -139,10 +135,7 @@ def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float6
     """(n,) log p_y by logits (n, C) and true classes (n,), minus the cross-entropy.
 
     Computed as −log(1 + e^(−confidence)), which distinguishes values of p_y that all round to 1:
-    models are very confident on memorised examples.
-
-    Source:
-        Yeom et al. (2018), Adversary 2.
+    models are very confident on memorised examples. Yeom et al. (2018), Adversary 2.
     """
     return -np.logaddexp(0, -confidence(logits, labels))
 
@@ -150,8 +143,7 @@ def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float6
 def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) Σ_c p_c·log p_c of logits (n, C), the entropy of the prediction with its sign changed.
 
-    Source:
-        Salem et al. (2019), adversary 3; Song and Mittal (2021).
+    Salem et al. (2019), adversary 3; Song and Mittal (2021).
     """
     from scipy.special import entr, softmax
 
@@ -159,25 +151,19 @@ def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) minus the variance of relevances (n, P), signed, over the parts of an input.
+    """(n,) minus the variance of relevances (n, P), signed, over an input (Shokri et al. 2021).
 
     Explanations of a probability are flat where the model is confident, as it is on memorised
     examples. Explanations of a logit, as all of fedsim's are, do not saturate: there the score may
     reveal nothing, or members may even have the larger variance, and the AUC is below 0.5.
-
-    Source:
-        Shokri et al. (2021).
     """
     return -np.var(relevance, axis=1, dtype=np.float64)
 
 
 def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,) −Σ_p |R_p|, the L1 norm of explanations (n, P) with its sign changed.
+    """(n,) −Σ_p |R_p|, the L1 norm of explanations (n, P) with its sign changed (Shokri 2021).
 
     For logits, as with the variance, it may reveal nothing or be reversed.
-
-    Source:
-        Shokri et al. (2021), who threshold the norm of an explanation as they do its variance.
     """
     return -np.abs(relevance).sum(axis=1, dtype=np.float64)
 
@@ -186,10 +172,8 @@ def log_norm(norm: NDArray[np.float64]) -> NDArray[np.float64]:
     """(n,) the logarithm of explanations' norms (n,), for LiRA.
 
     A gradient is a product over layers, so that its norm is skewed to the right and its logarithm
-    nearly Gaussian. Norms of 0 count as the least of the others, all of 0 as 1.
-
-    Source:
-        Huang et al. (2024), who take the norm itself.
+    nearly Gaussian; Huang et al. (2024) take the norm itself. Norms of 0 count as the least of the
+    others, all of 0 as 1.
     """
     least = norm[norm > 0].min(initial=np.inf)
     return np.log(np.maximum(norm, least if np.isfinite(least) else 1))
@@ -200,9 +184,10 @@ def lira_scores(
 ) -> NDArray[np.float64]:
     """(n,) log Λ = log N(target; μ_in, σ_in²) − log N(target; μ_out, σ_out²), the online attack.
 
-    Means are each example's own. Variances are global, as the paper advises for few shadow models,
-    from which an example's own cannot be estimated: σ_in² is that of all values of inside
-    examples about their common mean, as in the authors' code, and σ_out² that of the rest.
+    Carlini et al. (2022), §IV and Algorithm 1. Means are each example's own. Variances are global,
+    as the paper advises for few shadow models, from which an example's own cannot be estimated:
+    σ_in² is that of all values of inside examples about their common mean, as in the authors'
+    code, and σ_out² that of the rest.
 
     Args:
         target: (n,) a value of the attacked model for each example that is roughly Gaussian over
@@ -213,9 +198,6 @@ def lira_scores(
     Raises:
         ExperimentError: fewer than two shadow models; an example never or always inside; values
             that are not finite, or all the same.
-
-    Source:
-        Carlini et al. (2022), §IV and Algorithm 1.
     """
     from scipy.stats import norm
 
@@ -244,17 +226,14 @@ def map_scores(
     """(n,) ‖R − μ_out‖² − ‖R − μ_in‖²: LiRA on the relevances of all parts at once.
 
     Equal to log N(R; μ_in, σ²I) − log N(R; μ_out, σ²I) except for the factor 1/(2σ²), which is the
-    same for all examples: few shadow models allow no more than means to be estimated. The norm
-    reveals only a small part of what a map does: training on an example changes which parts are
-    relevant.
+    same for all examples: few shadow models allow no more than means to be estimated (Carlini et
+    al. 2022, §IV, whose likelihoods may be of several dimensions). The norm reveals only a small
+    part of what a map does: training on an example changes which parts are relevant.
 
     Args:
         target: (n, P) explanations by the model under attack.
         inside: (n, P) μ_in, the mean of those by shadow models that have trained on the example.
         outside: (n, P) μ_out, by those that have not.
-
-    Source:
-        Carlini et al. (2022), §IV, whose likelihoods may be of several dimensions.
     """
     to_outside = np.square(target - outside).sum(axis=1, dtype=np.float64)
     return to_outside - np.square(target - inside).sum(axis=1)
@@ -263,14 +242,8 @@ def map_scores(
 def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """(S, n) which of n examples each of S shadow models trains on, at random.
 
-    Each example is in the training sets of exactly ⌊S/2⌋ shadow models, and so in some and not in
-    others; the sets are of about that share of n.
-
-    Raises:
-        ExperimentError: fewer than two shadow models.
-
-    Source:
-        Carlini et al. (2022), who let half of the shadow models train on each example.
+    Each example is in the training sets of exactly ⌊S/2⌋ shadow models, as in Carlini et al.
+    (2022), and so in some and not in others; the sets are of about that share of n.
     """
     insist_on_several(shadows)
     ones = np.arange(shadows) < shadows // 2

@@ -38,25 +38,14 @@ class Adversaries(Config):
     def join(self, data: Dataset, splits: ClientSplits, seed: int) -> tuple[Dataset, ClientSplits]:
         """Draw the adversaries, and append poisoned copies of what these train on.
 
-        Args:
-            data: as distributed to clients, or as returned by an earlier call, which is not
-                changed again.
-            seed: the experiment's seed.
-
-        Raises:
-            BadInput: nobody or everybody would be an adversary, or the attack is not for these
-                data.
+        Data as returned by an earlier call are not changed again.
         """
         splits = replace(splits, adversaries=self.draw(len(splits), seed))
         self.attack.check(data)
         return self._poisoned(data, splits, seed) if self.attack.poisons else (data, splits)
 
     def draw(self, clients: int, seed: int) -> tuple[int, ...]:
-        """Which of so many clients are adversaries, in ascending order.
-
-        Raises:
-            ExperimentError: none is, or all are, or too few for the attack.
-        """
+        """Which of so many clients are adversaries, in ascending order."""
         count = round(self.share * clients)
         least = self.attack.least
         where = f"adversaries.share={self.share:g} of {clients} clients"
@@ -106,11 +95,7 @@ class Adversaries(Config):
         return data, splits
 
     def _with_copies(
-        self,
-        data: Dataset,
-        splits: ClientSplits,
-        held: list[np.ndarray],
-        seed: int,
+        self, data: Dataset, splits: ClientSplits, held: list[np.ndarray], seed: int
     ) -> Dataset:
         x, y = zip(
             *(

@@ -95,7 +95,8 @@ class GeometricMedian(Aggregator):
         found: Changes = np.median(changes, axis=0)
         for _ in range(self.iterations):
             distances = _distances(changes, found)
-            found = _mean(changes, weights / np.maximum(SMALLEST, distances))
+            factors = weights / np.maximum(SMALLEST, distances)
+            found = _sum(changes, factors) / math.fsum(factors)
         return found
 
 
@@ -129,9 +130,8 @@ class _Krum(Aggregator, ABC):
         squares = np.diagonal(products)
         distances = np.maximum(squares[:, None] + squares - 2 * products, 0)
         np.fill_diagonal(distances, 0)
-        nearest = np.sort(distances, axis=1)[
-            :, 1 : n - self.max_adversaries(n) - 1
-        ]  # without itself
+        last = n - self.max_adversaries(n) - 1
+        nearest = np.sort(distances, axis=1)[:, 1:last]  # without itself
         return np.argsort(nearest.sum(axis=1), kind="stable")
 
 
@@ -229,7 +229,3 @@ def _sum(changes: Changes, factors: NDArray[np.float64]) -> Changes:
     for change, factor in zip(changes, factors, strict=True):
         total += factor * change
     return total
-
-
-def _mean(changes: Changes, weights: NDArray[np.float64]) -> Changes:
-    return _sum(changes, weights) / math.fsum(weights)

@@ -47,11 +47,7 @@ class Codec(Component, ABC):
     for_models: ClassVar[bool] = False
 
     def check_downlink(self) -> None:
-        """Refuse codecs of changes, and error feedback: the server sends the model itself.
-
-        Raises:
-            ExperimentError: it cannot be the `downlink`.
-        """
+        """Refuse codecs of changes, and error feedback: the server sends the model itself."""
         if not self.for_models:
             known = ", ".join(name for name, one in codecs.items() if one.for_models)
             raise ExperimentError(

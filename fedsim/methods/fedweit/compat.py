@@ -44,12 +44,7 @@ def digest(rest: Rest, reader: Reader, x: Tensor, frozen: bool) -> Tensor:
 
 
 def first_of_classes(test: Examples, order: Sequence[int], validation: int) -> Examples:
-    """The test examples under `Compat.eval`.
-
-    Args:
-        order: order of the task's classes.
-        validation: number of validation examples.
-    """
+    """The test examples under `Compat.eval`, by the order of classes and a number to validate."""
     by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
     rows = by_class[: BATCH * max(1, math.ceil(validation / BATCH))]
     return Examples(test.x[rows], test.y[rows])

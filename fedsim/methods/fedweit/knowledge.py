@@ -69,7 +69,6 @@ def transfers(
     tasks, relative to those of the best possible choice among earlier tasks.
 
     Args:
-        client, task: the task that was learnt.
         chosen: what it received.
         attention: the mean |α| of each.
         knowledge: keys of all tasks that could have been chosen.

@@ -47,13 +47,9 @@ def begin(
     foreign: Tensor,
     lr: float,
 ) -> None:
-    """Add a task with the current B; past tasks' θ_i are regularised towards their current values.
+    """Add a task, with its initial values; past θ_i are regularised towards what they are now.
 
-    Args:
-        A: (P,) initial values.
-        m: (rows,) initial values.
-        rest: initial flat weights.
-        foreign: (K, P) the A_j that the task received.
+    A is (P,), m (rows,), `rest` flat weights, and `foreign` (K, P) the A_j that it received.
     """
     if "task" in memory:
         memory["before"] = thetas(memory, layout)

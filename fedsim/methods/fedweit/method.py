@@ -8,6 +8,7 @@ Findings 2022), whose FedSeIT is in `fedsim.methods.fedseit`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +45,6 @@ from fedsim.methods.fedweit.knowledge import (
     transfers,
 )
 from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
-from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
 from fedsim.methods.fedweit.tasks import Documents, TaskNetwork, evaluate, read_documents
 from fedsim.methods.learns import Learns, Problem
 from fedsim.methods.method import Method, State, methods
@@ -245,11 +245,7 @@ class FedWeIT(Method[FedWeITState]):
     def local_update(
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
-        """(client) B after training.
-
-        Args:
-            foreign: its `selection`, if its task begins.
-        """
+        """(client) B after training; gets its `selection` of foreign A's if its task begins."""
         memory = memory_of(client)
         if memory.get("task") != client.splits.task:
             assert foreign is not None
@@ -352,18 +348,21 @@ class FedWeIT(Method[FedWeITState]):
             past: (n-1, P) θ_i of tasks i < t when t began; None if t is the first.
             prune: as in predictions, without small entries of A_t.
         """
-        layout, W, A_t, gates = rest.layout, rest.dense, A[-1], m.sigmoid()
+        layout, A_t, gates = rest.layout, A[-1], m.sigmoid()
+        W = rest.dense  # the task's own dense layers, if any: `dense_layer`, FedSeIT's W_f and W_c
         gate = gates[-1].detach() if self.compat.frozen else gates[-1]
         theta = layout.masked(B, gate) + (pruned(A_t, self.lam1) if prune else A_t)
         logits = rest(reader(documents.x), theta, documents.digested)
-        loss = (
-            cross_entropy(logits, documents.y)
-            + self.lam1 * sparsity(A, W)
-            + self.mask_l1 * m[-1].abs().sum()
-            + self.weight_decay / 2 * decay(B, A, m, W)
-        )
+        # The order of terms is that in which gradients are added up.
+        loss = cross_entropy(logits, documents.y)
+        loss = loss + self.lam1 * (A.abs().sum() + sum(w.abs().sum() for w in W))
+        loss = loss + self.mask_l1 * m[-1].abs().sum()
+        decayed = [A_t, *W] + ([B] if len(A) == 1 else [])
+        decay = sum((v.square().sum() for v in decayed), start=m[-1].square().sum())
+        loss = loss + self.weight_decay / 2 * decay
         if past is not None and self.lam2:
-            loss = loss + self.lam2 / 2 * drift(layout, B, A[:-1], gates[:-1], past)
+            drift = (layout.masked(B, gates[:-1]) + A[:-1] - past).square().sum()
+            loss = loss + self.lam2 / 2 * drift
         return loss
 
     @client_function("adaptive")
@@ -440,6 +439,28 @@ class FedWeIT(Method[FedWeITState]):
         slots = self.slots(len(sequence_of(client).labels))
         layout = self.layout(text_features(client.model), slots)
         return thetas(memory_of(client), layout, prune=self.lam1)
+
+
+@dataclass
+class Plateau:
+    """Detects that a loss has not improved for `patience` epochs in a row.
+
+    Unlike PyTorch's `ReduceLROnPlateau`, any smaller loss counts as improvement, and counting
+    restarts after `patience` epochs, not after one more.
+    """
+
+    patience: int
+    least: float = math.inf
+    waited: int = 0
+
+    def reached(self, loss: float) -> bool:
+        """Add the loss of an epoch."""
+        self.waited = 0 if loss < self.least else self.waited + 1
+        self.least = min(self.least, loss)
+        if self.waited < self.patience:
+            return False
+        self.waited = 0
+        return True
 
 
 def ends_task(fed: Federation, t: int) -> bool:

@@ -33,12 +33,7 @@ class Documents:
 def read_documents(
     rest: Rest, reader: Reader, examples: Examples, labels: tuple[int, ...], frozen: bool
 ) -> Documents:
-    """Documents with their classes numbered within the task.
-
-    Args:
-        labels: the task's classes, in ascending order.
-        frozen: see `Compat`.
-    """
+    """Documents with their classes numbered within the task; `labels` are these, ascending."""
     known = torch.tensor(labels, device=examples.y.device)
     digested = digest(rest, reader, examples.x, frozen)
     return Documents(examples.x, torch.searchsorted(known, examples.y), digested)
@@ -53,13 +48,7 @@ def evaluate(
     labels: tuple[int, ...],
     frozen: bool,
 ) -> dict[str, float]:
-    """Mean loss and accuracy on a task's test examples, among its classes.
-
-    Args:
-        rest: the task's own parameters.
-        theta: (P,) B ⊙ σ(m) + A.
-        labels, frozen: see `read_documents`.
-    """
+    """Mean loss and accuracy on a task's test examples, among its classes; see `TaskNetwork`."""
     rest.eval()
     # Sorted by length, to minimise padding.
     order = (test.x != 0).sum(dim=1).argsort(stable=True)
@@ -78,7 +67,6 @@ class TaskNetwork(nn.Module):
 
     Args:
         rest: the task's own parameters.
-        reader: reads words.
         theta: (P,) B ⊙ σ(m) + A.
         labels: the task's classes.
         classes: C.

@@ -59,11 +59,10 @@ class ExactAdapters(Method[State]):
 
     @abstractmethod
     def merge(self, fed: Federation, weights: NDArray[np.float32], mean: Mean) -> None:
-        """(server) Write the new adapters, and add to the frozen weights, in place.
+        """(server) Write the new adapters, and add to the frozen weights, in place; see `shares`.
 
         Args:
             weights: (size,) of the last round, with the new head.
-            mean: of the clients' updates, with their `messages`; see `shares`.
         """
 
 

@@ -21,7 +21,7 @@ from fedsim.data.augment import weak
 from fedsim.data.dataset import fitted
 from fedsim.data.stored import AnyArray, equal
 from fedsim.errors import ExperimentError
-from fedsim.federation import Federation, Vector
+from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, S
 from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
@@ -74,18 +74,21 @@ class AuxiliaryMethod(Method[S], Generic[S]):
     def extra_hash_inputs(self) -> list[AnyArray]:
         return [] if self.auxiliary is None else [fitted(load_dataset(self.auxiliary))[0].x]
 
+    @client_function("local_update")
+    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
+        """(client) w_k, as in FedAvg."""
+        return {"weights": client.train(weights)}
+
     def inputs(self, fed: Federation) -> Tensor:
-        """(n, ...) the auxiliary inputs, scaled and normalised like the run's data.
+        """(n, ...) the auxiliary inputs, scaled and normalised like the run's data."""
 
-        Loaded on first use, and kept for the run.
-        """
-        return fed.server.once("auxiliary inputs", lambda: self._inputs(fed))
+        def load() -> Tensor:
+            if self.auxiliary is None:
+                return fed.server.own_data.x
+            found = fitted(load_dataset(self.auxiliary))[0]
+            return fed.server.prepare(np.asarray(found.x), found.y).x
 
-    def _inputs(self, fed: Federation) -> Tensor:
-        if self.auxiliary is None:
-            return fed.server.own_data.x
-        found = fitted(load_dataset(self.auxiliary))[0]
-        return fed.server.prepare(np.asarray(found.x), found.y).x
+        return fed.server.once("auxiliary inputs", load)
 
 
 def draw_batches(

@@ -17,14 +17,19 @@ def classification(client: Client) -> Classification:
 
 
 def needs_classifier(name: str, network: nn.Module) -> Classifier:
-    """The network as a `Classifier`, with features and a head.
-
-    Raises:
-        ExperimentError: it is not a `Classifier`.
-    """
+    """The network as a `Classifier`, with features and a head; refuses any other."""
     if not isinstance(network, Classifier):
         raise ExperimentError(
             f"method.name={name} needs a model with features and a head, "
             f"fedsim.models.Classifier(features, head), not {type(network).__name__}"
         )
     return network
+
+
+def needs_trained_features(name: str, network: nn.Module) -> None:
+    """Refuse a network without features that are trained."""
+    features = needs_classifier(name, network).features
+    if not any(p.requires_grad for p in features.parameters()):
+        raise ExperimentError(
+            f"method.name={name} shares the features, and the model's have no parameters"
+        )

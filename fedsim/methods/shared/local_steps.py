@@ -14,11 +14,7 @@ from fedsim.training import epoch_order, in_precision, part_sizes, usable
 
 
 def batches_of(client: Client) -> Iterator[Examples]:
-    """(client) The mini-batches of its local training in this round, as `Client.train` makes them.
-
-    Raises:
-        ValueError: no step can be made.
-    """
+    """(client) The mini-batches of its local training in this round, those of `Client.train`."""
     settings, data, n = client.settings, client.data, client.num_samples
     size = settings.batch_size
     end = usable(client.model, n, size)
@@ -38,11 +34,8 @@ def batches_of(client: Client) -> Iterator[Examples]:
 def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, float]:
     """(client) (P,) the gradient of the mean loss over examples, in training mode; the mean loss.
 
-    It leaves in `client.model` the weights, with batch norm's statistics after these examples.
-    They are taken in parts, as `train.accumulate` says, and of 500 at most.
-
-    Args:
-        weights: (size,).
+    It leaves in `client.model` the weights (size,), with batch norm's statistics after these
+    examples. They are taken in parts, as `train.accumulate` says, and of 500 at most.
     """
     model, settings = client.model, client.settings
     model.load(weights)
@@ -62,11 +55,7 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
 
 @torch.no_grad()
 def mean_loss(client: Client, weights: Tensor) -> float:
-    """(client) F_k(w): the mean loss of a model on its training examples, in evaluation mode.
-
-    Args:
-        weights: (size,).
-    """
+    """(client) F_k(w), w (size,): the mean loss on its training examples, in evaluation mode."""
     client.model.load(weights)
     network, data = client.model.module.eval(), client.data
     parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))

@@ -33,21 +33,13 @@ class PersonalModels(Method[S]):
     """A method whose clients keep personal models, which `evaluate.clients` evaluates."""
 
     def keep_model(self, client: Client, weights: Tensor) -> None:
-        """(client) Keep a personal model (size,).
-
-        Raises:
-            DivergedUpdate: it is not finite.
-        """
+        """(client) Keep a personal model (size,), which must be finite."""
         if not torch.isfinite(weights).all():
             raise DivergedUpdate("NaN or infinite weights")
         client.state["weights"] = weights
 
     def own_model(self, client: Client, weights: Tensor) -> Tensor:
-        """(client) Its personal model.
-
-        Args:
-            weights: the model of a client that keeps none yet.
-        """
+        """(client) Its personal model; `weights` if it keeps none yet."""
         own: Tensor = client.state.get("weights", weights)
         return own
 
@@ -68,11 +60,7 @@ class PersonalBesideGlobal(PersonalModels[State]):
 
     @abstractmethod
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:
-        """(client) Its update of the global model; keeps its personal model.
-
-        Args:
-            initial: where a personal model begins.
-        """
+        """(client) Its update of the global model; keeps its personal model, first `initial`."""
 
 
 class PersonalModelsAlone(PersonalModels[S]):
@@ -163,14 +151,7 @@ def entries_of(model: FlatModel, modules: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def check_modules(key: str, modules: Sequence[str], network: nn.Module) -> None:
-    """Refuse submodules that a network does not have, or that are all of it.
-
-    Args:
-        key: the method's key that names them.
-
-    Raises:
-        ExperimentError: there is no such module with parameters, or there are none outside.
-    """
+    """Refuse submodules, named by a method's `key`, that a network lacks or that are all of it."""
     trained = [name for name, p in network.named_parameters() if p.requires_grad]
     for module in modules:
         if not any(name.startswith(f"{module}.") for name in trained):

@@ -38,13 +38,10 @@ class PoolMethod(Method[S]):
     def share_all(
         self, fed: Federation, state: S, **arguments: Any
     ) -> tuple[dict[str, NDArray[Any]], dict[int, Any]]:
-        """Every client's items, pooled and sent to every client.
-
-        Args:
-            arguments: arguments of `share`.
+        """Every client's items, pooled in the order of clients and sent to every client.
 
         Returns:
-            The pool by name, in the clients' order, and what each client shared.
+            The pool by name, and what each client shared.
         """
         everyone = np.arange(fed.num_clients)
         with fed.setup_traffic():
@@ -117,9 +114,4 @@ class SharesImages(Protocol):
     def obscured(
         self, fed: Federation, state: Any, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) what clients would share of images, in pixels, as an attacker sees it.
-
-        Args:
-            x: (n, C, H, W) images as network inputs.
-            y: (n,) their labels.
-        """
+        """(n, C, H, W) what clients would share, in pixels, of network inputs x with labels y."""

@@ -42,11 +42,7 @@ MOST_APART = 2.0**16  # class weights: gradients are rounded to 2^-26 of the lar
 
 @dataclass(frozen=True)
 class TreeState(State):
-    """The global ensemble.
-
-    Attributes:
-        trees: see `BoostedTrees`.
-    """
+    """The trees of the global ensemble; see `BoostedTrees`."""
 
     trees: Arrays
 
@@ -178,11 +174,7 @@ def units_of(objective: Objective, classes: int, size: float) -> tuple[float, fl
 
 
 def own_totals(client: Client, unit: float | None = None) -> Array:
-    """(client) Its number of examples of each class; or the sum of its targets, and n.
-
-    Args:
-        unit: the sum is of rounded targets / unit.
-    """
+    """(client) Its number of examples of each class; or the sum of its targets / `unit`, and n."""
     y = targets(client)
     if client.num_classes:
         return np.bincount(y, minlength=client.num_classes).astype(np.float64)
@@ -192,8 +184,7 @@ def own_totals(client: Client, unit: float | None = None) -> Array:
 def base_of(totals: Array, objective: Objective, classes: int) -> Array:
     """(C,) the scores with which sums begin: the mean, or those of the classes' shares.
 
-    Args:
-        totals: the sum of `own_totals`. Shares are as if there were an example more of each class.
+    From the sum of `own_totals`. Shares are as if there were an example more of each class.
     """
     if not classes:
         base: Array = totals[:1] / max(totals[1], 1)

@@ -92,10 +92,7 @@ def draw_pair(
 
 
 def _draw_parallel(
-    axes: Axes,
-    trials: pd.DataFrame,
-    optimal: NDArray[np.bool_],
-    objectives: Mapping[str, str],
+    axes: Axes, trials: pd.DataFrame, optimal: NDArray[np.bool_], objectives: Mapping[str, str]
 ) -> None:
     places = range(len(objectives))
     heights = []
