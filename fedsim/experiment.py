@@ -34,6 +34,7 @@ from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.models.adapters import Adapters
 from fedsim.objectives import Objective, objectives
+from fedsim.objectives.conformal import Conformal
 from fedsim.objectives.metrics import check_name
 from fedsim.training import Train
 
@@ -139,6 +140,8 @@ class Evaluate(Config):
             and drawn with the seed, before the rest is distributed to clients. Models are scored
             on it whenever they are scored on the test set, in columns `validation_<score>`, and
             selection (the best round, the best trial of a search) uses these scores.
+        conformal: prediction sets, or intervals of a regression, calibrated on the validation set,
+            and how often they contain the truth; by default none.
         early_stopping: end the run early by a score on the validation set; by default it takes
             `train.rounds` rounds.
     """
@@ -147,10 +150,15 @@ class Evaluate(Config):
     clients: bool = False
     metrics: tuple[str, ...] = ()
     validation: float = Field(0.0, ge=0, lt=1)
+    conformal: Conformal | None = None
     early_stopping: EarlyStopping | None = None
 
     @model_validator(mode="after")
-    def _stops_by_the_validation_set(self) -> Evaluate:
+    def _has_a_validation_set(self) -> Evaluate:
+        if self.conformal is not None and not self.validation:
+            raise PydanticCustomError(
+                "validation", "conformal needs a validation set: set validation=0.1"
+            )
         if self.early_stopping is not None and not self.validation:
             raise PydanticCustomError(
                 "validation",

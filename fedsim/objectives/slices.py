@@ -51,9 +51,17 @@ class Slices(ABC):
 
     @abstractmethod
     def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
     ) -> tuple[dict[str, float], Rows]:
-        """The columns computed from totals of the whole test set, and rows of further tables."""
+        """The columns computed from totals of the whole test set, and rows of further tables.
+
+        Args:
+            held_out: the totals of the validation set, if there is one.
+        """
 
 
 class Whole(Slices):
@@ -65,9 +73,14 @@ class Whole(Slices):
         return {"": evaluate(self.objective, network, batch)}
 
     def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
     ) -> tuple[dict[str, float], Rows]:
-        return scores_of(self.objective, totals[""]), _tables(self.objective, totals[""], client)
+        found = scores_of(self.objective, totals[""], held_out)
+        return found, _tables(self.objective, totals[""], client)
 
 
 class ByColumn(Slices):
@@ -91,10 +104,14 @@ class ByColumn(Slices):
         return found
 
     def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
     ) -> tuple[dict[str, float], Rows]:
         whole = merged(totals.values())
-        found = scores_of(self.objective, whole)
+        found = scores_of(self.objective, whole, held_out)
         if len(totals) > 1:
             for name, own in totals.items():
                 scores = scores_of(self.objective, own)
@@ -138,7 +155,11 @@ class ByTask(Slices):
         return evaluate_slices(self.objective, network, batch, slices)
 
     def scores(
-        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
     ) -> tuple[dict[str, float], Rows]:
         found = {name: scores_of(self.objective, own) for name, own in totals.items()}
         clients = range(len(self._sequence.labels)) if client is None else [client]
