@@ -52,7 +52,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
 LOGGERS = ("mlflow", "tensorboard", "wandb")
 
 
-_COVERS_MEANS = "clients would send explanations, and `{}` covers only averages"
+_COVERS_MEANS = "clients would send explanations without noise, and `{}` covers only averages"
 _HONEST = "`privacy` covers sums of honest clients alone"
 _NEEDS_UPDATES = "needs the clients' updates, which `secure_aggregation` hides"
 EXCLUSIVE = (  # two keys that cannot be used together, and why
@@ -324,7 +324,8 @@ class Experiment(Config):
         rule, adversaries = self.aggregation, self.adversaries
         attack = None if adversaries is None else adversaries.attack
         given = {
-            "explain.share": explain is not None and explain.share is not None,
+            "explain.share": explain is not None
+            and bool(explain.share and not explain.share.noise),
             "privacy": privacy is not None and privacy.level == "client",
             "privacy.level=example": privacy is not None and privacy.level == "example",
             "secure_aggregation": self.secure_aggregation is not None,

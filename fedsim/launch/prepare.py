@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim.conditions.adapters import AdapterRecords
 from fedsim.conditions.compression import Downlink, Uplink
-from fedsim.conditions.explaining import Explanations
+from fedsim.conditions.explaining import EPSILON, Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
 from fedsim.conditions.robust import AdversaryRecords, RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
@@ -44,12 +44,13 @@ from fedsim.training import Hooks, TrainingJob, blocks_of, has_batch_norm, lacks
 
 # Columns of the experiment's sections, whether or not they are in use, and whose they are.
 COLUMNS = {
-    "explain_seconds": "explain",
+    **dict.fromkeys(("explain_seconds", EPSILON), "explain"),
     **dict.fromkeys(ClientPrivacy.columns, "privacy"),
     **dict.fromkeys(SecureAggregation.columns, "secure_aggregation"),
     **dict.fromkeys(SimulatedTime.columns, "devices"),
 }
 CLIENT_COLUMNS = {
+    **dict.fromkeys(Explanations.client_columns, "explain"),
     **dict.fromkeys(ExamplePrivacy.client_columns, "privacy"),
     **dict.fromkeys(SimulatedTime.client_columns, "devices"),
     **dict.fromkeys(AdversaryRecords.client_columns, "adversaries"),
@@ -286,6 +287,13 @@ def _check_explain(
         trains_clients=method.trains_clients,
         keeps_models=method.keeps_models,
     )
+    if section.share is not None and section.share.noise and not section.share.states_epsilon:
+        warnings.warn(
+            "explain.share.aggregation=quality: clients also send how good their explanations "
+            "are, without noise, so that no ε is stated; take mean or median",
+            FedsimWarning,
+            stacklevel=2,
+        )
     trains = experiment.model.builds_network
     model = ExplainedModel(
         section=experiment.model,

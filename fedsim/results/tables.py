@@ -166,6 +166,7 @@ class _Ledger(BaseModel):
     updates: bool = False
     steps: dict[str, list[list[float]]] = {}
     epsilon: float = Field(0.0, ge=0)
+    shared_parts: dict[str, int] = {}
     maps: dict[str, dict[str, _Maps]] = {}
 
 

@@ -14,6 +14,7 @@ from fedsim.analysis.attacks.inversion import Inversion
 from fedsim.analysis.attacks.membership import Fit
 from fedsim.explain.pictures.canvas import as_html, picture
 from fedsim.results.run import Run
+from fedsim.results.summary import budgets
 from fedsim.support import atomic
 from fedsim.support.words import columns
 
@@ -87,6 +88,8 @@ class Audit:
                 for row in self.reconstruction.to_dict("records")
             ]
             parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
+        stated = budgets(self.run).items()
+        parts += [f"{name}, as the run states it: {words}" for name, words in stated]
         return "\n\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
