@@ -81,7 +81,10 @@ class Conformal(Config):
         """The scores of predictions at this level, for the experiment's objective."""
         if data.classes:
             score = partial(sets, self.level, self.kind, seed)
-            names = ("coverage", "coverage of prediction sets"), ("set_size", "mean set size")
+            names = (
+                ("coverage", "coverage of prediction sets"),
+                ("set_size", "size of prediction sets"),
+            )
         else:
             score = partial(intervals, self.level)
             scaled = " (of the scaled target)" * (data.target_scaling is not UNSCALED)
