@@ -34,6 +34,7 @@ from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.models.adapters import Adapters
 from fedsim.objectives import Objective, objectives
+from fedsim.objectives.conformal import Conformal
 from fedsim.objectives.metrics import check_name
 from fedsim.training import Train
 
@@ -51,7 +52,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
 LOGGERS = ("mlflow", "tensorboard", "wandb")
 
 
-_COVERS_MEANS = "clients would send explanations, and `{}` covers only averages"
+_COVERS_MEANS = "clients would send explanations without noise, and `{}` covers only averages"
 _HONEST = "`privacy` covers sums of honest clients alone"
 _NEEDS_UPDATES = "needs the clients' updates, which `secure_aggregation` hides"
 EXCLUSIVE = (  # two keys that cannot be used together, and why
@@ -139,6 +140,8 @@ class Evaluate(Config):
             and drawn with the seed, before the rest is distributed to clients. Models are scored
             on it whenever they are scored on the test set, in columns `validation_<score>`, and
             selection (the best round, the best trial of a search) uses these scores.
+        conformal: prediction sets, or intervals of a regression, calibrated on the validation set,
+            and how often they contain the truth; by default none.
         early_stopping: end the run early by a score on the validation set; by default it takes
             `train.rounds` rounds.
     """
@@ -147,10 +150,15 @@ class Evaluate(Config):
     clients: bool = False
     metrics: tuple[str, ...] = ()
     validation: float = Field(0.0, ge=0, lt=1)
+    conformal: Conformal | None = None
     early_stopping: EarlyStopping | None = None
 
     @model_validator(mode="after")
-    def _stops_by_the_validation_set(self) -> Evaluate:
+    def _has_a_validation_set(self) -> Evaluate:
+        if self.conformal is not None and not self.validation:
+            raise PydanticCustomError(
+                "validation", "conformal needs a validation set: set validation=0.1"
+            )
         if self.early_stopping is not None and not self.validation:
             raise PydanticCustomError(
                 "validation",
@@ -316,7 +324,8 @@ class Experiment(Config):
         rule, adversaries = self.aggregation, self.adversaries
         attack = None if adversaries is None else adversaries.attack
         given = {
-            "explain.share": explain is not None and explain.share is not None,
+            "explain.share": explain is not None
+            and bool(explain.share and not explain.share.noise),
             "privacy": privacy is not None and privacy.level == "client",
             "privacy.level=example": privacy is not None and privacy.level == "example",
             "secure_aggregation": self.secure_aggregation is not None,

@@ -277,9 +277,9 @@ def on_record(
     """The rows of round t by table; updates the ledger."""
     with _carrying_out(f"round {t}, records"):
         record, rows = runner.records()
-    primary = federation_of(runner).server.primary_metric
-    setup = runner.context.spec.setup_bytes
-    row = summarise(t, record, rows["clients"], ledger, primary, setup)
+    context = runner.context
+    metrics = context.spec.objective.shown(context.dataset)
+    row = summarise(t, record, rows["clients"], ledger, metrics, context.spec.setup_bytes)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}

@@ -72,6 +72,12 @@ SAME: dict[str, dict[str, Any]] = {
         "secure_aggregation": {"dropout": 0.2, "threshold": 0.3},
     },
 }
+SAME["prediction sets"] = {
+    **with_method("ditto", train={"participation": 0.7, "rounds": 3}),
+    "partition": {"test_fraction": 0.2},
+    "model": {"name": "networks:regularised"},
+    "evaluate": {"validation": 0.2, "clients": True, "conformal": {"kind": "adaptive"}},
+}
 LONGER = {"rounds": 4, "participation": 0.7}
 SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
     # By libraries that draw from the global generators.

@@ -324,7 +324,7 @@ class _Screen(_Lines):
 
 def _summary(done: Run) -> None:
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import score_facts
+    from fedsim.results.summary import budgets, score_facts
 
     _print_explained(done)
     table = score_facts(done)
@@ -336,8 +336,7 @@ def _summary(done: Run) -> None:
     if "total_simulated_seconds" in done.rounds:
         energy = f"{last.total_energy_joules / 3600:.3g} Wh"
         table["simulated"] = f"{duration(last.total_simulated_seconds)}, {energy}"
-    if (privacy := done.experiment.privacy) is not None:
-        table["privacy"] = f"ε {last.epsilon:.3g}, δ {privacy.delta:g}"
+    table |= budgets(done)
     table["time"] = f"{done.manifest['wall_seconds']:.1f} s"
     table["result hash"] = done.result_hash
     table["run folder"] = short(done.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.conditions.gaussian import analytic_epsilon
 from fedsim.data import Dataset
 from fedsim.errors import in_own_code
 from fedsim.explain import ExplainedData, ExplainedModel
@@ -24,6 +26,8 @@ from fedsim.federation.context import WorkerContext
 from fedsim.federation.wire import to_arrays
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 
+EPSILON = "explain_epsilon"
+SENSITIVITY = 2.0  # the largest distance of two maps of unit length
 Found = dict[Key, dict[str, Explained]]  # by explainer
 
 
@@ -38,13 +42,16 @@ class Explanations(Condition):
 
     name: str = "explain"
     order: ClassVar[int] = 80
+    client_columns: ClassVar[tuple[str, ...]] = (EPSILON,)
     section: Explain
     scored: tuple[str, ...]
     backgrounds: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.scored, "explain_seconds")
+        share = self.section.share
+        stated = (EPSILON,) if share is not None and share.states_epsilon else ()
+        return (*self.scored, "explain_seconds", *stated)
 
     # -- on the server -------------------------------------------------------------------------
 
@@ -118,10 +125,11 @@ class Explanations(Condition):
         return aggregates
 
     def close(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
-        """Records the explanations; returns the means of their scores."""
+        """Records the explanations; returns the means of their scores, and the ε spent."""
+        spent = self._spent(round, ledger)
         explained: Found = round.kept.get(self.name, {})
         if not explained:
-            return {}
+            return spent
         keys = sorted(explained, key=in_order)
         found = {
             name: {k: explained[k][name] for k in keys if name in explained[k]}
@@ -140,7 +148,21 @@ class Explanations(Condition):
             )
         ledger["maps"] = added.last
         of_all = [one.seconds for own in explained.values() for one in own.values()]
-        return {**added.columns, "explain_seconds": math.fsum(of_all)}
+        return {**added.columns, **spent, "explain_seconds": math.fsum(of_all)}
+
+    def _spent(self, round: Round, ledger: dict[str, Any]) -> dict[str, float]:
+        """Adds ε of each client's noisy maps to its row; that of the most so far."""
+        share = self.section.share
+        if share is None or not share.states_epsilon:
+            return {}
+        parts: dict[str, int] = ledger.setdefault("shared_parts", {})
+        sent = Counter[int]()  # also what is lost on its way
+        for k, own in round.notes.get(self.name, ()):
+            sent[k] += sum(int(one.present.sum()) for one in own.values())
+        for k, count in sorted(sent.items()):
+            parts[str(k)] = parts.get(str(k), 0) + count
+            round.runner.rows.setdefault(k, {})[EPSILON] = epsilon(share, parts[str(k)])
+        return {EPSILON: epsilon(share, max(parts.values(), default=0))}
 
     def manifest(self, dataset: Dataset) -> dict[str, Any]:
         scores = [asdict(metric) for metric in self.section.metrics(dataset)]
@@ -239,6 +261,22 @@ class Explanations(Condition):
             raise ConditionFailed(
                 f"round {model.round}: explainer {explainer.label}, {whose}: {in_own_code(error)}"
             ) from error
+
+
+def epsilon(share: Share, parts: int) -> float:
+    """ε of a client's noisy maps, which have so many parts in all.
+
+    A map of n parts is released with σ = noise/√n and moves by 2 at most. Such mechanisms together
+    are one of μ² = Σ (2/σ)² = 4 · parts / noise².
+
+    Source:
+        Dong, Roth and Su, Gaussian Differential Privacy (JRSS B 2022), Corollary 3.3.
+    """
+    if not parts:
+        return 0.0
+    if not share.noise:
+        return math.inf
+    return analytic_epsilon(share.noise, share.delta, SENSITIVITY * math.sqrt(parts))
 
 
 def in_order(key: Key) -> tuple[int, int]:

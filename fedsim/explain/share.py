@@ -27,7 +27,15 @@ class Share(Config):
     time and energy, and are lost with it. The server's aggregate serves as the explanation of the
     global model and is scored as one: rows of explanations.parquet with the model `shared`, and
     columns `<explainer>/shared_<score>`; none if no client counts. `privacy` does not cover shared
-    explanations and cannot be combined with them.
+    explanations and cannot be combined with them, unless they have noise.
+
+    Noise makes them differentially private: whatever a client's data, each of its maps has a
+    length of 1 at most, so that another data set moves it by 2 at most. By its noisy maps of all
+    inputs, explainers and rounds, nobody can tell what data the client has, not even the server,
+    up to (ε, δ). ε is the column `explain_epsilon` of clients.parquet; in rounds.parquet, it is
+    that of the client that has sent the most. It covers these maps alone: not the updates beside
+    them (`privacy`), nor the explanations and scores on record, which have no noise. As with
+    `privacy`, who knows the experiment's seed can remove the noise.
 
     Args:
         aggregation: `mean` of the maps; `quality`, a mean in which each client is weighted by the
@@ -37,6 +45,7 @@ class Share(Config):
             cannot move far.
         noise: length of the Gaussian noise that is added to each map after scaling it to unit L2
             norm, relative to the map's length; see `obscured`. By default maps are sent unchanged.
+        delta: δ, for which ε is stated.
         poisoned: share of all clients that send false explanations: each map with its sign
             flipped, so that evidence for a decision becomes evidence against it, and ten times as
             long (which scaling undoes), with the claim to be of the best quality.
@@ -44,6 +53,7 @@ class Share(Config):
 
     aggregation: Literal["mean", "quality", "median"] = "mean"
     noise: float | None = Field(None, ge=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
     poisoned: float = Field(0.0, ge=0, le=1)
 
     def poisoners(self, count: int, seed: int) -> frozenset[int]:
@@ -57,9 +67,22 @@ class Share(Config):
         poisoned: bool,
         rng: Generator,
     ) -> Relevances:
-        """(m, P) what a client sends for its maps (m, P), given which parts exist (m, P)."""
+        """(m, P) what a client sends for its maps (m, P), given which parts exist (m, P).
+
+        With noise a map that is not finite is sent as one of zeros: to send none would tell of the
+        client's data.
+        """
         maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
-        return maps if self.noise is None else obscured(maps, present, self.noise, rng)
+        if self.noise is None:
+            return maps
+        if self.noise:
+            maps = np.where(np.isfinite(maps).all(axis=1, keepdims=True), maps, 0)
+        return obscured(maps, present, self.noise, rng)
+
+    @property
+    def states_epsilon(self) -> bool:
+        """Whether all that clients send of their explanations has noise."""
+        return self.noise is not None and self.aggregation != "quality"
 
     def size(self, present: NDArray[np.bool_]) -> int:
         """The bytes of a client's maps, given which parts exist (m, P): 32-bit floats."""

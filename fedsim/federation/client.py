@@ -376,7 +376,9 @@ class Client:
             return
         batch = Batch(self.test.x, self.test.y)
         totals = evaluate(self.objective, self.context.as_network(model), batch)
-        self.report_test(scores_of(self.objective, totals))
+        calibrates = self.objective.calibrates
+        held_out = self.context.validated(model, self.round) if calibrates else None
+        self.report_test(scores_of(self.objective, totals, held_out))
 
     def report_test(self, scores: Mapping[str, float]) -> None:
         """Report scores on the client's own test examples, except undefined ones."""
@@ -396,14 +398,16 @@ class Client:
         model.restrict_classes(None)
         totals = slices.totals(model.module, self.context.central_batch, 0, self.id)
         model.restrict_classes(self.labels)
-        scores, rows = slices.scores(totals, self.splits.task, self.id)
+        held_out = None
+        if len(self.splits.held_out):
+            batch = self.context.validation_batch(slice(None))
+            held_out = evaluate(self.objective, model.module, batch)
+        scores, rows = slices.scores(totals, self.splits.task, self.id, held_out)
         for table, added in rows.items():
             for row in added:
                 self.record(table, **row)
-        if len(self.splits.held_out):
-            batch = self.context.validation_batch(slice(None))
-            totals = evaluate(self.objective, model.module, batch)
-            scores = {**scores, **of_validation(scores_of(self.objective, totals))}
+        if held_out is not None:
+            scores = {**scores, **of_validation(scores_of(self.objective, held_out))}
         return scores
 
     def report(self, **scalars: float | int) -> None:

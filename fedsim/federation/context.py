@@ -18,7 +18,7 @@ from fedsim.federation.condition import Condition, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
 from fedsim.federation.wire import to_arrays
 from fedsim.models import ArrayModel, Arrays, Model
-from fedsim.objectives import Batch, Metric, Objective
+from fedsim.objectives import Batch, Metric, Objective, Totals, evaluate
 from fedsim.objectives.slices import slices_of
 from fedsim.support.memory import give_back_memory
 from fedsim.support.rng import keyed_torch_rng
@@ -246,6 +246,21 @@ class WorkerContext:
         rows = self.splits.held_out[part]
         y = torch.tensor(self.dataset.y[rows], device=self.device)
         return Batch(self.examples(rows).x, y)
+
+    def validated(self, model: Any, t: int) -> Totals:
+        """The totals on the validation set of a model that is loaded in round t.
+
+        Kept for the next client, which may have the same model.
+        """
+        kept = self.once("validated", dict[str, Any])
+        version = model._version if isinstance(model, Tensor) else t
+        if kept.get("model") is not model or kept["version"] != version:
+            with keyed_torch_rng(self.spec.seed, "validation/torch", t, device=self.device):
+                batch = self.validation_batch(slice(None))
+                totals = evaluate(self.spec.objective, self.as_network(model), batch)
+            kept.update(model=model, version=version, totals=totals)
+        found: Totals = kept["totals"]
+        return found
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What is made once in this process, by name."""

@@ -271,15 +271,15 @@ class RoundRunner(Runner):
         slices, objective = self.context.slices, self.context.spec.objective
         totals = self._totals("evaluate", model)
         own = [(c, totals.pop(totals_of(c), None)) for c in self.conditions]
-        scores, rows = slices.scores(totals, self.splits.task)
+        held_out = self._totals("validate", model)[""] if self._shards["validate"] else None
+        scores, rows = slices.scores(totals, self.splits.task, held_out=held_out)
         for condition, found in own:
             if found is not None:
                 scores = {**scores, **condition.scores(found)}
         for table, added in rows.items():
             self.record(table, added)
-        if self._shards["validate"]:
-            validated = scores_of(objective, self._totals("validate", model)[""])
-            scores = {**scores, **of_validation(validated)}
+        if held_out is not None:
+            scores = {**scores, **of_validation(scores_of(objective, held_out))}
         return scores
 
     def log(self, **scalars: float | int | str) -> None:

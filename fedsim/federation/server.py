@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from fedsim.federation.reduction import Vector
 from fedsim.federation.runner import RoundRunner
 from fedsim.federation.sums import ExactSum, check_block
 from fedsim.models import Model
-from fedsim.objectives import Metric, Objective
+from fedsim.objectives import Objective
 from fedsim.training import FlatModel
 
 T = TypeVar("T")
@@ -59,12 +58,6 @@ class Server:
     def num_classes(self) -> int:
         """C, the number of classes; 0 for regression."""
         return len(self._context.dataset.classes)
-
-    @cached_property
-    def primary_metric(self) -> Metric:
-        """The score by which models are compared."""
-        metrics = self.objective.metrics(self._context.dataset)
-        return next(metric for metric in metrics if metric.primary)
 
     @property
     def parts(self) -> NDArray[np.int64] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim.conditions.adapters import AdapterRecords
 from fedsim.conditions.compression import Downlink, Uplink
-from fedsim.conditions.explaining import Explanations
+from fedsim.conditions.explaining import EPSILON, Explanations
 from fedsim.conditions.noise import ClientPrivacy, ExamplePrivacy
 from fedsim.conditions.robust import AdversaryRecords, RobustAggregation
 from fedsim.conditions.secure import SecureAggregation
@@ -37,7 +37,7 @@ from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
 from fedsim.methods.learns import Problem
 from fedsim.models.adapters import check_adapted
-from fedsim.objectives import VALIDATION, Objective
+from fedsim.objectives import VALIDATION, FurtherMetric, Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.results.records import TESTED, check_stopping
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
@@ -45,12 +45,13 @@ from fedsim.training import Hooks, TrainingJob, blocks_of, has_batch_norm, lacks
 
 # Columns of the experiment's sections, whether or not they are in use, and whose they are.
 COLUMNS = {
-    "explain_seconds": "explain",
+    **dict.fromkeys(("explain_seconds", EPSILON), "explain"),
     **dict.fromkeys(ClientPrivacy.columns, "privacy"),
     **dict.fromkeys(SecureAggregation.columns, "secure_aggregation"),
     **dict.fromkeys(SimulatedTime.columns, "devices"),
 }
 CLIENT_COLUMNS = {
+    **dict.fromkeys(Explanations.client_columns, "explain"),
     **dict.fromkeys(ExamplePrivacy.client_columns, "privacy"),
     **dict.fromkeys(SimulatedTime.client_columns, "devices"),
     **dict.fromkeys(AdversaryRecords.client_columns, "adversaries"),
@@ -99,7 +100,7 @@ def prepare(
         raise ExperimentError(
             "train.sampler=balanced needs classes, and the target here is a number"
         )
-    objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
+    objective = _with_further(experiment, objective, dataset, splits)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
     in_tasks = splits.sequence is not None
     experiment.method.check_fit(Problem(experiment.model, objective, in_tasks, experiment.hidden))
@@ -245,10 +246,17 @@ def _conditions(experiment: Experiment, splits: ClientSplits) -> list[Condition]
 
 
 def _with_further(
-    names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
+    experiment: Experiment, objective: Objective, dataset: Dataset, splits: ClientSplits
 ) -> Objective:
-    further = further_metrics(names, dataset, objective.num_outputs(dataset))
+    names, conformal = experiment.evaluate.metrics, experiment.evaluate.conformal
+    outputs = objective.num_outputs(dataset)
+    further = further_metrics(names, dataset, outputs)
+    calibrated: tuple[FurtherMetric, ...] = ()
+    if conformal is not None:
+        conformal.check(dataset, outputs, len(splits.held_out))
+        calibrated = conformal.metrics(dataset, experiment.seed)
     taken = [metric.column for metric in objective.metrics(dataset)]
+    taken += [metric.name for metric in calibrated]
     reserved = {*RESERVED, "train_loss", *COLUMNS}
     prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
@@ -267,7 +275,8 @@ def _with_further(
                 f"evaluate.metrics: {name} is not for clients that learn tasks one after another"
             )
         taken.append(metric.name)
-    return objective.with_further(further) if further else objective
+    measured = (*further, *calibrated)
+    return objective.with_further(measured) if measured else objective
 
 
 def _check_explain(
@@ -283,6 +292,13 @@ def _check_explain(
         trains_clients=method.trains_clients,
         keeps_models=method.keeps_models,
     )
+    if section.share is not None and section.share.noise and not section.share.states_epsilon:
+        warnings.warn(
+            "explain.share.aggregation=quality: clients also send how good their explanations "
+            "are, without noise, so that no ε is stated; take mean or median",
+            FedsimWarning,
+            stacklevel=2,
+        )
     trains = experiment.model.builds_network
     model = ExplainedModel(
         section=experiment.model,

@@ -49,6 +49,8 @@ class RoundLine:
             parts.append(f"{duration(row['total_simulated_seconds'])} simulated")
         if "epsilon" in row:
             parts.append(f"ε {row['epsilon']:.3g}")
+        if "explain_epsilon" in row:
+            parts.append(f"ε of explanations {row['explain_epsilon']:.3g}")
         if row["round"] > self._first:
             rate = (row["round"] - self._first) / (time.monotonic() - self._began)
             parts.append(f"{rate:.2g} rounds/s")

@@ -23,7 +23,7 @@ from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.models.rules import RuleModel, Rules, check_table, count
-from fedsim.objectives import Regression, of_validation
+from fedsim.objectives import HeldOut, Regression, of_validation
 from fedsim.training import Train
 
 
@@ -72,8 +72,8 @@ class RuleMethod(Method[RuleState]):
         model = rule_model(fed.server)
         found = model.predict(state.rules, x)
         rules = readable(model, state.rules, fed.server.data)
-        fed.log(**regression(fed.server).scores_of(found.values, y))
-        fed.log(**validated(fed.server, state.rules, fed.server.validation_data))
+        held_out = predicted(fed.server, state.rules, fed.server.validation_data)
+        fed.log(**scores_of(fed.server, found.values, y, held_out))
         fed.log(**measures(rules, found, state.sources))
         target = fed.server.data.target or "y"
         rows = global_explanation(rules, found, y, state.sources, names, target)
@@ -174,9 +174,9 @@ class LocalRules(RuleMethod):
         found = model.predict(rules, x)
         names = feature_names(x.shape[1])
         nobody = np.zeros(count(rules), dtype=np.int64)
-        scores = regression(client).scores_of(found.values, y)
+        held_out = predicted(client, rules, client.central_validation)
+        scores = scores_of(client, found.values, y, held_out)
         client.report(r2=scores["r2"])
-        scores |= validated(client, rules, client.central_validation)
         return scores | measures(model.explain(rules, names), found, nobody)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
@@ -201,12 +201,23 @@ def regression(of: Server | Client) -> Regression:
     return of.objective
 
 
-def validated(of: Server | Client, rules: Rules, examples: Examples) -> dict[str, float]:
-    """The scores of rules on the validation set; none if there is no such set."""
+def predicted(of: Server | Client, rules: Rules, examples: Examples) -> HeldOut | None:
+    """The predictions of rules for the validation set, and its targets; None without examples."""
     if not len(examples):
-        return {}
+        return None
     x, y = examples.table
-    return of_validation(regression(of).scores_of(rule_model(of).predict(rules, x).values, y))
+    return rule_model(of).predict(rules, x).values, y
+
+
+def scores_of(
+    of: Server | Client,
+    values: NDArray[np.float64],
+    y: NDArray[np.float64],
+    held_out: HeldOut | None,
+) -> dict[str, float]:
+    """The scores of predictions for test examples, and for the validation set if there is one."""
+    found = regression(of).scores_of(values, y, held_out)
+    return found | (of_validation(regression(of).scores_of(*held_out)) if held_out else {})
 
 
 def learn(client: Client) -> Rules:
@@ -222,4 +233,7 @@ def report_test(client: Client, rules: Rules) -> None:
     if len(client.test):
         x, y = client.test.table
         found = rule_model(client).predict(rules, x)
-        client.report_test(regression(client).scores_of(found.values, y))
+        held_out = None
+        if regression(client).calibrates:
+            held_out = predicted(client, rules, client.central_validation)
+        client.report_test(regression(client).scores_of(found.values, y, held_out))

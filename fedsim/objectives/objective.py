@@ -30,7 +30,8 @@ Totals = dict[str, Any]
 OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # (outputs (n, ...), targets (n, ...)) -> a score, or several by name.
-ScoreFunction = Callable[[NDArray[Any], NDArray[Any]], Any]
+ScoreFunction = Callable[..., Any]
+HeldOut = tuple[NDArray[Any], NDArray[Any]]  # outputs and targets of the validation set
 VALIDATION = "validation_"  # prefix of columns of scores on the validation set
 _OUTPUTS, _TARGETS = "further/outputs", "further/targets"  # keys of totals
 
@@ -45,6 +46,7 @@ class Metric:
         best: whether `max` or `min` is better.
         primary: whether models are compared by this metric; each objective has one such metric.
         sliced: also record it for each slice, as `<column>/<slice>`.
+        calibrated: computed with the validation set as well, so that it has no score on that set.
     """
 
     column: str
@@ -52,6 +54,12 @@ class Metric:
     best: Literal["max", "min"] = "max"
     primary: bool = False
     sliced: bool = False
+    calibrated: bool = False
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether its mean and its worst over clients' own test examples are recorded."""
+        return self.primary or self.calibrated
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,27 @@ class FurtherMetric:
     """An additional metric: a function of all outputs and their targets."""
 
     name: str  # of its column; several scores have columns `<name>/<score>`
-    # It gets all outputs (n, ...); where a model predicts only some classes, others' are −inf.
+    # It gets all outputs (n, ...); where a model predicts only some classes, others' are −inf. Of
+    # a `calibrated` metric, it also gets the outputs and targets of the validation set, as a pair.
     score: ScoreFunction
     shown: Metric | None = None  # how reports show it, if they do
     is_table: bool = False  # whether it returns rows of the run's table of that name
 
-    def columns(self, outputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
-        """Its scores, by column; empty for a table."""
-        if self.is_table:
+    @property
+    def calibrated(self) -> bool:
+        return self.shown is not None and self.shown.calibrated
+
+    def columns(
+        self, outputs: NDArray[Any], targets: NDArray[Any], held_out: HeldOut | None = None
+    ) -> dict[str, float]:
+        """Its scores, by column; empty for a table, and on the validation set if calibrated on it.
+
+        Args:
+            held_out: the outputs and targets of the validation set.
+        """
+        if self.is_table or (self.calibrated and held_out is None):
             return {}
-        found = self.score(outputs, targets)
+        found = self.score(outputs, targets, *((held_out,) if self.calibrated else ()))
         if isinstance(found, Mapping):
             return {f"{self.name}/{name}": score for name, score in found.items()}
         return {self.name: found}
@@ -134,6 +153,11 @@ class Objective(Component, ABC):
     def further(self) -> tuple[FurtherMetric, ...]:
         """The additional metrics that the experiment requests in `evaluate.metrics`."""
         return self._further
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a score of test examples needs the validation set."""
+        return any(further.calibrated for further in self._further)
 
     def with_further(self, further: Sequence[FurtherMetric]) -> Self:
         """The same objective with additional metrics."""
@@ -224,11 +248,19 @@ def merged(parts: Iterable[Totals]) -> Totals:
     return found
 
 
-def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
-    """The scores of an objective and additional metrics from totals."""
+def scores_of(
+    objective: Objective, totals: Totals, held_out: Totals | None = None
+) -> dict[str, float]:
+    """The scores of an objective and additional metrics from totals.
+
+    Args:
+        held_out: the totals of the same model on the validation set, by which metrics are
+            calibrated; without, these are left out.
+    """
     found = objective.scores({name: frozen(value) for name, value in totals.items()})
     for further in objective.further:
-        added = further.columns(totals[_OUTPUTS], totals[_TARGETS])
+        calibration = None if held_out is None else (held_out[_OUTPUTS], held_out[_TARGETS])
+        added = further.columns(totals[_OUTPUTS], totals[_TARGETS], calibration)
         if taken := sorted(found.keys() & added.keys()):
             raise ValueError(f"'{taken[0]}' is a score of the objective; choose another name")
         found = {**found, **added}

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from fedsim.data import Dataset
 from fedsim.data.encoding import UNSCALED
 from fedsim.errors import ExperimentError
-from fedsim.objectives.objective import Batch, Context, Metric, Objective, Totals, objectives
+from fedsim.objectives.objective import (
+    Batch,
+    Context,
+    HeldOut,
+    Metric,
+    Objective,
+    Totals,
+    objectives,
+)
 
 
 @objectives.register
@@ -59,14 +67,21 @@ class Regression(Objective):
         }
 
     def scores_of(
-        self, predictions: NDArray[np.float64], y: NDArray[np.float64]
+        self,
+        predictions: NDArray[np.float64],
+        y: NDArray[np.float64],
+        held_out: HeldOut | None = None,
     ) -> dict[str, float]:
-        """The scores of (n,) predictions of targets, in full precision."""
+        """The scores of (n,) predictions of targets, in full precision.
+
+        Args:
+            held_out: the same of the validation set, if there is one.
+        """
         errors = predictions - y
         squared, absolute = float(np.square(errors).sum()), float(np.abs(errors).sum())
         found = self.scores({"squared": squared, "absolute": absolute, "y": y})
         for further in self.further:
-            found |= further.columns(predictions, y)
+            found |= further.columns(predictions, y, held_out)
         return found
 
     def scores(self, totals: Totals) -> dict[str, float]:

@@ -51,8 +51,18 @@ class Slices(ABC):
         """
 
     @abstractmethod
-    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
-        """The columns computed from totals of the whole test set, and rows of further tables."""
+    def scores(
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
+    ) -> Scored:
+        """The columns computed from totals of the whole test set, and rows of further tables.
+
+        Args:
+            held_out: the totals of the validation set, if there is one.
+        """
 
 
 class Whole(Slices):
@@ -63,8 +73,15 @@ class Whole(Slices):
     ) -> dict[str, Totals]:
         return {"": evaluate(self.objective, network, batch)}
 
-    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
-        return scores_of(self.objective, totals[""]), _tables(self.objective, totals[""], client)
+    def scores(
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
+    ) -> Scored:
+        found = scores_of(self.objective, totals[""], held_out)
+        return found, _tables(self.objective, totals[""], client)
 
 
 class ByColumn(Slices):
@@ -87,9 +104,15 @@ class ByColumn(Slices):
                 found[name] = evaluate(self.objective, network, own)
         return found
 
-    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
+    def scores(
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
+    ) -> Scored:
         whole = merged(totals.values())
-        found = scores_of(self.objective, whole)
+        found = scores_of(self.objective, whole, held_out)
         if len(totals) > 1:
             for name, own in totals.items():
                 scores = scores_of(self.objective, own)
@@ -132,7 +155,13 @@ class ByTask(Slices):
             slices.append(Slice(number, own, labels))
         return evaluate_slices(self.objective, network, batch, slices)
 
-    def scores(self, totals: Mapping[str, Totals], task: int, client: int | None = None) -> Scored:
+    def scores(
+        self,
+        totals: Mapping[str, Totals],
+        task: int,
+        client: int | None = None,
+        held_out: Totals | None = None,
+    ) -> Scored:
         found = {name: scores_of(self.objective, own) for name, own in totals.items()}
         clients = range(len(self._sequence.labels)) if client is None else [client]
         rows = [

@@ -44,7 +44,7 @@ def summarise(
     record: Mapping[str, Any],
     client_rows: list[dict[str, Any]],
     ledger: dict[str, Any],
-    primary: Metric,
+    metrics: Sequence[Metric],
     setup_bytes: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """The row of a round, from its own records and those of its clients.
@@ -57,11 +57,11 @@ def summarise(
     if trained:
         samples = sum(r["samples"] for r in trained)
         row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
-    column = primary.column
-    if tested := [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]:
-        mean, worst = (f"{who}_{column}" for who in TESTED)
-        row[mean] = math.fsum(tested) / len(tested)
-        row[worst] = min(tested) if primary.best == "max" else max(tested)
+    for column, best in ((m.column, m.best) for m in metrics if m.of_clients):
+        if tested := [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]:
+            mean, worst = (f"{who}_{column}" for who in TESTED)
+            row[mean] = math.fsum(tested) / len(tested)
+            row[worst] = min(tested) if best == "max" else max(tested)
     learnt = [r for r in client_rows if "steps" in r or "rules" in r]
     row["clients"] = len(learnt)
     if any("adversary" in r for r in client_rows):
@@ -122,7 +122,7 @@ def watch_score(
 
 def check_stopping(stopping: EarlyStopping | None, metrics: Sequence[Metric]) -> None:
     """Reject a metric that is not displayed, and so is in no round."""
-    known = [metric.column for metric in metrics]
+    known = [metric.column for metric in metrics if not metric.calibrated]
     if stopping is not None and stopping.metric and stopping.metric not in known:
         raise ExperimentError(
             f"evaluate.early_stopping.metric: there is no score '{stopping.metric}'"
@@ -148,10 +148,10 @@ def known_columns(
     metrics = spec.objective.shown(dataset)
     columns = [metric.column for metric in spec.shown(dataset)]
     if len(splits.held_out):
-        columns += [VALIDATION + metric.column for metric in metrics]
+        columns += [VALIDATION + metric.column for metric in metrics if not metric.calibrated]
     columns += slices_of(spec.objective, dataset, splits).columns
     if tests_clients:
-        columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
+        columns += [f"{who}_{m.column}" for m in metrics if m.of_clients for who in TESTED]
     of_conditions = [name for condition in spec.conditions for name in condition.columns]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
     return [*columns, "train_loss", *ways, *of_conditions]

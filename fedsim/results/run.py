@@ -30,6 +30,7 @@ _UNKNOWN = (Metric("accuracy", "accuracy", primary=True),)
 
 # Columns of numbers, wherever they are; those of scores come with these prefixes.
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
+_NUMBERS.add("explain_epsilon")
 _PREFIXES = ("", "test_", "client_", "worst_client_", VALIDATION)
 _CURVES = ("deletion", "insertion")  # of maps.parquet
 # The columns of whole numbers and of words that each table has.

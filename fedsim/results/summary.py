@@ -166,6 +166,21 @@ def score_facts(run: Run) -> dict[str, str]:
     return found
 
 
+def budgets(run: Run) -> dict[str, str]:
+    """The privacy budgets that a run has spent: what each covers, and ε and δ in words."""
+    privacy, explain, rounds = run.experiment.privacy, run.experiment.explain, run.rounds
+    share = None if explain is None else explain.share
+    deltas = {
+        ("epsilon", "privacy"): privacy and privacy.delta,
+        ("explain_epsilon", "privacy of shared explanations"): share and share.delta,
+    }
+    return {
+        name: f"ε {rounds[column].iloc[-1]:.3g}, δ {delta:g}"
+        for (column, name), delta in deltas.items()
+        if delta is not None and column in rounds and len(rounds)
+    }
+
+
 def chosen(runs: Iterable[Run], names: Sequence[str]) -> list[Metric]:
     known = {column: metric for run in runs for column, metric in on_record(run).items()}
     for name in names:

@@ -7,14 +7,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, pld
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.stats import norm
 
-from experiments import ran
+from experiments import Say, ran
 from fedsim import Run
-from fedsim.errors import ExperimentError
+from fedsim.conditions.explaining import epsilon
+from fedsim.conditions.privacy import Privacy
+from fedsim.errors import ExperimentError, FedsimWarning
 from fedsim.explain.share import Share, obscured
+from fedsim.launch.progress import RoundLine
+from fedsim.results.summary import budgets
 
 Finish = Callable[..., Run]
 
@@ -55,6 +61,47 @@ class TestObscured:
         assert np.linalg.norm(added, axis=1).mean() == pytest.approx(noise, rel=0.02)
         assert added.std() == pytest.approx(noise / np.sqrt(50), rel=0.02)
         assert not Share(noise=noise).sent(maps, ~present & present, False, rng()).any()
+
+
+class TestEpsilon:
+    @pytest.mark.parametrize(("noise", "parts"), [(20, 64), (3, 48), (500, 12_544), (0.5, 9)])
+    def test_closed_form(self, noise: float, parts: int) -> None:
+        """δ(ε) of Balle and Wang (2018), Theorem 8, for μ² = Σ (2√n/noise)²."""
+        for delta in (1e-5, 1e-3):
+            found, mu = epsilon(Share(noise=noise, delta=delta), parts), 2 * parts**0.5 / noise
+            of_delta = norm.cdf(mu / 2 - found / mu) - np.exp(
+                found + norm.logcdf(-mu / 2 - found / mu)
+            )
+            assert of_delta == pytest.approx(delta, rel=1e-5)
+
+    def test_accountant(self) -> None:
+        """Maps of several lengths, in several rounds, one by one."""
+        accountant = pld.PLDAccountant(value_discretization_interval=1e-5)
+        lengths, noise = [16, 16, 9, 4, 30], 12.0
+        for n in lengths:
+            of_map = GaussianDpEvent(noise / n**0.5 / 2)
+            accountant.compose(of_map, 3)
+        found = epsilon(Share(noise=noise), 3 * sum(lengths))
+        assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-5)
+        by_moments = Privacy(clip=1, noise_multiplier=noise / (2 * (3 * sum(lengths)) ** 0.5))
+        assert found < by_moments.epsilon({(1.0, 1): 1}) < 1.2 * found
+
+    def test_no_map_and_no_noise(self) -> None:
+        assert epsilon(Share(noise=1), 0) == epsilon(Share(noise=0), 0) == 0
+        assert epsilon(Share(noise=0), 4) == np.inf
+
+    @given(MAPS, MAPS)
+    def test_maps_are_two_apart_at_most(self, one: np.ndarray, other: np.ndarray) -> None:
+        share = Share(noise=1e-9)
+        sent = [share.sent(each, EVERYWHERE, False, rng()) for each in (one, other)]
+        assert (np.linalg.norm(sent[0] - sent[1], axis=1) <= 2 + 1e-6).all()
+
+    def test_maps_without_numbers_are_noise(self) -> None:
+        maps = np.array([[1.0, np.inf, 0], [3, 4, 0]])
+        sent = Share(noise=1e-9).sent(maps, np.ones((2, 3), bool), False, rng())
+        assert np.allclose(sent, [[0, 0, 0], [0.6, 0.8, 0]], atol=1e-6)
+        plain = Share(noise=0).sent(maps, np.ones((2, 3), bool), False, rng())
+        assert not np.isfinite(plain[0]).all()
 
 
 class TestAggregation:
@@ -182,6 +229,60 @@ class TestRuns:
         assert agreement["quality"] < 0
         assert agreement["median"] > 0.8
 
+    @pytest.mark.parametrize("more", [{}, {"secure_aggregation": {}}])
+    def test_noise_states_its_epsilon(self, finish: Finish, more: dict[str, Any]) -> None:
+        """Of 6 maps of 4 parts by 2 explainers, in the rounds in which a client is drawn."""
+        explain = {**EXPLAIN, "explainers": ["gradient", "occlusion"], "clients": 2}
+        devices = {"packet_error": 0.4} if not more else {}
+        train = {**TABLE["train"], "rounds": 4, "participation": 0.6}
+        share = {"noise": 3, "delta": 1e-4, "poisoned": 0.2}
+        done = finish(
+            **{**TABLE, "train": train},
+            **more,
+            **({"devices": devices} if devices else {}),
+            explain={**explain, "share": share, "every": 2},
+        )
+        explained = done.explanations.query("model == 'cohort' and explainer == 'gradient'")
+        sent = dict.fromkeys(range(5), 0)
+        for t, clients in explained.groupby("round")["client"]:
+            for k in clients:
+                sent[int(k)] += 2 * 6 * 4
+                row = done.clients[(done.clients["client"] == k) & (done.clients["round"] == t)]
+                expected = epsilon(Share(**share), sent[int(k)])
+                assert row["explain_epsilon"].item() == expected
+            later = done.rounds[done.rounds["round"] >= t]["explain_epsilon"].iloc[0]
+            assert later == epsilon(Share(**share), max(sent.values()))
+        assert done.rounds["explain_epsilon"].tolist()[0] == 0
+        assert max(sent.values()) > 0
+        assert done.clients["explain_epsilon"].notna().sum() == len(explained)
+        assert budgets(done)["privacy of shared explanations"].endswith("δ 0.0001")
+
+    @pytest.mark.parametrize("level", ["client", "example"])
+    def test_it_stands_beside_that_of_privacy(self, finish: Finish, say: Say, level: str) -> None:
+        privacy = {"clip": 1.0, "noise_multiplier": 1.0, "level": level}
+        explain = {**EXPLAIN, "share": {"noise": 1}}
+        done = finish(**TABLE, privacy=privacy, explain=explain)
+        last, told = done.rounds.iloc[-1], budgets(done)
+        assert list(told) == ["privacy", "privacy of shared explanations"]
+        assert told["privacy"] == f"ε {last['epsilon']:.3g}, δ 1e-05"
+        lines = RoundLine(done)(dict(last))
+        assert f"ε of explanations {last['explain_epsilon']:.3g}" in lines
+        code, _, err = say("report", str(done.path), "--out", "page.html")
+        assert code == 0, err
+        page = (done.path.parents[2] / "page.html").read_text()
+        assert "Privacy of shared explanations" in page
+        assert told["privacy of shared explanations"] in page
+
+    def test_without_noise_nothing_is_stated(self, finish: Finish) -> None:
+        plain = finish(**TABLE, explain={**EXPLAIN, "share": {}})
+        assert "explain_epsilon" not in plain.rounds
+        only_scaled = finish(**TABLE, explain={**EXPLAIN, "share": {"noise": 0}})
+        assert np.isinf(only_scaled.rounds["explain_epsilon"]).all()
+        share = {"noise": 1, "aggregation": "quality"}
+        with pytest.warns(FedsimWarning, match=r"^explain.share.aggregation=quality: .* no ε is"):
+            quality = finish(**TABLE, explain={**EXPLAIN, "share": share})
+        assert "explain_epsilon" not in quality.rounds
+
     def test_privacy_does_not_cover_them(self, finish: Finish) -> None:
         with pytest.raises(ExperimentError) as refused:
             finish(
@@ -189,6 +290,6 @@ class TestRuns:
                 explain={**EXPLAIN, "share": {}},
             )
         assert str(refused.value) == (
-            "experiment: explain.share: clients would send explanations, and `privacy` covers only"
-            " averages; leave out `explain.share`, or `privacy`"
+            "experiment: explain.share: clients would send explanations without noise, and "
+            "`privacy` covers only averages; leave out `explain.share`, or `privacy`"
         )

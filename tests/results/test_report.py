@@ -50,6 +50,7 @@ from fedsim.results.figures.look import PAGE, PAPER, Drawing
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import costs, curves
+from fedsim.results.report.explanations import curves as of_explanations
 from fedsim.results.report.html import Report, _breakable
 from fedsim.results.report.overview import label_counts
 from fedsim.results.report.page import Datum, mark_best
@@ -707,6 +708,22 @@ def test_bands_are_a_standard_deviation_below_and_above(runs: Runs) -> None:
     mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
     np.testing.assert_allclose(line.low, mean - std)
     np.testing.assert_allclose(line.high, mean + std)
+
+
+def test_scores_of_explanations_have_bands(tmp_path: Path) -> None:
+    """One by one explainer and score, over the seeds, as accuracy has."""
+    explain = {"explainers": ["random"], "every": 1, "inputs": 2, "scores": ["deletion"]}
+    done = [
+        run(small_experiment(seed=seed, train={"rounds": 2}, explain=explain), tmp_path)
+        for seed in (0, 1, 2)
+    ]
+    shown = ReportData([one.path for one in done])
+    (plot,) = (p for p in of_explanations(shown) if "global" in p.heading)
+    (line,) = cast(partial[None], plot.panels[0][1].draw).keywords["lines"]
+    values = np.array([one.rounds["random/deletion"] for one in done])
+    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+    assert std.min() > 0
+    np.testing.assert_allclose([line.low, line.high], [mean - std, mean + std])
 
 
 def test_the_worst_clients_are_named(runs: Runs) -> None:

@@ -264,10 +264,10 @@ def test_a_round_is_summed_up() -> None:
     ]
     ledger = {**new_ledger(), "total_bytes_up": 100}
     lower = Metric("accuracy", "accuracy", best="min", primary=True)
-    turned = summarise(7, {}, client_rows, dict(ledger), lower)
+    turned = summarise(7, {}, client_rows, dict(ledger), [lower])
     assert turned["worst_client_accuracy"] == 0.75
     primary = Metric("accuracy", "accuracy", primary=True)
-    row = summarise(7, {"accuracy": 0.5}, client_rows, ledger, primary)
+    row = summarise(7, {"accuracy": 0.5}, client_rows, ledger, [primary, Metric("loss", "loss")])
     assert row == {
         **{"round": 7, "accuracy": 0.5, "train_loss": 1.75, "clients": 2, "failed": 1},
         **{"client_accuracy": 0.5, "worst_client_accuracy": 0.25},

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,9 @@ class PrivacyAudit:
 
         seen, maps = logits(self._network, x), explained(self._network)
         majority = np.eye(seen.shape[1])[np.full(len(labels), np.bincount(labels).argmax())]
-        self.fits = {MODEL: fit(seen, labels, inside), MAJORITY: fit(majority, labels, inside)}
+        constant = fit(majority, labels, inside)  # has no loss
+        guess = Fit(constant.inside, constant.outside)
+        self.fits = {MODEL: fit(seen, labels, inside), MAJORITY: guess}
         of_model = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
         scores: dict[float | None, dict[str, Scores]] = {noise: {} for noise in noises}
         for (noise, name), sent in maps.items():
@@ -217,9 +219,7 @@ class PrivacyAudit:
                     for mean, where in zip(means[key], (parts, ~parts), strict=True):
                         mean += sent * (where[s] / where.sum(axis=0))[:, np.newaxis]
                 on_shadow(s + 1)
-            self.fits[SHADOWS] = Fit(
-                *(float(np.mean([getattr(f, s) for f in fits])) for s in ("inside", "outside"))
-            )
+            self.fits[SHADOWS] = Fit(*map(float, np.mean([astuple(f) for f in fits], axis=0)))
             for key, target in compared(seen, maps).items():
                 likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
                 noise, name = key

@@ -22,6 +22,7 @@ Data (arXiv 2407.17663, 2024), whose L1-LRT is LiRA on the norm of explanations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -105,16 +106,23 @@ def guessing(members: int, others: int) -> dict[str, tuple[float, float]]:
 
 @dataclass(frozen=True)
 class Fit:
-    """The accuracy of a model on examples that it was trained on, and on others."""
+    """The accuracy and the mean loss of a model on examples that it was trained on, and on others.
+
+    Its losses are what attacks see: of two models that are right about all their examples, one may
+    be far surer of them.
+    """
 
     inside: float
     outside: float
+    inside_loss: float = math.nan
+    outside_loss: float = math.nan
 
 
 def fit(logits: NDArray[Any], labels: NDArray[Any], inside: NDArray[np.bool_]) -> Fit:
     """The fit of a model by its logits (n, C) on examples, trained on those `inside`."""
-    right = logits.argmax(axis=1) == labels
-    return Fit(float(right[inside].mean()), float(right[~inside].mean()))
+    right, losses = logits.argmax(axis=1) == labels, -loss_scores(logits, labels)
+    found = (each[where].mean() for each in (right, losses) for where in (inside, ~inside))
+    return Fit(*map(float, found))
 
 
 def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from fedsim.analysis.attacks.inversion import Inversion
 from fedsim.analysis.attacks.membership import Fit
 from fedsim.explain.pictures.canvas import as_html, picture
 from fedsim.results.run import Run
+from fedsim.results.summary import budgets
 from fedsim.support import atomic
 from fedsim.support.words import columns
 
@@ -30,6 +31,7 @@ SOURCES = {  # of reconstructed images, as a table names them
 }
 MODEL, SHADOWS, MAJORITY = "the model", "shadow models (mean)", "always the most frequent class"
 LESS = 0.05  # of accuracy, with which a model has not learnt what another has
+HALF = 0.5  # of the gap of losses, with which a model remembers less of its examples than another
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Audit:
         guessing: where 95 % of the outcomes of guessing lie, with as many examples, by column of
             `membership`.
         fits: one row per model: the model, the shadow models and a constant guess. Columns:
-            `model`, and its accuracy on examples it was trained on (`inside`) and others
-            (`outside`).
+            `model`, its accuracy on examples it was trained on (`inside`) and others (`outside`),
+            and its mean loss on both (`inside_loss`, `outside_loss`; NaN of a constant guess).
         warnings: where an attack has failed for a reason that is not privacy.
         reconstruction: one row per image reconstruction attack; empty if there is nothing to
             reconstruct images from. Columns: `source` (`shared` for the shared images themselves,
@@ -76,8 +78,12 @@ class Audit:
         ranges = (f"{low:.3f} to {high:.3f}" for low, high in self.guessing.values())
         rows.append(["guessing, 95 % of cases", *ranges])
         parts = [_table(["membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"], rows)]
-        rows = [[name, f"{a:.3f}", f"{b:.3f}"] for name, a, b in self.fits.itertuples(index=False)]
-        parts.append(_table(["accuracy of", "on training examples", "on others"], rows))
+        rows = [
+            [name, *("" if math.isnan(value) else f"{value:.3f}" for value in values)]
+            for name, *values in self.fits.itertuples(index=False)
+        ]
+        heads = ["accuracy: trained on", "others", "loss: trained on", "others"]
+        parts.append(_table(["how well they have learnt", *heads], rows))
         if len(self.reconstruction):
             rows = [
                 [
@@ -87,6 +93,8 @@ class Audit:
                 for row in self.reconstruction.to_dict("records")
             ]
             parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
+        stated = budgets(self.run).items()
+        parts += [f"{name}, as the run states it: {words}" for name, words in stated]
         return "\n\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
@@ -153,6 +161,12 @@ def doubts(
             f"({shadows.inside:.3f}, {own.inside:.3f}): what LiRA finds is too little, and no "
             "evidence of privacy"
         )
+    elif shadows is not None and _gap(shadows) < HALF * _gap(own):
+        yield (
+            "the shadow models remember less of their examples than the model: their losses on "
+            f"others exceed those on these by {_gap(shadows):.3g}, the model's by {_gap(own):.3g};"
+            " what LiRA finds is too little, and no evidence of privacy"
+        )
     auc = {_attack(row): row["auc"] for row in rows}
     width = chance["auc"][1] - 0.5
     if "lira" in auc and auc["lira"] < auc["loss"] - width:
@@ -165,6 +179,11 @@ def doubts(
             f"below guessing: {', '.join(low)}; members score lower than others, so that an "
             "attacker who turns the scores round gains 1 − AUC"
         )
+
+
+def _gap(fit: Fit) -> float:
+    """By how much losses on other examples exceed those on the examples trained on."""
+    return fit.outside_loss - fit.inside_loss
 
 
 def failed(images: Sequence[Mapping[Any, Any]]) -> Iterator[str]:

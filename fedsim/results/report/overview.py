@@ -26,6 +26,7 @@ from fedsim.results.report.page import (
     listed,
     number,
 )
+from fedsim.results.summary import budgets
 from fedsim.support.words import duration
 
 _PARTITIONS = 6  # that are drawn
@@ -67,6 +68,11 @@ def overview(compared: ReportData) -> list[tuple[str, str]]:
     found = {name: _settings(compared, key) for name, key in keys.items()}
     found["Parameters"] = _parameters(compared)
     found["Clients"] = _facts(compared, "clients")
+    for cell in compared.cells:
+        for _, _, run in cell.runs:
+            for name, words in budgets(run).items():
+                known = found.setdefault(name.capitalize(), [])
+                known += [words] * (words not in known)
     found["Seeds"] = sorted({entry.seed for entry in compared.entries})
     finished = sum(entry.finished for entry in compared.entries)
     found["Runs"] = [f"{finished} of {len(compared.entries)} finished"]

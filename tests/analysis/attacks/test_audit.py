@@ -144,6 +144,9 @@ class TestMembership:
         assert fits["outside"].between(0.1, 0.5).all()
         auc = found.membership.set_index("attack")["auc"]
         assert auc["lira"] < auc["loss"] - 0.1
+        loss = fits["outside_loss"] - fits["inside_loss"]
+        assert loss["shadow models (mean)"] < loss["the model"] / 4
+        assert fits.loc["always the most frequent class", ["inside_loss"]].isna().all()
         text = found.text()
         assert "warning: the shadow models have learnt their examples worse than the mod" in text
         assert f"warning: LiRA (AUC {auc['lira']:.3f}) is weaker than the loss" in text
@@ -183,6 +186,26 @@ def test_a_model_that_has_learnt_nothing_is_doubted(tmp_path: Path) -> None:
     assert content["warnings"] == list(found.warnings)
     assert set(content["guessing"]) == {"auc", "balanced_accuracy", "tpr"}
     assert [row["model"] for row in content["fits"]] == list(found.fits["model"])
+
+
+def test_shadow_models_as_right_but_less_sure_are_doubted() -> None:
+    """A loss of 0.93 beside LiRA of 0.44: what memorised examples look like was not learnt."""
+    about = {"explainer": "", "noise": math.nan}
+    rows = [{**about, "attack": n, "auc": auc} for n, auc in (("loss", 0.93), ("lira", 0.44))]
+    fits = {
+        "the model": Fit(1, 0.6, 0.01, 2.51),
+        "always the most frequent class": Fit(0.2, 0.2),
+        "shadow models (mean)": Fit(0.97, 0.6, 0.3, 1.5),
+    }
+    told = list(doubts(rows, guessing(200, 200), fits))
+    assert told[0] == (
+        "the shadow models remember less of their examples than the model: their losses on others "
+        "exceed those on these by 1.2, the model's by 2.5; what LiRA finds is too little, and no "
+        "evidence of privacy"
+    )
+    assert told[1].startswith("LiRA (AUC 0.440) is weaker than the loss (0.930)")
+    fits["shadow models (mean)"] = Fit(0.97, 0.6, 0.3, 1.6)
+    assert list(doubts(rows, guessing(200, 200), fits)) == [told[1], *told[2:]]
 
 
 def test_scores_that_can_be_turned_round_are_named() -> None:

@@ -74,7 +74,7 @@ def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: l
     assert astuple(found) == pytest.approx(astuple(by_loop(members, others)), rel=1e-12)
 
 
-@pytest.mark.parametrize(("members", "others"), [(40, 40), (150, 400)])
+@pytest.mark.parametrize(("members", "others"), [(12, 10), (40, 40), (150, 400)])
 def test_guessing_has_its_interval(members: int, others: int) -> None:
     rng = np.random.default_rng(0)
     found = [
@@ -90,6 +90,10 @@ def test_fit_is_the_accuracy_inside_and_outside() -> None:
     logits = np.array([[1.0, 0], [0, 1], [1, 0], [1, 0]])
     found = fit(logits, np.array([0, 1, 1, 0]), np.array([True, True, True, False]))
     assert (found.inside, found.outside) == (2 / 3, 1.0)
+    right, wrong = math.log1p(math.exp(-1)), math.log1p(math.e)
+    assert (found.inside_loss, found.outside_loss) == pytest.approx(
+        ((2 * right + wrong) / 3, right)
+    )
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

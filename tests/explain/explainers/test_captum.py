@@ -297,7 +297,7 @@ def test_deep_shap_is_complete(kind: str, rows: int, monkeypatch: pytest.MonkeyP
         network = Written().eval()
         model = replace(model, network=network)
     others = torch.randn(rows, *x.shape[1:])
-    monkeypatch.setattr(ours, "background", lambda choice, data: others)
+    give(monkeypatch, others)
     chosen = explainers.parse({"name": "deep_shap", "baseline": "mean"})
     found = chosen.each(model, data, x, y, np.random.default_rng(0))
     with torch.no_grad():
@@ -317,7 +317,7 @@ def test_a_background_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, x, y = subject("table")
     others = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     section = {"name": "kernel_shap", "baseline": "mean"}
-    monkeypatch.setattr(ours, "background", lambda choice, data: others)
+    give(monkeypatch, others)
     found = explain("table", section)
     for k in range(3):
         exact = shapley("table", k, 4, others)
@@ -327,9 +327,9 @@ def test_a_background_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         together = alone("table", section)
         apart = []
         for row in others.split(1):
-            monkeypatch.setattr(ours, "background", lambda choice, data, row=row: row)
+            give(monkeypatch, row)
             apart.append(alone("table", section))
-        monkeypatch.setattr(ours, "background", lambda choice, data: others)
+        give(monkeypatch, others)
         np.testing.assert_allclose(together, np.mean(apart, axis=0), rtol=1e-4, atol=1e-6)
     many = {"name": "gradient_shap", "baseline": "mean", "samples": 4000}
     with torch.no_grad():
