@@ -271,6 +271,11 @@ def test_documents_at_their_words_vectors(kind: str, method: str) -> None:
     np.testing.assert_allclose(found, summed.masked_fill(x[0] == 0, 0), rtol=1e-4, atol=1e-6)
 
 
+def give(monkeypatch: pytest.MonkeyPatch, rows: Tensor) -> None:
+    """Take some rows (m, ...) as the background, whatever the baseline."""
+    monkeypatch.setattr(ours.OfCaptum, "background", lambda *_: rows[:, None])
+
+
 class Written(nn.Module):
     """A network that calls functions, one module twice, and pools what ReLU returns."""
 
