@@ -43,6 +43,7 @@ class Metric:
         best: whether `max` or `min` is better.
         primary: whether models are compared by this metric; each objective has one such metric.
         sliced: also record it for each slice, as `<column>/<slice>`.
+        chance: what is scored by chance, which figures mark, if it is known.
     """
 
     column: str
@@ -50,6 +51,7 @@ class Metric:
     best: Literal["max", "min"] = "max"
     primary: bool = False
     sliced: bool = False
+    chance: float | None = None
 
 
 @dataclass(frozen=True)

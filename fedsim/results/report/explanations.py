@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.pictures import maps as map_figures
+from fedsim.explain.scores.randomisation import ALIKE
 from fedsim.explain.section import SIMILARITIES
 from fedsim.objectives import Metric
 from fedsim.results.maps import agreement_matrix, relevance_maps
@@ -71,7 +72,20 @@ def about(compared: ReportData) -> str:
     if silent:
         words.append(
             f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
-            "parts are equally relevant or not finite; these have no scores (`uninformative`)."
+            "parts are equally relevant or not finite; these score what chance does "
+            "(`uninformative`)."
+        )
+    told = [t for t in tables if "randomisation" in t]
+    fixed = {name for t in told for name in t.explainer[t.randomisation > ALIKE]}
+    if fixed:
+        words.append(
+            f"Maps by {listed(sorted(fixed))} do not depend on the network's weights: they agree "
+            f"with those of random weights (`randomisation` above {ALIKE:g})."
+        )
+    if any(m.chance is not None for e in compared.entries if e.run for m in e.run.explained):
+        words.append(
+            "Dotted lines: what maps score on average that know nothing; where there is none, the "
+            "explainer `random` tells."
         )
     return " ".join(words)
 

@@ -48,8 +48,8 @@ def inputs(kind: str) -> Tensor:
 
 
 def relevances(kind: str) -> NDArray[np.float64]:
-    """Signed, with ties; what is said of padding must not matter."""
-    return rng(1).standard_normal(present(inputs(kind)).shape).round(1)
+    """Signed, no two alike; what is said of padding must not matter."""
+    return rng(1).standard_normal(present(inputs(kind)).shape)
 
 
 def predict(x: Tensor) -> Tensor:
@@ -199,11 +199,16 @@ class TestAsCaptum:
             return noise, x - noise
 
         expected = captum.metrics.infidelity(
-            *(Smooth(), noisy, x, slopes), n_perturb_samples=6, max_examples_per_batch=len(x)
+            *(Smooth(), noisy, x, slopes), n_perturb_samples=6, max_examples_per_batch=len(x), normalize=True
         )
         found = infidelity(Smooth(), x, slopes, 0.2, 6, rng(3))
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, expected, rtol=1e-9)
+        for scale in (-3, 1e-3):  # which does not matter
+            scaled = infidelity(Smooth(), x, scale * slopes, 0.2, 6, rng(3))
+            np.testing.assert_allclose(scaled, expected, rtol=1e-9)
+        changes = infidelity(Smooth(), x, torch.zeros_like(x), 0.2, 6, rng(3))
+        assert (found < changes).all()
 
     def test_sensitivity(self, kind: str) -> None:
         x = inputs(kind).double()
