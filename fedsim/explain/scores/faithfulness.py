@@ -4,8 +4,8 @@ An input consists of parts: an image (C, H, W) of its H·W pixels, all channels 
 document, integer tokens (L,) with 0 after its end, of its words; any other input of its entries,
 or of features that take several: `part_of` (W,) then has the part of each entry. Relevances are
 (n, P), by part and signed. Parts of equal relevance have no order: scores are the mean over four,
-two random ones and their reverses, which is exact for an additive value. Scores are of each input,
-in float64.
+two random ones and their reverses, so that the area of an additive value is exact. Scores are of
+each input, in float64.
 """
 
 from __future__ import annotations
