@@ -64,10 +64,12 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
 def about(compared: ReportData) -> str:
     count, words = len(compared.cells), []
     few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
+    runs = [entry.run for entry in compared.entries if entry.run is not None]
     if len(compared.entries) > 1:
-        words.append(f"Maps and rules are of the first seed of {few}.")
+        if any(not one.maps.empty or not one.own_explanations.empty for one in runs):
+            words.append(f"Maps and rules are of the first seed of {few}.")
         words.append("The scores are over all seeds.")
-    tables = [entry.run.explanations for entry in compared.entries if entry.run is not None]
+    tables = [run.explanations for run in runs]
     silent = {n for t in tables if "uninformative" in t for n in t.explainer[t.uninformative > 0]}
     if silent:
         words.append(
@@ -82,7 +84,7 @@ def about(compared: ReportData) -> str:
             f"Maps by {listed(sorted(fixed))} do not depend on the network's weights: they agree "
             f"with those of random weights (`randomisation` above {ALIKE:g})."
         )
-    if any(m.chance is not None for e in compared.entries if e.run for m in e.run.explained):
+    if any(metric.chance is not None for run in runs for metric in run.explained):
         words.append(
             "Dotted lines: what maps score on average that know nothing; where there is none, the "
             "explainer `random` tells."
