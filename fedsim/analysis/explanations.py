@@ -21,6 +21,7 @@ from fedsim.data import Dataset, load_dataset
 from fedsim.data.labels import picture_format
 from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain import Explainer, Explanation
+from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
@@ -139,6 +140,7 @@ def explanations(
     input: str | Path | Inputs | None = None,
     text: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    check: bool = False,
     progress: bool | Callable[[str], None] = True,
 ) -> Explanations:
     """Explain the global model or clients' models of a finished run, after any round.
@@ -167,6 +169,9 @@ def explanations(
             `Inputs.of_file`); or inputs built from arrays (`Inputs.of_arrays`).
         text: a document whose prediction is explained instead.
         settings: fields of the explainer to override.
+        check: instead of explaining, tell whether the explainer's maps depend on the network's
+            weights: how alike they are to those of the network as its layers, from the top, get
+            random weights; see `fedsim.explain.sanity.check`.
         progress: True shows a progress bar of the repeated rounds in a terminal or a notebook,
             False shows nothing. A function is called with a line for each round.
 
@@ -192,19 +197,21 @@ def explanations(
     if ways > 1:
         raise BadInput("give only one of row, input and text")
     chosen, experiment = None, run.experiment
-    if explainer is None and not times and not ways and of is None:
+    if explainer is None and not times and not ways and of is None and not check:
         chosen = experiment.method.overview()
         if chosen is None and experiment.partition.overview is not None:
             chosen = explainers.parse({"name": experiment.partition.overview})
         if chosen is not None and clients and not chosen.takes_clients:
             chosen = None
     chosen = _with(chosen or explainer_of(run, explainer), settings or {})
-    if ways and not chosen.takes_inputs:
+    if ways and not chosen.takes_inputs and not check:
         what = first_line(type(chosen))
         raise BadInput(
             f"row, input and text select inputs, but explainer {chosen.name} takes none: "
             f"{what[:1].lower()}{what[1:]}"
         )
+    if check and not isinstance(chosen, FeatureExplainer):
+        raise BadInput(f"check compares maps of relevance, and explainer {chosen.name} gives none")
     if chosen.whole_run:
         if times or of or (clients and not chosen.takes_clients):
             which = "round" if times else "client"
@@ -212,7 +219,7 @@ def explanations(
         return Explanations(run, (explain_run(run, chosen, clients),), ({},))
     run.result_hash  # noqa: B018  # raises if it is not finished
     dataset = load_dataset(run.experiment.data)
-    inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text)
+    inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text, check)
     found, about = [], []
     asked: list[int | None] = [*times] or [None]
     with LineProgress(progress) as tell:
@@ -231,7 +238,8 @@ def explanations(
             else:
                 models = [ModelSnapshot.of(run, None, t, on_round, dataset, of)]
             for model in models:
-                found.append(model.explain(chosen, inputs))
+                explain = model.check if check else model.explain
+                found.append(explain(chosen, inputs))
                 when: dict[str, Any] = {"round": model.again.after, "client": model.client}
                 if model.client is not None and run.manifest.get("client_names"):
                     when["client_name"] = run.client_name(model.client)
@@ -344,6 +352,7 @@ def _inputs(
     rows: Sequence[int],
     given: str | Path | Inputs | None,
     text: str | None,
+    check: bool,
 ) -> Inputs:
     if isinstance(given, Inputs):
         return given
@@ -351,4 +360,4 @@ def _inputs(
         return Inputs.of_file(dataset, Path(given))
     if text is not None:
         return Inputs.of_texts(dataset, [text], ["text"])
-    return Inputs.of_rows(dataset, rows) if rows else usual_inputs(explainer, dataset)
+    return Inputs.of_rows(dataset, rows) if rows else usual_inputs(explainer, dataset, check)

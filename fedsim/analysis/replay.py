@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.sanity import Sanity, check
 from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
 from fedsim.launch.prepare import dealt, prepare
@@ -459,6 +461,20 @@ class ModelSnapshot:
             inputs = usual_inputs(explainer, self.dataset)
         return _explained(explainer, self.explained(), self.data(), inputs)
 
+    def check(self, explainer: Explainer, inputs: Inputs | None = None) -> Sanity:
+        """Check whether the explainer's maps depend on the model's weights.
+
+        Args:
+            inputs: as of `explain`.
+
+        Raises:
+            BadInput: the explainer gives no maps, or does not apply; the model is no network.
+            RunError: it raises another exception.
+        """
+        inputs = usual_inputs(explainer, self.dataset, True) if inputs is None else inputs
+        with _as_errors(explainer):
+            return check(explainer, self.explained(), self.data(), inputs)
+
     def explained(self) -> ExplainedModel:
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
@@ -563,16 +579,22 @@ def _explained(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
 ) -> Explanation:
     explainer.check(model, data)
-    try:
+    with _as_errors(explainer):
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
+
+
+@contextmanager
+def _as_errors(explainer: Explainer) -> Iterator[None]:
+    try:
+        yield
     except FedsimError:
         raise
     except Exception as error:  # a user's explainer may raise anything
         raise RunError(f"explainer {explainer.label}: {in_own_code(error)}") from error
 
 
-def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
-    n = explainer.usual_inputs if explainer.takes_inputs else 0
+def usual_inputs(explainer: Explainer, dataset: Dataset, always: bool = False) -> Inputs:
+    n = explainer.usual_inputs if explainer.takes_inputs or always else 0
     rows = np.unique(np.linspace(0, len(dataset.test_y) - 1, n).astype(int)).tolist()
     told = (
         f"no row was chosen: explaining rows {', '.join(map(str, rows))} of the test set, which "

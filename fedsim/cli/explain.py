@@ -95,6 +95,14 @@ def explain_command(
     text: Annotated[
         str | None, typer.Option(help="Explain the prediction for this text instead.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check the explainer instead: compare its maps with those of the network as its "
+            "layers get random weights, one after the other from the top.",
+        ),
+    ] = False,
     most: Annotated[
         int | None,
         typer.Option(help=r"How many rules to print, by decreasing weight. \[default: 10]"),
@@ -136,6 +144,7 @@ def explain_command(
             input=input,
             text=text,
             settings={} if most is None else {"most": most},
+            check=check,
             progress=status.update,
         )
     if npy is not None:

@@ -16,8 +16,9 @@ from fedsim.conditions.gaussian import analytic_epsilon
 from fedsim.data import Dataset
 from fedsim.errors import in_own_code
 from fedsim.explain import ExplainedData, ExplainedModel
-from fedsim.explain.compare import Key, recorded
+from fedsim.explain.compare import Key, Row, recorded
 from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
+from fedsim.explain.scores.randomisation import ALIKE
 from fedsim.explain.section import PREFIXES, Explain, map_shape
 from fedsim.explain.share import Share
 from fedsim.federation.client import Client
@@ -142,9 +143,14 @@ class Explanations(Condition):
             {str(row["explainer"]) for row in added.rows if "uninformative" in row}
         ):
             round.runner.notice(
-                f"warning: explainer {name} says nothing about some inputs, which have no scores: "
-                "all their parts are equally relevant, or not finite; see `uninformative` in "
-                "explanations.parquet"
+                f"warning: explainer {name} says nothing about some inputs, which score what "
+                "chance does: all their parts are equally relevant; or not finite, and have no "
+                "scores; see `uninformative` in explanations.parquet"
+            )
+        for name in sorted({str(row["explainer"]) for row in added.rows if unmoved(row)}):
+            round.runner.notice(
+                f"warning: explainer {name} does not depend on the network's weights: its maps "
+                f"agree with those of random weights (randomisation above {ALIKE:g})"
             )
         ledger["maps"] = added.last
         of_all = [one.seconds for own in explained.values() for one in own.values()]
@@ -166,7 +172,8 @@ class Explanations(Condition):
 
     def manifest(self, dataset: Dataset) -> dict[str, Any]:
         scores = [asdict(metric) for metric in self.section.metrics(dataset)]
-        return {"explained": scores, "map_shape": map_shape(dataset)}
+        about = {"map_shape": map_shape(dataset), "ranked_by_size": not dataset.classes}
+        return {"explained": scores, **about}
 
     # -- at the client, and in the worker ------------------------------------------------------
 
@@ -277,6 +284,12 @@ def epsilon(share: Share, parts: int) -> float:
     if not share.noise:
         return math.inf
     return analytic_epsilon(share.noise, share.delta, SENSITIVITY * math.sqrt(parts))
+
+
+def unmoved(row: Row) -> bool:
+    """Whether an explainer's maps of a model do not depend on its weights."""
+    agreement = row.get("randomisation")
+    return agreement is not None and float(agreement) > ALIKE
 
 
 def in_order(key: Key) -> tuple[int, int]:

@@ -41,7 +41,8 @@ def recorded(
     rows: list[Row] = []
     maps: list[dict[str, Any]] = []
     last: Maps = {}
-    alike_by = similarities(section.top_k)
+    by_size = any(one.by_size for of_models in found.values() for one in of_models.values())
+    alike_by = similarities(section.top_k, by_size)
     for explainer, of_models in found.items():
         if "drift" in wanted:  # maps are kept only if needed
             last[explainer] = {
@@ -89,13 +90,17 @@ def _name(key: Key) -> str:
     return whose if client is None else f"{whose} {client}"
 
 
-def similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
-    """The similarities of two maps (m, P), for each input."""
+def similarities(top_k: int | None, by_size: bool) -> dict[str, Callable[..., Scores]]:
+    """The similarities of two maps (m, P), for each input.
+
+    Args:
+        by_size: whether `top_k` is of |relevance|, as for a regression.
+    """
 
     def top(a: NDArray[Any], b: NDArray[Any]) -> Scores:
-        P = a.shape[1]
-        k = max(1, round(P / 10)) if top_k is None else min(top_k, P)
-        return scores.top_k_overlap(a, b, k)
+        if by_size:
+            a, b = np.abs(a), np.abs(b)
+        return scores.top_k_overlap(a, b, scores.parts_compared(a.shape[1], top_k))
 
     return dict(zip(SIMILARITIES, (scores.rank_correlation, top, scores.cosine), strict=True))
 

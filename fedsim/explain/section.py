@@ -26,6 +26,7 @@ from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.baselines import Backgrounds, Compared
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
 from fedsim.explain.explainers import explainers
+from fedsim.explain.scores.relevance import parts_compared
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
 from fedsim.support.rng import keyed_rng
@@ -65,8 +66,14 @@ class Score:
         numbers: only for inputs of floating point, not for documents.
         again: is of the explainer, which may explain the model again; there is none of an
             explanation that comes from elsewhere.
+        images: only for images.
+        weights: only for networks.
         of: which explainers have it, in words, if not all.
         fits: whether an explainer has it.
+        chance: what a map scores that knows nothing, such as one with all parts alike: a number,
+            or a formula of P, the parts of an input, of T, those in the truth, or of k; `random
+            map` if it depends on the model, as the explainer `random` tells. Scores of two maps
+            have that of each similarity.
     """
 
     label: str
@@ -75,8 +82,11 @@ class Score:
     usual: bool = True
     numbers: bool = False
     again: bool = False
+    images: bool = False
+    weights: bool = False
     of: str = ""
     fits: Callable[[FeatureExplainer], bool] = lambda explainer: True
+    chance: float | Literal["random map", "P", "T/P", "similarity", "√(2/(π(P−1)))"] = "random map"
 
 
 SCORES: Mapping[str, Score] = {
@@ -84,9 +94,21 @@ SCORES: Mapping[str, Score] = {
     "insertion": Score("area under the insertion curve", "max"),
     "comprehensiveness": Score("comprehensiveness", "max"),
     "sufficiency": Score("sufficiency", "min"),
+    "road": Score("value with imputed pixels (ROAD)", "min", usual=False, images=True),
+    "selectivity": Score("area under the curve of regions", "min", usual=False),
+    "monotonicity": Score("monotonicity", "max", usual=False, chance=0.0),
     "infidelity": Score("infidelity", "min", usual=False, numbers=True),
-    "sensitivity": Score("largest sensitivity", "min", usual=False, numbers=True, again=True),
-    "repeatability": Score("agreement over seeds", "max", usual=False, again=True),
+    "sensitivity": Score(
+        "largest sensitivity", "min", usual=False, numbers=True, again=True, chance=math.sqrt(2)
+    ),
+    "repeatability": Score("agreement over seeds", "max", usual=False, again=True, chance=0.0),
+    "randomisation": Score(
+        *("agreement with random weights", "min"),
+        usual=False,
+        again=True,
+        weights=True,
+        chance="√(2/(π(P−1)))",
+    ),
     "completeness_gap": Score(
         "completeness gap",
         "min",
@@ -101,14 +123,16 @@ SCORES: Mapping[str, Score] = {
         of="has a baseline of centres that clients send",
         fits=lambda explainer: isinstance(explainer, Compared) and explainer.pooled() is not None,
     ),
-    "sparseness": Score("sparseness (Gini)", "max"),
-    "effective_parts": Score("effective number of parts", "min"),
-    "relevance_mass": Score("relevance mass", "max", "truth"),
-    "relevance_rank": Score("relevance rank accuracy", "max", "truth"),
-    "pointing_game": Score("pointing game", "max", "truth"),
-    "agreement": Score("agreement of clients", "max", "clients"),
-    "global_agreement": Score("agreement with the global model", "max", "global"),
-    "drift": Score("drift since the last time", "min", "before"),
+    "sparseness": Score("sparseness (Gini)", "max", chance=0.0),
+    "effective_parts": Score("effective number of parts", "min", chance="P"),
+    "relevance_mass": Score("relevance mass", "max", "truth", chance="T/P"),
+    "relevance_rank": Score("relevance rank accuracy", "max", "truth", chance="T/P"),
+    "pointing_game": Score("pointing game", "max", "truth", chance="T/P"),
+    "agreement": Score("agreement of clients", "max", "clients", chance="similarity"),
+    "global_agreement": Score(
+        "agreement with the global model", "max", "global", chance="similarity"
+    ),
+    "drift": Score("drift since the last time", "min", "before", chance="similarity"),
 }
 
 
@@ -167,8 +191,10 @@ class Explain(Config):
         slice: name of the slice of the test set to draw the inputs from, if the data set has
             slices.
         scores: see `fedsim.explain.section.SCORES`; by default all that apply to the data, except
-            the costly ones (infidelity, sensitivity, repeatability).
-        top_k: k of the `top_k` overlap, in parts; by default a tenth of the parts.
+            the costly ones (road, selectivity, monotonicity, infidelity, sensitivity,
+            repeatability, randomisation).
+        top_k: k of the `top_k` overlap, in parts; by default a tenth of the parts. Of a regression
+            the parts of largest |relevance|.
         maps: store the relevances themselves in maps.parquet.
         share: have clients send their explanations, see `fedsim.explain.share.Share`; by default
             they keep them.
@@ -329,6 +355,8 @@ class Explain(Config):
             return of != ("global",) and self.clients > 1 and self.inputs_from == "test"
         if score.about == "global":
             return "global" in of and len(of) > 1 and self.inputs_from == "test"
+        if score.images and len(dataset.shape) != 3:
+            return False
         return not (score.numbers and dataset.words)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
@@ -342,6 +370,12 @@ class Explain(Config):
         parts = math.prod(map_shape(data.dataset))
         if self.top_k is not None and self.top_k > parts:
             raise ExperimentError(f"explain.top_k={self.top_k}: inputs have {parts} parts")
+        for name in self.scores or ():
+            if SCORES[name].weights and model.network is None:
+                raise ExperimentError(
+                    f"explain.scores: {name}: needs a network, whose weights can be random; "
+                    f"model.name={model.section.name} is a {model.section.kind}"
+                )
         for explainer in self.explainers:
             try:
                 explainer.check(model, data)
@@ -398,8 +432,41 @@ class Explain(Config):
                         continue
                     for column, label, best in _columns_of(name, dataset):
                         path = f"{explainer.label}/{PREFIXES[whose]}{column}"
-                        found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
+                        chance = self.chance(column, dataset)
+                        words = f"{label}, {MODELS[whose]}"
+                        found.append(Metric(path, words, best, chance=chance))
         return found
+
+    def chance(self, column: str, dataset: Dataset) -> float | None:
+        """What a map that knows nothing scores on average, over the test set; see `Score`.
+
+        Args:
+            column: the score, with its kind of parts or its similarity, if any.
+
+        Returns:
+            None if a random map tells.
+        """
+        name = next(n for n in SCORES if column == n or column.startswith(f"{n}_"))
+        line, about = SCORES[name].chance, column[len(name) + 1 :]
+        if line == "random map":
+            return None
+        parts = np.full(len(dataset.test_x), math.prod(map_shape(dataset)))
+        if dataset.words:
+            parts = np.count_nonzero(dataset.test_x, axis=1)
+        if line == "T/P":
+            inside = np.sum(dataset.truth[about].reshape(len(parts), -1), axis=1)
+            known = inside > 0
+            return float((inside[known] / parts[known]).mean()) if known.any() else None
+        parts = parts[parts > 1]
+        if line == "P":
+            return float(parts.mean())
+        if line == "√(2/(π(P−1)))":
+            return float(np.sqrt(2 / (math.pi * (parts - 1))).mean())
+        if line == "similarity":
+            k = [parts_compared(P, self.top_k) for P in parts.tolist()]
+            alike = float((k / parts).mean()) if about == "top_k" else 0.0
+            return 1 - alike if name == "drift" else alike
+        return line
 
 
 def _columns_of(score: str, dataset: Dataset) -> list[tuple[str, str, Literal["max", "min"]]]:
@@ -450,6 +517,8 @@ def _why_impossible(name: str, dataset: Dataset) -> str:
         )
     if about in ("clients", "global"):
         return "there is no global model, or no client's model, to compare"
+    if SCORES[name].images:
+        return "fills pixels from those beside them, and the data are no images"
     if about == "before":
         return "models are explained only once, after the last round; lower explain.every"
     return "needs floating-point inputs, and the data are documents"

@@ -47,6 +47,7 @@ class Metric:
         primary: whether models are compared by this metric; each objective has one such metric.
         sliced: also record it for each slice, as `<column>/<slice>`.
         calibrated: computed with the validation set as well, so that it has no score on that set.
+        chance: what is scored by chance, which figures mark, if it is known.
     """
 
     column: str
@@ -55,6 +56,7 @@ class Metric:
     primary: bool = False
     sliced: bool = False
     calibrated: bool = False
+    chance: float | None = None
 
     @property
     def of_clients(self) -> bool:

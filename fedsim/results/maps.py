@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedsim.config.registry import nearest
 from fedsim.errors import RunFolderError
 from fedsim.explain.compare import similarities
 from fedsim.explain.scores.measure import similarity as of_maps
-from fedsim.explain.scores.relevance import mean_defined
+from fedsim.explain.scores.relevance import Scores, mean_defined
 from fedsim.explain.section import OF_ALL
 from fedsim.results.run import Run
 from fedsim.support.words import client_name
@@ -110,10 +111,10 @@ def agreement_matrix(
     import pandas as pd  # here, because it is slow to import
 
     maps = relevance_maps(run, explainer, round)
-    k = run.experiment.explain.top_k if run.experiment.explain else None
+    alike_by = _similarities(run)
     matrix = pd.DataFrame(index=list(maps), columns=list(maps), dtype=np.float64)
     for a, b in itertools.combinations_with_replacement(maps, 2):  # who agrees is agreed with
-        matrix.loc[a, b] = matrix.loc[b, a] = _alike(maps[a], maps[b], how, k)
+        matrix.loc[a, b] = matrix.loc[b, a] = _alike(maps[a], maps[b], how, alike_by)
     return matrix
 
 
@@ -133,16 +134,19 @@ def similarity(
     for maps, of in zip(found, (run, other), strict=True):
         if "global" not in maps:
             raise RunFolderError(f"{of.path}: has no maps of a global model")
-    k = run.experiment.explain.top_k if run.experiment.explain else None
-    mean = _alike(found[0]["global"], found[1]["global"], how, k)
+    mean = _alike(found[0]["global"], found[1]["global"], how, _similarities(run))
     if np.isnan(mean):
         raise RunFolderError(f"{run.path} and {other.path} explain no input alike")
     return mean
 
 
-def _alike(a: Maps, b: Maps, how: str, top_k: int | None) -> float:
+def _similarities(run: Run) -> dict[str, Callable[..., Scores]]:
+    k = run.experiment.explain.top_k if run.experiment.explain else None
+    return similarities(k, bool(run.manifest.get("ranked_by_size")))
+
+
+def _alike(a: Maps, b: Maps, how: str, scores: Mapping[str, Callable[..., Scores]]) -> float:
     """Mean over the inputs that both explain, where it is defined."""
-    scores = similarities(top_k)
     if how not in scores:
         raise ValueError(f"unknown similarity '{how}'{nearest(how, scores)}")
     found = [

@@ -74,6 +74,7 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def top_k(a: NDArray[Any], b: NDArray[Any], k: int | None) -> float:
+    """Of maps without ties, unless one says nothing: then what chance does."""
     k = max(1, round(len(a) / 10)) if k is None else min(k, len(a))
     best = [set(sorted(range(len(v)), key=lambda p, v=v: (-v[p], p))[:k]) for v in (a, b)]
     return len(best[0] & best[1]) / k
@@ -84,7 +85,11 @@ def alike(one: Explained, other: Explained, how: str, k: int | None) -> float | 
     values: list[float | None] = []
     for a, b, there in zip(one.relevance, other.relevance, one.present, strict=True):
         a, b = a[there], b[there]
+        if not np.isfinite([a, b]).all():
+            continue
         if not says_something(a) or not says_something(b):
+            chance = max(1, round(len(a) / 10)) if k is None else min(k, len(a))
+            values.append(chance / len(a) if how == "top_k" else 0)
             continue
         if how == "rank":  # of one word ranks say nothing, but where the maps are equal
             same = (a == b).all()

@@ -196,6 +196,8 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
         "signal in inputs; data.name=shortcut and planted_reviews do",
         "{scores: [drift], every: 3}": "scores: drift: models are explained only once, after the "
         "last round; lower explain.every",
+        "scores: [road]": "scores: road: fills pixels from those beside them, and the data are no "
+        "images",
         "inputs: 21": "inputs=21: the test set has 20",
         "slice: taste": "slice=taste: the test set has no such slice",
         "top_k: 5": "top_k=5: inputs have 4 parts",
@@ -229,6 +231,8 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
         "target here is a number",
     },
     "rules": {
+        "scores: [randomisation]": "scores: randomisation: needs a network, whose weights can be "
+        "random; model.name=tree_rules is a rule model",
         "explainers: [integrated_gradients]": "explainers: integrated_gradients: attribution "
         "integrated_gradients explains networks; model.name=tree_rules is a rule model",
         "explainers: [tree]": f"{TREES}model.name=tree_rules is a rule model",

@@ -83,6 +83,8 @@ class Attributed(Explanation):
                 found[k]["half"] = None if self._silence(k) else self._half(k)
             else:
                 found[k] |= {about: self._most(k, about) for about in ("for", "against")}
+            if why := self._silence(k):
+                found[k]["says nothing"] = why
         return found
 
     @property

@@ -16,7 +16,10 @@ from fedsim.explain.explainers.attribution import Attribution, attributions
 @explainers.register
 @attributions.register
 class Random(Attribution):
-    """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
+    """A random control that ignores the network: R ~ U[−1, 1) for each entry or word.
+
+    As it should, it fails the check that maps depend on the weights (`fedsim explain --check`).
+    """
 
     name: str = "random"
     draws: ClassVar[bool] = True

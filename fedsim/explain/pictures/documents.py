@@ -79,7 +79,10 @@ def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> N
 
     grounds: list[list[Colour | None]] = []
     for document in documents:
-        largest = max(map(abs, document.relevance), default=0.0) or 1.0
+        if silence(np.array(document.relevance), "words"):
+            grounds.append([None] * len(document.words))
+            continue
+        largest = max(map(abs, document.relevance))
         # Only the pale half of the colour map, on which black words are readable.
         shades = (0.5 + 0.3 * r / largest for r in document.relevance)
         grounds.append([mpl.colormaps["RdBu_r"](shade) for shade in shades])

@@ -407,10 +407,10 @@ def draw_bars(
     shown = min(most, len(names))
     if shown < len(names):
         xlabel = f"{xlabel}, the {shown} most relevant of {len(names)} features"
+    silent = [silence(row, "features") for row in relevance]
     captions = [
         wrapped(f"{text}; {why}, so this says nothing" if why else text, 62, 4)
-        for text, row in zip(titles, relevance, strict=True)
-        for why in [silence(row, "features")]
+        for text, why in zip(titles, silent, strict=True)
     ]
     scale = relevance if compared is None or not len(compared) else compared
     scale = np.where(np.isfinite(scale), scale, 0)
@@ -421,12 +421,13 @@ def draw_bars(
     margin = share * (top - low) or 1.0  # for the values
     high, gap = 0.16 * shown + 0.1, 0.14 + 0.14 * max(text.count("\n") + 1 for text in captions)
     figure = new_figure(6.0, len(relevance) * (high + gap))
-    for k, (row, caption) in enumerate(zip(relevance, captions, strict=True)):
+    for k, (row, caption, why) in enumerate(zip(relevance, captions, silent, strict=True)):
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
         colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
-        bars = axes.barh(range(shown), row[order], color=colours)
-        texts = [f"{row[i]:+.3g}".replace("-", "−") for i in order]
-        axes.bar_label(bars, texts, padding=2, fontsize=_SMALL - 2)
+        if not why:
+            bars = axes.barh(range(shown), row[order], color=colours)
+            texts = [f"{row[i]:+.3g}".replace("-", "−") for i in order]
+            axes.bar_label(bars, texts, padding=2, fontsize=_SMALL - 2)
         axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=_SMALL - 1)
         axes.set(xlim=(low - margin, top + margin), ylim=(-0.7, shown - 0.3))
         axes.tick_params(axis="x", labelsize=_SMALL - 1, labelbottom=k == len(relevance) - 1)

@@ -3,13 +3,16 @@
 An input consists of parts: an image (C, H, W) of its H·W pixels, all channels of one together; a
 document, integer tokens (L,) with 0 after its end, of its words; any other input of its entries,
 or of features that take several: `part_of` (W,) then has the part of each entry. Relevances are
-(n, P), by part and signed; parts of equal relevance come in the order of their index. Scores are
-of each input, in float64.
+(n, P), by part and signed. Parts of equal relevance have no order: scores are the mean over four,
+two random ones and their reverses, so that the area of an additive value is exact. Scores are of
+each input, in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.scores.relevance import Scores, places
+from fedsim.explain.scores.relevance import Scores, places, rank_correlation
 
 _TOGETHER = 500  # inputs per evaluation, approximately
+_PAIRS = 2  # random orders of equal parts, each with its reverse
 
 # n inputs (n, ...) to the value (n,) of each decision, for example the probability of its class.
 # It is always called with all n inputs in order, or with k copies of them: (k·n, ...) to (k·n,).
@@ -55,6 +59,22 @@ def present(x: Tensor, part_of: PartOf = None) -> NDArray[np.bool_]:
     if x.is_floating_point():
         return np.ones(arranged(x, part_of), dtype=bool).reshape(len(x), -1)
     return (x != 0).cpu().numpy()
+
+
+def by_group(of_parts: NDArray[Any], group_of: NDArray[np.int64]) -> Scores:
+    """(n, G) the sums over groups of numbers (n, P), of which group_of (P,) has the group."""
+    found = np.zeros((int(group_of.max()) + 1, len(of_parts)))
+    np.add.at(found, group_of, of_parts.T)
+    return found.T
+
+
+def _filled(x: Tensor, part_of: PartOf) -> NDArray[np.bool_]:
+    """(n, P) which parts are not zero, so that an input without them is another one."""
+    rows = (x != 0).cpu().numpy()
+    rows = (rows.any(axis=1) if x.dim() == 4 else rows).reshape(len(x), -1)
+    if part_of is None:
+        return rows
+    return by_group(rows, part_of) > 0
 
 
 def without(
@@ -95,6 +115,7 @@ def deletion_curve(
     relevance: NDArray[Any],
     steps: int = 20,
     part_of: PartOf = None,
+    rng: Streams | None = None,
 ) -> Scores:
     """(n, steps + 1) the value without the s/steps most relevant parts, s = 0 … steps.
 
@@ -110,9 +131,17 @@ def deletion_curve(
     >>> area(curve).tolist()
     [2.5]
 
+    Args:
+        predict: the value.
+        x: (n, ...) as the network takes them.
+        relevance: (n, P).
+        steps: number of shares above 0.
+        part_of: (W,) the part of each entry, if parts take several.
+        rng: draws the orders of equal parts, for all inputs or of each; by default seed 0.
+
     Source: Petsiuk et al. (BMVC 2018, RISE).
     """
-    return _values(predict, x, relevance, np.arange(steps + 1) / steps, False, part_of)
+    return _values(predict, x, relevance, _steps(steps), False, part_of, rng)
 
 
 def insertion_curve(
@@ -121,6 +150,7 @@ def insertion_curve(
     relevance: NDArray[Any],
     steps: int = 20,
     part_of: PartOf = None,
+    rng: Streams | None = None,
 ) -> Scores:
     """(n, steps + 1) the value with nothing but the s/steps most relevant parts, s = 0 … steps.
 
@@ -130,7 +160,7 @@ def insertion_curve(
     Source: Petsiuk et al. (BMVC 2018, RISE), who begin with a blurred image; here it is an empty
     one.
     """
-    return _values(predict, x, relevance, np.arange(steps + 1) / steps, True, part_of)
+    return _values(predict, x, relevance, _steps(steps), True, part_of, rng)
 
 
 def area(curve: Scores) -> Scores:
@@ -147,6 +177,7 @@ def comprehensiveness(
     relevance: NDArray[Any],
     shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2, 0.5),
     part_of: PartOf = None,
+    rng: Streams | None = None,
 ) -> Scores:
     """(n,) what is lost without the most relevant parts: the mean over shares q of f(x) − f(x∖q).
 
@@ -158,11 +189,12 @@ def comprehensiveness(
         relevance: (n, P).
         shares: how many of the parts, each above 0; their number is rounded up, so it is one at
             least.
+        part_of, rng: as of `deletion_curve`.
 
     Source: DeYoung et al. (ACL 2020, ERASER). As in their released code, the mean is over the
     shares; the sum in the paper has a share of 0 as well.
     """
-    rest = _values(predict, x, relevance, shares, False, part_of)
+    rest = _values(predict, x, relevance, shares, False, part_of, rng)
     return _value(predict, x) - rest.mean(axis=1)
 
 
@@ -172,6 +204,7 @@ def sufficiency(
     relevance: NDArray[Any],
     shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2, 0.5),
     part_of: PartOf = None,
+    rng: Streams | None = None,
 ) -> Scores:
     """(n,) what is lost with nothing but the most relevant parts: the mean of f(x) − f(q alone).
 
@@ -179,8 +212,74 @@ def sufficiency(
 
     Source: DeYoung et al. (ACL 2020, ERASER).
     """
-    alone = _values(predict, x, relevance, shares, True, part_of)
+    alone = _values(predict, x, relevance, shares, True, part_of, rng)
     return _value(predict, x) - alone.mean(axis=1)
+
+
+def selectivity(
+    predict: Predict,
+    x: Tensor,
+    relevance: NDArray[Any],
+    side: int = 1,
+    part_of: PartOf = None,
+    rng: Streams | None = None,
+) -> Scores:
+    """(n,) the area under the curve of the value as squares of pixels go, the most relevant first.
+
+    As the area of `deletion_curve`, one region after another down to the empty input: regions are
+    squares of an image, by the sum of their relevances, or else the parts themselves. In the unit
+    of the value; less is better.
+
+    Args:
+        predict, x, relevance: as of `deletion_curve`.
+        side: of a square, in pixels; those at the lower and right edge may be smaller.
+        part_of, rng: likewise.
+
+    Source: Montavon et al. (Digital Signal Processing 2018).
+    """
+    shape = arranged(x, part_of)[1:]
+    region_of = np.arange(math.prod(shape))
+    if x.dim() == 4:
+        across = -(-shape[1] // side)
+        rows, columns = np.divmod(region_of, shape[1])
+        region_of = rows // side * across + columns // side
+
+    def changed(most: NDArray[np.bool_]) -> Tensor:
+        return without(x, most[:, region_of], part_of)
+
+    there = present(x, part_of)
+    summed = by_group(np.where(there, relevance, 0), region_of)
+    known = by_group(there, region_of) > 0
+    felt = by_group(there & _filled(x, part_of), region_of) > 0
+    shares = _steps(summed.shape[1])
+    return area(of_most(predict, x, summed, known, felt, shares, changed, rng))
+
+
+def monotonicity(
+    predict: Predict, x: Tensor, relevance: NDArray[Any], part_of: PartOf = None
+) -> Scores:
+    """(n,) whether parts without which the value changes more are more relevant.
+
+    Spearman's ρ of |R| and (f(x) − f(x∖p))² over the parts p, which are removed one at a time: as
+    many evaluations as there are parts. In [−1, 1]; 0 is chance, which a map of one value scores;
+    more is better. NaN where all parts change the value alike. `occlusion` of single parts is such
+    changes itself, so it does well whatever they are worth.
+
+    Args:
+        predict, x, relevance, part_of: as of `deletion_curve`.
+
+    Source: Nguyen and Martínez (2020), monotonicity, with removed parts in place of random ones.
+    """
+    there, size = present(x, part_of), np.abs(relevance)
+    alone = np.eye(there.shape[1], dtype=np.bool_)
+    inputs = (without(x, np.repeat(row[None], len(x), 0), part_of) for row in alone)
+    change = (_value(predict, x) - _of_each(predict, inputs, len(x))).T ** 2
+    found = np.full(len(x), np.nan)
+    for k, row in enumerate(there):
+        a, b = size[k : k + 1, row], change[k : k + 1, row]
+        if a.size > 1 and np.ptp(b):
+            found[k] = rank_correlation(a, b)[0] if np.ptp(a) else 0
+    return found
 
 
 def infidelity(
@@ -193,13 +292,16 @@ def infidelity(
 ) -> Scores:
     """(n,) how far an attribution is from foretelling what noise does to the value.
 
-    The mean over I ~ N(0, σ²) of (⟨I, Φ⟩ − (f(x) − f(x − I)))². At least 0, in the square of the
-    value's unit; less is better. Φ is taken as slopes: of a linear f, its gradient scores 0, and
-    its gradient times input does not.
+    The mean over I ~ N(0, σ²) of (β·⟨I, Φ⟩ − (f(x) − f(x − I)))², with the β that makes it least,
+    so that the scale of Φ does not matter. At least 0, in the square of the value's unit; less is
+    better. A map of zeros scores the mean of (f(x) − f(x − I))². Φ is taken as slopes: of a linear
+    f, its gradient scores 0, and its gradient times input does not. So compare explainers of
+    slopes (`gradient`, `smoothgrad`), and not those with others that tell contributions.
 
     >>> x = torch.tensor([[1., 4., 2.]])
     >>> def total(x): return x.sum(dim=1)
-    >>> infidelity(total, x, torch.ones(1, 3), 0.5, 9, np.random.default_rng(0)).round(9).tolist()
+    >>> slopes, rng = torch.full((1, 3), 7.0), np.random.default_rng(0)
+    >>> infidelity(total, x, slopes, 0.5, 9, rng).round(9).tolist()
     [0.0]
 
     Args:
@@ -213,17 +315,21 @@ def infidelity(
     Raises:
         ExperimentError: documents cannot be changed a little.
 
-    Source: Yeh et al. (NeurIPS 2019), Eq. 1.
+    Source: Yeh et al. (NeurIPS 2019), Eq. 1, and β of Eq. 3 from the same samples, as Captum's
+    `normalize=True`.
     """
     _refuse_documents("infidelity", x)
     slopes = attribution.detach().cpu().double().flatten(1)
-    whole, errors = _value(value, x), []
+    whole, told, changes = _value(value, x), [], []
     for _ in range(samples):
         drawn = _drawn(lambda own, shape: own.standard_normal(shape), rng, x)
         noise = torch.from_numpy(sigma * drawn).to(x)
-        foretold = (noise.cpu().double().flatten(1) * slopes).sum(dim=1).numpy()
-        errors.append((foretold - (whole - _value(value, x - noise))) ** 2)
-    return np.mean(errors, axis=0)
+        told.append((noise.cpu().double().flatten(1) * slopes).sum(dim=1).numpy())
+        changes.append(whole - _value(value, x - noise))
+    foretold, change = np.array(told), np.array(changes)
+    size = (foretold**2).sum(axis=0)
+    beta = (foretold * change).sum(axis=0) / np.where(size > 0, size, 1)
+    return ((beta * foretold - change) ** 2).mean(axis=0)
 
 
 def sensitivity(
@@ -277,22 +383,80 @@ def _values(
     predict: Predict,
     x: Tensor,
     relevance: NDArray[Any],
-    shares: Iterable[float],
+    shares: Sequence[float],
     kept: bool,
     part_of: PartOf,
+    rng: Streams | None,
 ) -> Scores:
     """(n, S) values of inputs with nothing but their most relevant parts, or without these."""
+
+    def changed(most: NDArray[np.bool_]) -> Tensor:
+        return without(x, ~most if kept else most, part_of)
+
     there = present(x, part_of)
-    place = places(np.where(there, relevance, -np.inf))
+    return of_most(predict, x, relevance, there, there & _filled(x, part_of), shares, changed, rng)
+
+
+def of_most(
+    predict: Predict,
+    x: Tensor,
+    relevance: NDArray[Any],
+    there: NDArray[np.bool_],
+    felt: NDArray[np.bool_],
+    shares: Sequence[float],
+    changed: Callable[[NDArray[np.bool_]], Tensor],
+    rng: Streams | None,
+) -> Scores:
+    """(n, S) values of inputs that are changed in shares of their most relevant parts.
+
+    Args:
+        there: (n, P) which parts the inputs have.
+        felt: (n, P) which of them make a difference when they are changed.
+        changed: the parts (n, P) to be changed to such inputs.
+    """
+    orders, tied = _orders(np.where(there, relevance, -np.inf), felt, rng)
     parts = there.sum(axis=1, keepdims=True)
-    changed = []
-    for share in shares:
-        most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is slightly more than 7
-        changed.append(without(x, ~most if kept else most, part_of))
-    together = max(1, _TOGETHER // len(x))  # one call per share would take twice as long
-    parted = (changed[k : k + together] for k in range(0, len(changed), together))
-    found = [_value(predict, torch.cat(part)) for part in parted]
-    return np.concatenate(found).reshape(len(changed), len(x)).T
+    numbers = [np.ceil(np.round(share * parts, 6)) for share in shares]  # 0.07·100 is above 7
+    inputs = (changed(place < number) for place in orders for number in numbers)
+    values = _of_each(predict, inputs, len(x)).reshape(len(orders), len(numbers), len(x))
+    found = values.transpose(0, 2, 1)
+    return np.where(tied[:, None], found.mean(axis=0), found[0])
+
+
+def _steps(count: int) -> list[float]:
+    return [s / count for s in range(count + 1)]
+
+
+def _orders(
+    relevance: Scores, felt: NDArray[np.bool_], rng: Streams | None
+) -> tuple[list[NDArray[np.int64]], NDArray[np.bool_]]:
+    """Ranks (n, P) of parts in several orders of equal ones, and for which inputs they matter."""
+    from scipy.stats import rankdata  # SciPy is slow to import
+
+    lowest, highest = (rankdata(relevance, axis=1, method=end) for end in ("min", "max"))
+    tied = ((lowest < highest) & felt).any(axis=1)
+    if not tied.any():
+        return [places(relevance)], tied
+    rng, orders = np.random.default_rng(0) if rng is None else rng, []
+    for _ in range(_PAIRS):
+        if isinstance(rng, Generator):
+            drawn = rng.random(relevance.shape)
+        else:
+            drawn = np.stack([own.random(relevance.shape[1]) for own in rng])
+        for key in (drawn, -drawn):
+            by = np.lexsort((key, -relevance))
+            place = np.empty(by.shape, np.int64)
+            np.put_along_axis(place, by, np.arange(by.shape[1])[None], axis=1)
+            orders.append(place)
+    return orders, tied
+
+
+def _of_each(predict: Predict, inputs: Iterator[Tensor], n: int) -> Scores:
+    """(S, n) the values of S changes of all inputs, several in one call, which is faster."""
+    together, found = max(1, _TOGETHER // n), []
+    while some := list(itertools.islice(inputs, together)):
+        found.append(_value(predict, torch.cat(some)))
+    return np.concatenate(found).reshape(-1, n)
 
 
 @torch.no_grad()

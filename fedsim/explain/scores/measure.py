@@ -11,13 +11,21 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.explain.baselines import Compared
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
 from fedsim.explain.scores import faithfulness
 from fedsim.explain.scores import relevance as scores
+from fedsim.explain.scores.faithfulness import Streams
+from fedsim.explain.scores.randomisation import (
+    DRAWS,
+    agreement,
+    all_random,
+    random_agreement,
+)
 from fedsim.explain.scores.relevance import Scores, informative
+from fedsim.explain.scores.road import road
 from fedsim.explain.section import SCORES, Explain
 from fedsim.support.rng import input_rngs, keyed_rng, torch_seed
 from fedsim.training import logits
@@ -25,7 +33,13 @@ from fedsim.training import logits
 NOISE = 0.1  # standard deviation for infidelity, relative to the input's range
 RADIUS = 0.02  # radius for sensitivity, likewise
 SAMPLES = 10  # samples of both
+FILLED = 0.01  # standard deviation of noise on imputed pixels, likewise
+ACROSS = 8  # squares of selectivity along the longer side of an image, at most
 CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
+SHARES = {
+    "comprehensiveness": faithfulness.comprehensiveness,
+    "sufficiency": faithfulness.sufficiency,
+}
 ALONE = {"sparseness": scores.sparseness, "effective_parts": scores.effective_parts}
 IN_TRUTH = {
     "relevance_mass": scores.relevance_mass,
@@ -45,6 +59,7 @@ class Explained:
         scores: (m,) each, by column; NaN if undefined.
         curves: (m, steps + 1) deletion and insertion curves, if requested.
         seconds: time taken.
+        by_size: parts are ranked by |relevance|, as of a regression.
     """
 
     inputs: NDArray[np.int64]
@@ -53,6 +68,7 @@ class Explained:
     scores: Mapping[str, Scores]
     curves: Mapping[str, Scores] = field(default_factory=dict)
     seconds: float = 0.0
+    by_size: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,11 +92,11 @@ def measure(
 ) -> Explained:
     """Explain a model's decisions on some inputs, and score the explanation.
 
-    Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
-    whose value is the closeness to the original prediction. If the relevances of an input are not
-    finite, as for a class that the model cannot predict, or do not tell its parts apart, no score
-    of it is defined. Randomness depends only on the seed, the round, the client, the explainer and
-    the input, not on inputs beside it.
+    Parts are ranked by relevance, or by |relevance| for a regression, whose value is the closeness
+    to the original prediction. If the relevances of an input do not tell its parts apart, they
+    score what chance does (`Score.chance`); if they are not finite, as for a class that the model
+    cannot predict, no score of them is defined. Randomness depends only on the seed, the round,
+    the client, the explainer and the input, not on inputs beside it.
 
     Args:
         section: the resolved section, with the scores.
@@ -112,20 +128,33 @@ def measure(
             return of_decision(outputs(changed).softmax(dim=1))
         return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
 
-    def relevances(changed: Tensor, again: str = "", by: FeatureExplainer = explainer) -> Scores:
+    def relevances(
+        changed: Tensor,
+        again: str = "",
+        by: FeatureExplainer = explainer,
+        network: nn.Module | None = model.network,
+    ) -> Scores:
         purpose = f"explain/{explainer.label}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
         seed = torch_seed(model.seed, purpose) if again else model.seed
-        drawn = replace(model, seed=seed)
+        drawn = replace(model, seed=seed, network=network)
         return relevances_of(by, drawn, data, changed, decided, rng, x)
 
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x, part_of)
     wanted = section.scores or ()
-    ranked = relevance if classes else np.abs(relevance)
+    told = informative(relevance if classes else np.abs(relevance), present=present)
+    known = np.where(told[:, None], relevance, 0)
+    ranked = known if classes else np.abs(known)
+    rows = x.flatten(1).double()
+    spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
+
+    def own(name: str) -> Streams:
+        return input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
+
     curves = {
-        name: curve(value, x, ranked, part_of=part_of)
+        name: curve(value, x, ranked, part_of=part_of, rng=own(name))
         for name, curve in CURVES.items()
         if name in wanted
     }
@@ -133,14 +162,15 @@ def measure(
     def score(name: str) -> Scores:
         if name in curves:
             return faithfulness.area(curves[name])
-        if name == "comprehensiveness":
-            return faithfulness.comprehensiveness(value, x, ranked, part_of=part_of)
-        if name == "sufficiency":
-            return faithfulness.sufficiency(value, x, ranked, part_of=part_of)
-        if name in ("infidelity", "sensitivity"):
-            own = input_rngs(keyed_rng(model.seed, f"explain/{name}"), x)
-            rows = x.flatten(1).double()
-            spread = (rows.amax(1) - rows.amin(1)).cpu().numpy()
+        if name in SHARES:
+            return SHARES[name](value, x, ranked, part_of=part_of, rng=own(name))
+        if name == "selectivity":
+            side = -(-max(x.shape[2:]) // ACROSS) if x.dim() == 4 else 1
+            return faithfulness.selectivity(value, x, ranked, side, part_of, own(name))
+        if name == "monotonicity":
+            return faithfulness.monotonicity(value, x, ranked, part_of)
+        if name == "road":
+            return road(value, x, ranked, noise=FILLED * spread, rng=own(name))
         if name == "infidelity":
             parts = x.new_zeros(faithfulness.arranged(x, part_of))
 
@@ -152,15 +182,15 @@ def measure(
 
             sigma = NOISE * spread.reshape(-1, *[1] * (parts.dim() - 1))
             errors = faithfulness.infidelity(
-                over_parts, parts, torch.from_numpy(relevance), sigma, SAMPLES, own
+                over_parts, parts, torch.from_numpy(known), sigma, SAMPLES, own(name)
             )
             return np.where(spread > 0, errors, np.nan)  # without a range there is no noise
         if name == "sensitivity":
             radius = RADIUS * spread.reshape(-1, *[1] * (x.dim() - 1))
             changes = faithfulness.sensitivity(
-                lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own
+                lambda z: torch.from_numpy(relevances(z)), x, radius, SAMPLES, own(name)
             )
-            return np.where(spread > 0, changes, np.nan)
+            return np.where(spread > 0, np.where(told, changes, SCORES[name].chance), np.nan)
         if name == "completeness_gap":
             total = np.where(present, relevance, 0).sum(axis=1)
             ends = explainer.endpoints(model, data, x.clone(), decided.clone().to(x.device))
@@ -173,24 +203,40 @@ def measure(
             return away / np.where(length > 0, length, np.nan)
         if name == "repeatability":
             return similarity(scores.cosine, present, relevance, relevances(x, "/again"))
-        return by_row(ALONE[name], present, relevance)
+        if name == "randomisation":
+            assert model.network is not None
+            at = model.round, -1 if model.client is None else model.client
+            alike = [
+                similarity(agreement, present, relevance, relevances(x, network=random))
+                for random in (all_random(model.network, model.seed, k, *at) for k in range(DRAWS))
+            ]
+            chance = by_row(random_agreement, present, known)
+            return np.where(told, np.mean(alike, axis=0), chance)
+        return by_row(ALONE[name], present, known)
 
-    own = [name for name, one in SCORES.items() if one.about == "input" and one.fits(explainer)]
+    fit = [name for name, one in SCORES.items() if one.about == "input" and one.fits(explainer)]
     if given is not None:
-        own = [name for name in own if not SCORES[name].again]
+        fit = [name for name in fit if not SCORES[name].again]
     found = {}
     for name in wanted:
         if name in IN_TRUTH:
             for kind, where in inputs.truth.items():
                 flat = where.reshape(len(x), -1)
-                found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
-        elif name in own:
+                found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, ranked, flat)
+        elif name in fit:
             found[name] = score(name)
-    told = informative(ranked, present=present)
-    found = {name: np.where(told, values, np.nan) for name, values in found.items()}
-    curves = {name: np.where(told[:, None], curve, np.nan) for name, curve in curves.items()}
-    seconds = time.perf_counter() - started
-    return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
+    finite = np.all(np.isfinite(relevance) | ~present, axis=1)
+    found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
+    curves = {name: np.where(finite[:, None], curve, np.nan) for name, curve in curves.items()}
+    return Explained(
+        inputs=inputs.rows,
+        relevance=relevance.astype(np.float32),
+        present=present,
+        scores=found,
+        curves=curves,
+        seconds=time.perf_counter() - started,
+        by_size=not classes,
+    )
 
 
 def relevances_of(
@@ -244,6 +290,9 @@ def by_row(
 def similarity(
     score: Callable[..., Scores], present: NDArray[np.bool_], a: NDArray[Any], b: NDArray[Any]
 ) -> Scores:
-    """(m,) the similarity of two maps (m, P); NaN where either says nothing of its input."""
-    told = informative(a, b, present=present)
-    return np.where(told, by_row(score, present, a, b), np.nan)
+    """(m,) the similarity of two maps (m, P); where one says nothing of its input, chance."""
+    known = (
+        np.where(np.isfinite(one) & ~informative(one, present=present)[:, None], 0, one)
+        for one in (a, b)
+    )
+    return by_row(score, present, *known)

@@ -133,9 +133,9 @@ def effective_parts(relevance: NDArray[Any]) -> Scores:
 def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> Scores:
     """Whether two explanations put parts in the same order: Spearman's ρ, mean ranks for ties.
 
-    In [−1, 1], without a unit; 1: the same order, −1: the reverse one. More is more alike. Where
-    all parts of a row are alike, in one explanation or in both, there is no order: NaN, unless the
-    two rows are equal, which scores 1.
+    In [−1, 1], without a unit; 1: the same order, −1: the reverse one; 0 is chance. More is more
+    alike. Where all parts of a row are alike, in one explanation or in both, there is no order: 0.
+    A single part: 1 if the two rows are equal, else NaN.
 
     Source: Spearman (1904).
     """
@@ -143,13 +143,16 @@ def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> Scores:
 
     a, b = _rows(a), _rows(b)
     ranks = (rankdata(rows, axis=1) - (rows.shape[1] + 1) / 2 for rows in (a, b))
-    return np.where((a == b).all(axis=1), 1, _cosine(*ranks))
+    if a.shape[1] == 1:
+        return np.where((a == b)[:, 0], 1, np.nan)
+    return np.nan_to_num(_cosine(*ranks))
 
 
 def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
     """The share of the k parts of largest R in one explanation that also are in the other.
 
-    In [0, 1]; k/P is chance. More is more alike. In a row of zeros the first k parts are taken.
+    In [0, 1]; k/P is chance. More is more alike. It is the mean over the orders of equal parts,
+    except that equal rows score 1 if not all of their parts are alike.
 
     >>> top_k_overlap(np.array([[5, 4, 1, -9]]), np.array([[1, 3, -2, 2]]), k=2).tolist()
     [0.5]
@@ -160,26 +163,30 @@ def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
     P = a.shape[1]
     if not 1 <= k <= P:
         raise ValueError(f"k={k}: must be from 1 to {P}, the number of parts")
-    both = (places(a) < k) & (places(b) < k)
-    return both.sum(axis=1) / k
+    a, b = _rows(a), _rows(b)
+    share = (_among(a, np.full(len(a), k)) * _among(b, np.full(len(b), k))).sum(axis=1) / k
+    same = (a == b).all(axis=1) & (a != a[:, :1]).any(axis=1)
+    return np.where(same, 1, share)
+
+
+def parts_compared(P: int, top_k: int | None) -> int:
+    """k of `top_k_overlap` for an input of P parts: `explain.top_k`, or else a tenth of them."""
+    return max(1, round(P / 10)) if top_k is None else min(top_k, P)
 
 
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> Scores:
     """How alike two explanations are, whatever their scale: ⟨a, b⟩ / (‖a‖·‖b‖).
 
-    In [−1, 1], without a unit. More is more alike. Two rows of zeros score 1, one beside another
-    row 0.
+    In [−1, 1], without a unit. More is more alike; 0 is chance, which rows of zeros score.
     """
-    a, b = _scaled(_rows(a)), _scaled(_rows(b))
-    found = _cosine(a, b)
-    return np.where(np.isnan(found), (a == b).all(axis=1), found)
+    return np.nan_to_num(_cosine(_scaled(_rows(a)), _scaled(_rows(b))))
 
 
 def relevance_mass(relevance: NDArray[Any], truth: Truth) -> Scores:
     """The share of the positive relevance that is where the truth is.
 
-    In [0, 1]; |truth|/P is chance. More is better. A row without any positive relevance scores 0;
-    where the truth is empty: NaN.
+    In [0, 1]; |truth|/P is chance, which a row without any positive relevance scores. More is
+    better. Where the truth is empty: NaN.
 
     >>> truth = np.array([[True, True, False, False]])
     >>> relevance_mass(np.array([[2, 1, 1, -5]]), truth).tolist()
@@ -190,15 +197,16 @@ def relevance_mass(relevance: NDArray[Any], truth: Truth) -> Scores:
     """
     positive = _scaled(np.maximum(_rows(relevance), 0))
     total = positive.sum(axis=1)
+    positive = np.where(total[:, None] > 0, positive, 1)
     inside = (positive * truth).sum(axis=1)
-    return _where_known(inside / np.where(total > 0, total, 1), truth)
+    return _where_known(inside / positive.sum(axis=1), truth)
 
 
 def relevance_rank(relevance: NDArray[Any], truth: Truth) -> Scores:
     """Of as many parts of largest R as the truth has: the share that is where the truth is.
 
-    In [0, 1]; |truth|/P is chance. More is better. A row of zeros ranks nothing, and scores 0;
-    where the truth is empty: NaN.
+    In [0, 1]; |truth|/P is chance. More is better. The mean over the orders of equal parts. Where
+    the truth is empty: NaN.
 
     >>> truth = np.array([[True, True, False, False]])
     >>> relevance_rank(np.array([[2, 1, 1.5, -5]]), truth).tolist()
@@ -207,24 +215,28 @@ def relevance_rank(relevance: NDArray[Any], truth: Truth) -> Scores:
     Source: Arras et al. (Information Fusion 2022), relevance rank accuracy.
     """
     size = np.sum(truth, axis=1)
-    hits = ((places(relevance) < size[:, None]) & truth).sum(axis=1)
-    return _where_known(np.any(relevance, axis=1) * hits / np.maximum(size, 1), truth)
+    hits = (_among(_rows(relevance), size) * truth).sum(axis=1)
+    return _where_known(hits / np.maximum(size, 1), truth)
 
 
 def pointing_game(relevance: NDArray[Any], truth: Truth) -> Scores:
     """Whether the part of largest R is where the truth is: 1, or else 0.
 
-    The mean over inputs is a share; |truth|/P is chance. More is better. A row of zeros points
-    nowhere, and scores 0; where the truth is empty: NaN.
+    Of several largest parts, the share that is. The mean over inputs is a share, too; |truth|/P is
+    chance. More is better. Where the truth is empty: NaN.
+
+    >>> truth = np.array([[True, True, False, False]])
+    >>> pointing_game(np.array([[3, 1, 3, 2]]), truth).tolist()
+    [0.5]
 
     Source: Zhang et al. (IJCV 2018), without their tolerance of 15 pixels around the truth.
     """
-    hits = ((places(relevance) == 0) & truth).any(axis=1)
-    return _where_known(np.any(relevance, axis=1) * hits, truth)
+    first = _among(_rows(relevance), np.ones(len(relevance), np.int64))
+    return _where_known((first * truth).sum(axis=1), truth)
 
 
 def places(relevance: NDArray[Any]) -> NDArray[np.int64]:
-    """(n, P) the rank of each part by decreasing R: 0 for the most relevant one.
+    """(n, P) the rank of each part by decreasing R: 0 for the most relevant one; ties by index.
 
     >>> places(np.array([[1, 7, -2, 7]])).tolist()
     [[2, 0, 3, 1]]
@@ -233,6 +245,19 @@ def places(relevance: NDArray[Any]) -> NDArray[np.int64]:
     found = np.empty(order.shape, np.int64)
     np.put_along_axis(found, order, np.arange(order.shape[1])[None], axis=1)
     return found
+
+
+def _among(rows: Scores, k: NDArray[np.int64]) -> Scores:
+    """(n, P) how often each part is among the k largest, over all orders of equal ones.
+
+    Args:
+        k: (n,) from 1 to P; rows of 0 have none.
+    """
+    falling = -np.sort(-rows, axis=1)
+    last = np.take_along_axis(falling, np.maximum(k, 1)[:, None] - 1, axis=1)
+    above, equal = rows > last, rows == last
+    left = k[:, None] - above.sum(axis=1, keepdims=True)
+    return above + equal * (left / equal.sum(axis=1, keepdims=True)).clip(0, 1)
 
 
 def _rows(relevance: NDArray[Any]) -> Scores:

@@ -73,15 +73,18 @@ def draw_lines(
     scale: Scale = "round",
     log: bool = False,
     target: float | None = None,
+    chance: float | None = None,
 ) -> None:
-    """Draw lines with their bands, and a `target` if it is within the limits."""
+    """Draw lines with their bands, and a `target` and `chance` if within the limits."""
     if log:
         axes.set_yscale("log")
     for line in sorted(lines, key=lambda line: line.style is not None):  # grey ones below
         _draw_line(axes, line, look, limits)
-    if target is not None and limits is not None and limits[0] <= target <= limits[1]:
-        axes.axhline(target, color=look.text, linewidth=0.9 * look.scale, dashes=(3, 3))
-        axes.annotate(f"target {target:g}", (0, target), xycoords=("axes fraction", "data"),
+    for value, words, dashes in ((target, "target", (3, 3)), (chance, "chance", (1, 2))):
+        if value is None or limits is None or not limits[0] <= value <= limits[1]:
+            continue
+        axes.axhline(value, color=look.text, linewidth=0.9 * look.scale, dashes=dashes)
+        axes.annotate(f"{words} {value:.4g}", (0, value), xycoords=("axes fraction", "data"),
                       xytext=(4, 3), textcoords="offset points", fontsize=look.small)  # fmt: skip
     axes.set_ylim(limits)
     axes.set_xlabel(xlabel)

@@ -135,6 +135,8 @@ def draw(
     if not lines or (scale == "round" and all(len(line.x) < 2 for line in lines)):
         return None
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
+    if metric.chance is not None:
+        low, high = min(low, metric.chance), max(high, metric.chance)
     means = np.concatenate([line.mean for line in lines])
     log = means.min() > 0 and high > 30 * np.median(means)  # one that diverged presses all flat
     if log:
@@ -155,8 +157,10 @@ def draw(
             scale=scale,
             log=log,
             target=compared.target if is_score else None,
+            chance=metric.chance,
         )
         words = f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}."
+        words += "" if metric.chance is None else f" By chance: {metric.chance:.4g}."
         found.append((panel, Drawing(words, LINES, draw)))
     return Plot(heading + (" (logarithmic)" if log else cut), found)
 

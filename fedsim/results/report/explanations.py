@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.pictures import maps as map_figures
+from fedsim.explain.scores.randomisation import ALIKE
 from fedsim.explain.section import SIMILARITIES
 from fedsim.objectives import Metric
 from fedsim.results.maps import agreement_matrix, relevance_maps
@@ -63,15 +64,30 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
 def about(compared: ReportData) -> str:
     count, words = len(compared.cells), []
     few = f"the first {_EXPLAINED} of {count} settings" if count > _EXPLAINED else "each setting"
+    runs = [entry.run for entry in compared.entries if entry.run is not None]
     if len(compared.entries) > 1:
-        words.append(f"Maps and rules are of the first seed of {few}.")
+        if any(not one.maps.empty or not one.own_explanations.empty for one in runs):
+            words.append(f"Maps and rules are of the first seed of {few}.")
         words.append("The scores are over all seeds.")
-    tables = [entry.run.explanations for entry in compared.entries if entry.run is not None]
+    tables = [run.explanations for run in runs]
     silent = {n for t in tables if "uninformative" in t for n in t.explainer[t.uninformative > 0]}
     if silent:
         words.append(
             f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
-            "parts are equally relevant or not finite; these have no scores (`uninformative`)."
+            "parts are equally relevant or not finite; these score what chance does "
+            "(`uninformative`)."
+        )
+    told = [t for t in tables if "randomisation" in t]
+    fixed = {name for t in told for name in t.explainer[t.randomisation > ALIKE]}
+    if fixed:
+        words.append(
+            f"Maps by {listed(sorted(fixed))} do not depend on the network's weights: they agree "
+            f"with those of random weights (`randomisation` above {ALIKE:g})."
+        )
+    if any(metric.chance is not None for run in runs for metric in run.explained):
+        words.append(
+            "Dotted lines: what maps score on average that know nothing; where there is none, the "
+            "explainer `random` tells."
         )
     return " ".join(words)
 

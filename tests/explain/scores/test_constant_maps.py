@@ -1,4 +1,4 @@
-"""Maps in which all parts of an input are alike: refused, said in words, and never scored."""
+"""Maps in which all parts of an input are alike: refused, said in words, scored as chance is."""
 
 from __future__ import annotations
 
@@ -154,6 +154,8 @@ def test_text_pictures_and_rows_say_so(
         assert "half of the relevance" not in first
         assert "for it" not in first
         row, other = found[0].rows()
+        assert f"{row['says nothing']}, so this says nothing" == told
+        assert "says nothing" not in other
         assert not row.get("half")
         assert not row.get("for")
         assert other.get("half") or other["for"] or other["against"]
@@ -161,8 +163,8 @@ def test_text_pictures_and_rows_say_so(
         assert path.exists()
 
 
-def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
-    wanted = [n for n, s in SCORES.items() if s.about != "truth" and not s.of]
+def test_scores_of_chance_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
+    wanted = [n for n, s in SCORES.items() if s.about != "truth" and not (s.images or s.of)]
     made = small_experiment(
         **KINDS["table"],
         train={"rounds": 2},
@@ -174,26 +176,34 @@ def test_no_scores_and_a_line_that_says_why(say: Say, tmp_path: Path) -> None:
     lines: list[str] = []
     done = run(made, tmp_path, progress=lines.append)
     assert [line for line in lines if "says nothing" in line] == [
-        f"warning: explainer {LEVEL} says nothing about some inputs, which have no scores: all "
-        "their parts are equally relevant, or not finite; see `uninformative` in "
-        "explanations.parquet"
+        f"warning: explainer {LEVEL} says nothing about some inputs, which score what chance "
+        "does: all their parts are equally relevant; or not finite, and have no scores; see "
+        "`uninformative` in explanations.parquet"
     ]
     rows = done.explanations
     flat, usual = (rows[rows["explainer"] == name] for name in (LEVEL, "gradient"))
     columns = [c for c in rows if c.startswith(tuple(wanted))]
     assert {c.partition("_")[0] for c in columns} >= {"deletion", "sparseness", "agreement"}
-    assert flat[columns].isna().all(axis=None)
+    by_chance = {
+        m.column.partition("/")[2].removeprefix("client_"): m.chance for m in done.explained
+    }
+    numbers = [c for c in columns if by_chance[c] is not None]
+    assert len(numbers) > 10
+    for column in numbers:
+        told = flat[column].dropna()
+        assert len(told)
+        np.testing.assert_allclose(told, by_chance[column], atol=1e-9, err_msg=column)
     assert flat["uninformative"].eq(3).all()
     assert usual[columns].notna().any().all()
     assert usual["uninformative"].isna().all()
-    own = [c for c in done.rounds if c.startswith(f"{LEVEL}/")]
-    assert not own or done.rounds[own].isna().all(axis=None)
-    assert agreement_matrix(done, LEVEL).isna().all(axis=None)
+    assert (agreement_matrix(done, LEVEL) == 0).all(axis=None)
     assert agreement_matrix(done, "gradient").notna().all(axis=None)
     Path("page.html").unlink(missing_ok=True)
     code, _, complaint = say("report", str(done.path), "--out", "page.html")
     assert (code, complaint) == (0, "")
-    assert "say nothing" in Path("page.html").read_text(encoding="utf-8")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "say nothing" in page
+    assert "By chance: 1.414" in page
 
 
 def test_a_tree_of_one_leaf_says_so(finish: Finish) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import doctest
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import captum.metrics
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
@@ -24,11 +25,14 @@ from fedsim.explain.scores.faithfulness import (
     deletion_curve,
     infidelity,
     insertion_curve,
+    monotonicity,
     present,
+    selectivity,
     sensitivity,
     sufficiency,
     without,
 )
+from fedsim.explain.scores.road import imputed, road
 
 SHAPES = {"image": (4, 2, 3, 5), "table": (4, 7), "series": (4, 3, 2)}
 LENGTHS = (9, 5, 1, 0)  # words of the documents
@@ -48,8 +52,8 @@ def inputs(kind: str) -> Tensor:
 
 
 def relevances(kind: str) -> NDArray[np.float64]:
-    """Signed, with ties; what is said of padding must not matter."""
-    return rng(1).standard_normal(present(inputs(kind)).shape).round(1)
+    """Signed, no two alike; what is said of padding must not matter."""
+    return rng(1).standard_normal(present(inputs(kind)).shape)
 
 
 def predict(x: Tensor) -> Tensor:
@@ -172,6 +176,193 @@ class TestSharesOfParts:
         assert comprehensiveness(lambda x: x.sum(dim=1), x, by_part(x), (0.07,)).tolist() == [7]
 
 
+class TestEqualParts:
+    """They have no order: the mean over several, whatever their index."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_area_of_an_additive_value_is_exact(self, kind: str) -> None:
+        """Parts of a group go one by one, each of its mean worth."""
+        x = inputs(kind)
+        relevance = rng(1).standard_normal(present(x).shape).round(0)
+
+        def total(x: Tensor) -> Tensor:
+            return x.flatten(1).double().sum(dim=1)
+
+        for i, row in enumerate(relevance):
+            one, there = x[i : i + 1], present(x)[i : i + 1]
+            parts = int(there.sum())
+            if not parts:
+                continue
+            alone = np.eye(len(row), dtype=bool)
+            worth = [float(total(one) - total(without(one, p[None]))) for p in alone]
+            order = sorted(range(parts), key=lambda p: -row[p])
+            lost = [np.mean([worth[q] for q in range(parts) if row[q] == row[p]]) for p in order]
+            expected = float(total(one)) - np.cumsum([0, *lost])
+            found = area(deletion_curve(total, one, row[None], parts))
+            np.testing.assert_allclose(found, area(expected[None]), atol=1e-4)
+
+    def test_a_map_of_one_value_scores_what_random_orders_do(self) -> None:
+        x = inputs("table")
+        draws = rng(4)
+        for score in (
+            lambda *about: area(deletion_curve(*about)),
+            lambda *about: area(insertion_curve(*about)),
+            *(comprehensiveness, sufficiency, selectivity),
+        ):
+            of_orders = [score(predict, x, draws.random((4, 7))) for _ in range(300)]
+            found = score(predict, x, np.ones((4, 7)))
+            expected, spread = np.mean(of_orders, axis=0), np.std(of_orders, axis=0)
+            assert (np.abs(found - expected) <= spread + 1e-9).all()
+
+    def test_only_where_they_matter(self) -> None:
+        """What is zero already can go in any order, at no cost."""
+        x, asked = torch.ones(1, 6), []
+        x[0, 3:] = 0
+
+        def counted(x: Tensor) -> Tensor:
+            asked.append(len(x))
+            return x.double().sum(dim=1)
+
+        tied, by_size = np.array([[3.0, 2, 1, 0, 0, 0]]), np.array([[1.0, 1, 1, 0, 0, 0]])
+        deletion_curve(counted, x, tied, 5)
+        assert sum(asked) == 6
+        deletion_curve(counted, x, by_size, 5)
+        assert sum(asked) == 6 + 4 * 6
+
+
+class TestRegions:
+    """Selectivity and monotonicity."""
+
+    def test_selectivity_in_slow_loops(self) -> None:
+        x, relevance = inputs("image"), relevances("image")
+        maps = relevance.reshape(4, 3, 5)
+        corners = [(r, c) for r in (0, 2) for c in (0, 2, 4)]
+        for i in range(4):
+            sums = [maps[i, r : r + 2, c : c + 2].sum() for r, c in corners]
+            row, curve = x[i : i + 1].clone(), [asked(x[i : i + 1], i)]
+            for k in np.argsort(np.negative(sums)):
+                r, c = corners[k]
+                row[:, :, r : r + 2, c : c + 2] = 0
+                curve.append(asked(row, i))
+            found = selectivity(predict, x, relevance, side=2)[i]
+            assert found == pytest.approx(np.trapezoid(curve, dx=1 / 6))
+
+    @pytest.mark.parametrize("kind", ["table", "series", "documents"])
+    def test_selectivity_of_parts_is_the_finest_deletion(self, kind: str) -> None:
+        x, relevance = inputs(kind), relevances(kind)
+        fine = area(deletion_curve(predict, x, relevance, present(x).shape[1]))
+        np.testing.assert_allclose(selectivity(predict, x, relevance, 3), fine)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_monotonicity_in_slow_loops(self, kind: str) -> None:
+        x, relevance = inputs(kind), relevances(kind)
+        found = monotonicity(predict, x, relevance)
+        for i, row in enumerate(relevance):
+            parts = range(LENGTHS[i] if kind == "documents" else len(row))
+            changes = [
+                (asked(slowly_without(x[i : i + 1], [p]), i) - asked(x[i : i + 1], i)) ** 2
+                for p in parts
+            ]
+            if len(parts) < 2:
+                assert np.isnan(found[i])
+            else:
+                expected = spearmanr(np.abs(row[: len(parts)]), changes).statistic
+                assert found[i] == pytest.approx(expected)
+        level = monotonicity(predict, x, np.ones_like(relevance))
+        assert (level[~np.isnan(found)] == 0).all()
+
+
+class TestRoad:
+    def test_pixels_are_means_of_those_around_them(self) -> None:
+        """Also of the imputed ones; those outside count for nothing."""
+        image, gone = rng().random((3, 6, 5)), rng(1).random((6, 5)) < 0.5
+        found = imputed(image, gone)
+        np.testing.assert_array_equal(found[:, ~gone], image[:, ~gone])
+        for r, c in np.argwhere(gone):
+            total, weights = np.zeros(3), 0.0
+            for i, j in np.ndindex(3, 3):
+                at = r + i - 1, c + j - 1
+                if (i, j) == (1, 1) or not (0 <= at[0] < 6 and 0 <= at[1] < 5):
+                    continue
+                weight = 1 / 6 if 1 in (i, j) else 1 / 12
+                total, weights = total + weight * found[:, *at], weights + weight
+            np.testing.assert_allclose(found[:, r, c], total / weights, atol=1e-12)
+        np.testing.assert_array_equal(imputed(image, np.zeros((6, 5), bool)), image)
+
+    def test_is_the_mean_over_shares(self) -> None:
+        x, relevance = inputs("image"), relevances("image")
+        noise = 0.3 * rng(9).standard_normal(x.shape)
+        found = road(predict, x, relevance, (0.2, 0.5), 0.3, rng(9))
+        for i, row in enumerate(relevance):
+            values = []
+            for share in (0.2, 0.5):
+                most = np.argsort(-row)[: math.ceil(round(15 * share, 9))]
+                gone = np.isin(np.arange(15), most).reshape(3, 5)
+                image = imputed(x[i].double().numpy(), gone) + noise[i] * gone
+                values.append(asked(torch.from_numpy(image[None]).float(), i))
+            assert found[i] == pytest.approx(np.mean(values))
+
+    def test_is_of_images(self) -> None:
+        with pytest.raises(ExperimentError, match=r"^road: imputes pixels .* needs images$"):
+            road(predict, inputs("table"), relevances("table"))
+
+
+class TestAsQuantus:
+    @pytest.fixture(autouse=True)
+    def quantus(self) -> Any:
+        return pytest.importorskip("quantus")
+
+    USUAL: ClassVar[dict[str, Any]] = {"normalise": False, "disable_warnings": True}
+
+    def pieces(self, channels: int = 1) -> tuple[dict[str, Any], Predict]:
+        """What Quantus takes, and the probability of the class decided upon."""
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, 3)).eval()
+        x = torch.from_numpy(rng().standard_normal((4, channels, 8, 8))).float()
+        y, maps = network(x).argmax(dim=1), rng(1).standard_normal((4, 1, 8, 8))
+
+        def value(x: Tensor) -> Tensor:
+            chances: Tensor = network(x).softmax(dim=1)
+            return chances[torch.arange(len(x)), y.repeat(len(x) // len(y))]
+
+        asked = {"model": network, "x_batch": x.numpy(), "y_batch": y.numpy(), "a_batch": maps}
+        return {**asked, "softmax": True, "channel_first": True}, value
+
+    def test_selectivity(self, quantus: Any) -> None:
+        about, value = self.pieces(channels=2)
+        theirs = quantus.Selectivity(patch_size=2, perturb_baseline=0.0, **self.USUAL)
+        curves, x = np.array(theirs(**about)), torch.from_numpy(about["x_batch"])
+        whole = value(x).detach().numpy()[:, None]
+        expected = area(np.concatenate([whole, curves], axis=1))
+        found = selectivity(value, x, about["a_batch"].reshape(4, -1), side=2)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    def test_monotonicity(self, quantus: Any) -> None:
+        about, value = self.pieces()
+        theirs = quantus.MonotonicityCorrelation(
+            **{"nr_samples": 1, "features_in_step": 1, "perturb_baseline": 0.0, "abs": True},
+            **{"similarity_func": quantus.similarity_func.correlation_spearman, **self.USUAL},
+        )
+        x = torch.from_numpy(about["x_batch"])
+        found = monotonicity(value, x, about["a_batch"].reshape(4, -1))
+        np.testing.assert_allclose(found, theirs(**about), atol=1e-3)
+
+    def test_road(self, quantus: Any) -> None:
+        """Theirs is the share of inputs whose decision stays; they round pixels down."""
+        about, _ = self.pieces()
+        by_share = quantus.ROAD(percentages=[10, 30, 50], noise=0, **self.USUAL)(**about)
+        network, y = about["model"], torch.from_numpy(about["y_batch"])
+
+        def stays(x: Tensor) -> Tensor:
+            found: Tensor = network(x).argmax(dim=1) == y.repeat(len(x) // len(y))
+            return found.double()
+
+        shares = [int(64 * share) / 64 for share in (0.1, 0.3, 0.5)]
+        x = torch.from_numpy(about["x_batch"])
+        found = road(stays, x, about["a_batch"].reshape(4, -1), shares, noise=0)
+        assert found.mean() == pytest.approx(np.mean([*by_share.values()]))
+
+
 class Smooth(nn.Module):
     """A value of each input, for all kinds that can be changed a little, in double precision."""
 
@@ -199,11 +390,19 @@ class TestAsCaptum:
             return noise, x - noise
 
         expected = captum.metrics.infidelity(
-            *(Smooth(), noisy, x, slopes), n_perturb_samples=6, max_examples_per_batch=len(x)
+            *(Smooth(), noisy, x, slopes),
+            n_perturb_samples=6,
+            max_examples_per_batch=len(x),
+            normalize=True,
         )
         found = infidelity(Smooth(), x, slopes, 0.2, 6, rng(3))
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, expected, rtol=1e-9)
+        for scale in (-3, 1e-3):  # which does not matter
+            scaled = infidelity(Smooth(), x, scale * slopes, 0.2, 6, rng(3))
+            np.testing.assert_allclose(scaled, expected, rtol=1e-9)
+        changes = infidelity(Smooth(), x, torch.zeros_like(x), 0.2, 6, rng(3))
+        assert (found < changes).all()
 
     def test_sensitivity(self, kind: str) -> None:
         x = inputs(kind).double()

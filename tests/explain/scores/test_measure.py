@@ -26,6 +26,8 @@ from fedsim.explain.explainers.rules import RulesExplainer
 from fedsim.explain.scores import faithfulness
 from fedsim.explain.scores import relevance as scores
 from fedsim.explain.scores.measure import Explained, ExplainedInputs, measure
+from fedsim.explain.scores.randomisation import agreement, all_random
+from fedsim.explain.scores.road import road
 from fedsim.explain.section import SCORES, Explain
 from fedsim.explain.tree import LEAF, build_tree
 from fedsim.launch.prepare import prepare
@@ -136,8 +138,13 @@ def scored(
     about: Pieces, explainer: Any, names: Sequence[str] = (), target: str = "decision"
 ) -> Explained:
     able = [name for name, s in SCORES.items() if s.about in ("input", "truth") and not s.of]
-    if about[1].dataset.words:
-        able = [name for name in able if not SCORES[name].numbers]
+    lacking = {
+        "numbers": bool(about[1].dataset.words),
+        "images": about[2].x.dim() != 4,
+        "weights": about[0].network is None,
+    }
+    for needed, absent in lacking.items():
+        able = [name for name in able if not (absent and getattr(SCORES[name], needed))]
     section = Explain(explainers=[explainer], scores=names or able, target=target)
     return measure(section, section.explainers[0], *about)
 
@@ -166,7 +173,9 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         rows = enumerate(outputs(z).exp())
         return torch.stack([row[decided[i % len(x)]] / row.sum() for i, row in rows])
 
-    def relevances(z: Tensor, purpose: str = f"explain/{made.name}") -> NDArray[np.float64]:
+    def relevances(
+        z: Tensor, purpose: str = f"explain/{made.name}", model: ExplainedModel = model
+    ) -> NDArray[np.float64]:
         streams = input_rngs(keyed_rng(SEED, purpose, ROUND, CLIENT), x)
         rows = [slice(i, i + 1) for i in range(len(x))] if made.draws else [slice(None)]
         maps = [
@@ -175,7 +184,8 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         ]
         return np.float64(np.concatenate(maps).reshape(len(x), -1))
 
-    R, again = relevances(x), relevances(x, f"explain/{made.name}/again")
+    told = relevances(x)
+    R, again = told, relevances(x, f"explain/{made.name}/again")
     words = [int((row != 0).sum()) if data.dataset.words else R.shape[1] for row in x]
 
     def singly(score: Callable[..., Any], *of_parts: NDArray[Any]) -> list[float]:
@@ -184,23 +194,48 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
             for i in range(len(x))
         ]
 
+    # Where no part is more relevant than another, each score has its line of chance.
+    sizes = R if classes else abs(R)
+    alike = np.array([n > 1 and np.ptp(row[:n]) == 0 for row, n in zip(sizes, words, strict=True)])
+    made_random = [
+        replace(model, network=all_random(model.network, SEED, draw, ROUND, CLIENT))
+        for draw in range(3)
+        if model.network is not None
+    ]
+    of_random = [relevances(x, model=one) for one in made_random]
+    again, *of_random = (np.where(alike[:, None], 0, one) for one in (again, *of_random))
+    R = np.where(alike[:, None], 0, R)
+
+    def rngs(name: str) -> list[np.random.Generator]:
+        return input_rngs(keyed_rng(SEED, f"explain/{name}"), x)
+
     truth = {kind: where.reshape(len(x), -1) for kind, where in inputs.truth.items()}
     ranked = R if classes else abs(R)
     curves = {
-        "deletion": faithfulness.deletion_curve(value, x, ranked),
-        "insertion": faithfulness.insertion_curve(value, x, ranked),
+        "deletion": faithfulness.deletion_curve(value, x, ranked, rng=rngs("deletion")),
+        "insertion": faithfulness.insertion_curve(value, x, ranked, rng=rngs("insertion")),
     }
-    found = {
+    found: dict[str, Any] = {
         **{name: faithfulness.area(curve) for name, curve in curves.items()},
-        "comprehensiveness": faithfulness.comprehensiveness(value, x, ranked),
-        "sufficiency": faithfulness.sufficiency(value, x, ranked),
+        **{
+            name: getattr(faithfulness, name)(value, x, ranked, rng=rngs(name))
+            for name in ("comprehensiveness", "sufficiency", "selectivity")
+        },
+        "monotonicity": faithfulness.monotonicity(value, x, ranked),
         "sparseness": singly(scores.sparseness, R),
         "effective_parts": singly(scores.effective_parts, R),
         "repeatability": singly(scores.cosine, R, again),
     }
+    if of_random:
+        by_draw = [singly(agreement, R, one) for one in of_random]
+        chance = [math.sqrt(2 / math.pi / max(n - 1, 1)) if n > 2 else math.nan for n in words]
+        found["randomisation"] = np.where(alike, chance, np.mean(by_draw, axis=0))
+    if x.dim() == 4:
+        spread = np.array([float(row.max()) - float(row.min()) for row in x])
+        found["road"] = road(value, x, ranked, noise=0.01 * spread, rng=rngs("road"))
     for kind, where in truth.items():
         for name in ("relevance_mass", "relevance_rank", "pointing_game"):
-            found[f"{name}_{kind}"] = singly(getattr(scores, name), R, where)
+            found[f"{name}_{kind}"] = singly(getattr(scores, name), ranked, where)
     if not data.dataset.words:
         spread = np.array([float(row.max()) - float(row.min()) for row in x])
         wide = [len(x), *[1] * (x.dim() - 1)]
@@ -210,21 +245,14 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
             """Whole pixels, in all channels."""
             return logit(x + (added.unsqueeze(1) if x.dim() == 4 else added))
 
-        rngs = input_rngs(keyed_rng(SEED, "explain/infidelity"), x)
         Phi = torch.from_numpy(R).reshape(shape)
         sigma = 0.1 * spread.reshape(wide[: len(shape)])
-        about_parts = changed, torch.zeros(shape), Phi, sigma, 10, rngs
+        about_parts = changed, torch.zeros(shape), Phi, sigma, 10, rngs("infidelity")
         found["infidelity"] = faithfulness.infidelity(*about_parts)
-        rngs = input_rngs(keyed_rng(SEED, "explain/sensitivity"), x)
         radius = 0.02 * spread.reshape(wide)
-        asked = (lambda z: torch.from_numpy(relevances(z))), x, radius, 10, rngs
-        found["sensitivity"] = faithfulness.sensitivity(*asked)
-    # Where no part is more relevant than another, there is nothing to score.
-    alike = [n > 1 and np.ptp(row[:n]) == 0 for row, n in zip(ranked, words, strict=True)]
-    for name, of_inputs in found.items():
-        found[name] = np.where(alike, np.nan, of_inputs)
-    curves = {n: np.where(np.array(alike)[:, None], np.nan, c) for n, c in curves.items()}
-    return {"relevance": R, "curves": curves, "scores": found}
+        asked = (lambda z: torch.from_numpy(relevances(z))), x, radius, 10, rngs("sensitivity")
+        found["sensitivity"] = np.where(alike, math.sqrt(2), faithfulness.sensitivity(*asked))
+    return {"relevance": told, "curves": curves, "scores": found}
 
 
 class TestScores:
@@ -272,9 +300,9 @@ class TestScores:
         assert made.curves["insertion"][0, ::5].tolist() == [-5, -3, -1, 0, 0]
 
 
-class TestInputsWithoutScores:
+class TestMapsThatSayNothing:
     @pytest.mark.parametrize("kind", ["table", "documents"])
-    def test_maps_that_are_not_finite_or_all_alike(self, kind: str) -> None:
+    def test_that_are_not_finite_or_all_alike(self, kind: str) -> None:
         """They change none of the scores of other inputs."""
         about = pieces(kind)
         usual = np.random.default_rng(0).standard_normal(tuple(about[2].x.shape))
@@ -288,10 +316,11 @@ class TestInputsWithoutScores:
             assert made.scores.keys() == expected.scores.keys()
             rest = [0, *range(2, len(usual))]
             for name, values in made.scores.items():
-                assert np.isnan(values[1]), name
+                unknown = np.isnan(expected.scores[name][1])  # no part is in the truth
+                assert np.isnan(values[1]) == (wrong is not alike or unknown), name
                 np.testing.assert_array_equal(values[rest], expected.scores[name][rest])
             for name, curve in made.curves.items():
-                assert np.isnan(curve[1]).all()
+                assert np.isnan(curve[1]).all() == (wrong is not alike)
                 np.testing.assert_array_equal(curve[rest], expected.curves[name][rest])
         nowhere = scored(about, Given(what=np.full_like(usual, np.nan))).scores
         some = faithfulness.present(about[2].x).any(axis=1)  # an empty document has no relevances

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -71,33 +72,44 @@ def exponential_of_entropy(row: Row) -> float:
 
 
 def spearman(a: Row, b: Row) -> float:
-    if (a == b).all():
-        return 1
-    return float(spearmanr(a, b).statistic) if min(np.ptp(a), np.ptp(b)) > 0 else math.nan
+    if len(a) == 1:
+        return 1 if a[0] == b[0] else math.nan
+    return float(spearmanr(a, b).statistic) if min(np.ptp(a), np.ptp(b)) > 0 else 0
 
 
 def cosine_of(a: Row, b: Row) -> float:
-    if not a.any() or not b.any():
-        return float((a == b).all())
-    return float(a @ b / math.sqrt(a @ a) / math.sqrt(b @ b))
+    return float(a @ b / math.sqrt(a @ a) / math.sqrt(b @ b)) if a.any() and b.any() else 0
+
+
+def among(row: Row, k: int) -> list[float]:
+    """How often each part is among the first k, over all orders of equal ones."""
+    found = []
+    for r in row:
+        left = k - sum(other > r for other in row)
+        found.append(float(min(max(left / sum(other == r for other in row), 0), 1)))
+    return found
 
 
 def common_part(a: Row, b: Row, k: int) -> float:
-    return len({*by_falling(a)[:k]} & {*by_falling(b)[:k]}) / k
+    if (a == b).all() and np.ptp(a) > 0:
+        return 1
+    return sum(p * q for p, q in zip(among(a, k), among(b, k), strict=True)) / k
 
 
 def mass_inside(row: Row, truth: Truth) -> float:
+    if not (row > 0).any():
+        return float(truth.mean())
     inside = sum(r for r, t in zip(row, truth, strict=True) if r > 0 and t)
-    return float(inside / (sum(r for r in row if r > 0) or 1))
+    return float(inside / sum(r for r in row if r > 0))
 
 
 def ranked_inside(row: Row, truth: Truth) -> float:
-    first = by_falling(row)[: truth.sum()]
-    return float(sum(truth[p] for p in first) / truth.sum()) if row.any() else 0
+    first = among(row, truth.sum())
+    return float(sum(p for p, t in zip(first, truth, strict=True) if t) / truth.sum())
 
 
 def points_inside(row: Row, truth: Truth) -> float:
-    return float(truth[by_falling(row)[0]]) if row.any() else 0
+    return float(np.mean([t for r, t in zip(row, truth, strict=True) if r == max(row)]))
 
 
 @given(both=SAME_SHAPE)
@@ -140,11 +152,12 @@ def test_no_size_overflows(relevance: Row, scale: float) -> None:
     assert ((sparseness(relevance) >= 0) & (sparseness(relevance) <= (P - 1) / P + 1e-12)).all()
     parts = effective_parts(relevance)
     assert ((parts >= 1) & (parts <= P)).all()
-    np.testing.assert_allclose(cosine(relevance, relevance), 1, rtol=1e-12)
+    itself = cosine(relevance, relevance)
+    np.testing.assert_allclose(itself, relevance.any(axis=1), rtol=1e-12)
     whole = np.sign(relevance)
-    np.testing.assert_allclose(cosine(scale * whole, whole), 1, rtol=1e-12)
+    np.testing.assert_allclose(cosine(scale * whole, whole), whole.any(axis=1), rtol=1e-12)
     mass = relevance_mass(relevance, np.ones(relevance.shape, bool))
-    np.testing.assert_allclose(mass, (relevance > 0).any(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(mass, 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("P", [1, 2, 7, 100])
@@ -157,7 +170,27 @@ def test_one_part_alone_and_all_alike(P: int) -> None:
     assert effective_parts(alike) == pytest.approx(P)
 
 
-def test_ties_go_by_index() -> None:
+def test_equal_parts_have_no_order() -> None:
+    """The mean over all orders, by trying them."""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        a, b = (rng.integers(0, 3, 5).astype(float) for _ in range(2))
+        truth = rng.random(5) < 0.5
+        truth[0] = True
+        found: dict[str, list[float]] = {"rank": [], "points": [], "top": []}
+        for order in itertools.permutations(range(5)):
+            one = a + 1e-6 * np.array(order)
+            found["rank"].append(ranked_inside(one, truth))
+            found["points"].append(points_inside(one, truth))
+            for other in itertools.permutations(range(5)):
+                found["top"].append(common_part(one, b + 1e-6 * np.array(other), 2))
+        about = a[None], truth[None]
+        assert relevance_rank(*about)[0] == pytest.approx(np.mean(found["rank"]))
+        assert pointing_game(*about)[0] == pytest.approx(np.mean(found["points"]))
+        assert top_k_overlap(a[None], b[None], 2)[0] == pytest.approx(np.mean(found["top"]))
+
+
+def test_places_of_ties_go_by_index() -> None:
     many = np.tile([0.0, 1], 500)
     assert places(many[None])[0, by_falling(many)].tolist() == list(range(1000))
     assert places(np.array([[0, -0.0, 0.0]])).tolist() == [[0, 1, 2]]

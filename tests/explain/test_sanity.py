@@ -1,0 +1,208 @@
+"""Whether explanations change as the network's weights become random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from experiments import Say, ran, small_experiment
+from fedsim import Run, explanations, run
+from fedsim.errors import BadInput
+from fedsim.explain.explainers.attribution import Attribution, attributions
+from fedsim.explain.sanity import Sanity
+from fedsim.explain.scores.randomisation import ALIKE, agreement, all_random, layers, randomised
+from fedsim.launch.prepare import prepare
+from fedsim.models import models
+
+Finish = Callable[..., Run]
+
+MLP = {"name": "mlp", "hidden": [16]}
+VIT = {"name": "vit", "patch": 2, "dim": 8, "depth": 1, "heads": 2}
+REVIEWS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
+RULES: dict[str, Any] = {
+    "data": {"name": "friedman", "samples": 60, "test_samples": 20, "features": 5},
+    "partition": {"kind": "iid", "clients": 2},
+    "model": {"name": "tree_rules"},
+    "method": {"name": "openfl_xai"},
+    "train": {"rounds": 1},
+}
+
+
+class Edges(Attribution):
+    """Where the image changes, whatever the network is."""
+
+    name: str = f"{__name__}:Edges"
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        return x.diff(dim=-1, append=x[..., -1:]).abs()
+
+
+class TestRandomWeights:
+    @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "vit"])
+    def test_layer_by_layer_from_the_top(self, name: str) -> None:
+        torch.manual_seed(0)
+        network = models.parse(VIT if name == "vit" else {"name": name}).build((1, 8, 8), 10)
+        before = {n: t.clone() for n, t in network.state_dict().items()}
+        done: list[str] = []
+        for layer, changed in randomised(network, 0, 0):
+            done.append(layer)
+            assert not changed.training
+            for n, one in changed.named_parameters():
+                if n.rpartition(".")[0] not in done:
+                    torch.testing.assert_close(one, before[n], rtol=0, atol=0)
+                elif before[n].std() > 0:
+                    assert not torch.equal(one, before[n]), n
+        assert done == layers(network)
+        assert done[0] == list(dict(network.named_parameters()))[-1].rpartition(".")[0]
+        for n, old in network.state_dict().items():
+            assert torch.equal(old, before[n])
+
+    def test_are_the_streams_of_their_names(self) -> None:
+        network = models.parse(MLP).build((6,), 3)
+        state = torch.get_rng_state()
+        one, same, other = (all_random(network, 0, draw, 2, 1) for draw in (0, 0, 1))
+        assert torch.equal(torch.get_rng_state(), state)
+        for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
+            assert torch.equal(a, b)
+            assert not torch.equal(a, c)
+
+    def test_what_no_layer_draws_is_put_in_random_order(self) -> None:
+        network = nn.ParameterDict({"own": torch.arange(9.0), "level": torch.ones(4)})
+        found = all_random(network, 0, 0).state_dict()
+        assert sorted(found["own"].tolist()) == list(range(9))
+        assert found["own"].tolist() != list(range(9))
+        assert found["level"].tolist() == [1] * 4
+
+    def test_agreement_has_no_sign_and_no_few_parts(self) -> None:
+        a, b = np.random.default_rng(0).standard_normal((2, 4, 7))
+        expected = [abs(spearmanr(*rows).statistic) for rows in zip(a, b, strict=True)]
+        np.testing.assert_allclose(agreement(a, b), expected)
+        np.testing.assert_allclose(agreement(a, -a), 1)
+        assert np.isnan(agreement(a[:, :2], b[:, :2])).all()
+
+
+@pytest.fixture(scope="module")
+def checked() -> Run:
+    return ran(model={"name": "cnn", "channels": [4, 4]}, train={"rounds": 2})
+
+
+@pytest.mark.parametrize("name", [n for n, _ in attributions.items()])
+def test_every_attribution_can_be_checked(name: str, checked: Run, finish: Finish) -> None:
+    done = checked
+    if name in ("attention_rollout", "attn_lrp"):
+        done = finish(model=VIT, train={"rounds": 1})
+    (found,) = explanations(done, name, row=[0, 5], check=True)
+    assert isinstance(found, Sanity)
+    assert len(found.rank) == len(found.ssim) == len(found.layers) > 1
+    assert all(0 <= one <= 1 for one in found.rank)
+    assert found.changes is not None
+    assert len(found.text().splitlines()) == len(found.layers) + 3
+    assert [row["layer"] for row in found.rows()] == [*found.layers]
+
+
+def test_a_saliency_that_ignores_the_network_is_named(
+    checked: Run, say: Say, tmp_path: Path
+) -> None:
+    (found,) = explanations(checked, f"{__name__}:Edges", row=[0, 5], check=True)
+    assert isinstance(found, Sanity)
+    assert found.rank == pytest.approx([1] * len(found.layers))
+    assert found.ssim == pytest.approx([1] * len(found.layers))
+    assert found.rise == pytest.approx(0)
+    assert not found.changes
+    assert "DO NOT DEPEND ON THE WEIGHTS" in found.text()
+    (picture,) = found.save(tmp_path)
+    assert picture.name == "check-test_sanity-Edges-round-2-rows-0-5.png"
+    code, text, _ = say(
+        "explain", str(checked.path), "--check", "--explainer", "random", "--row", "3"
+    )
+    assert code == 0
+    assert "the maps of random DO NOT DEPEND ON THE WEIGHTS" in " ".join(text.split())
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({"model": MLP}, "tree"),
+        ({"model": MLP, "adapters": {"kind": "lora", "r": 2}}, "gradient"),
+        (
+            {
+                "model": {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4},
+                "data": REVIEWS,
+                "partition": {"kind": "aspects", "clients": 4},
+            },
+            "occlusion",
+        ),
+        (
+            {
+                "model": {"name": "rationale", "hidden": 4},
+                "data": REVIEWS,
+                "partition": {"kind": "aspects", "clients": 4},
+                "method": {"name": "fedrnl"},
+            },
+            "rationale",
+        ),
+        (
+            {
+                "model": {"name": "mlp", "hidden": [4]},
+                **{k: RULES[k] for k in ("data", "partition")},
+            },
+            "gradient",
+        ),
+    ],
+)
+def test_of_all_kinds_of_networks(sections: Any, name: str, finish: Finish) -> None:
+    done = finish(**sections, train={"rounds": 1})
+    client = 0 if name == "tree" else None
+    (found,) = explanations(done, name, client=client, row=[0, 5, 7], check=True)
+    assert isinstance(found, Sanity)
+    assert len(found.rank) > 1
+    assert found.changes is not None
+
+
+def test_what_has_no_maps_or_no_weights_is_refused(checked: Run, finish: Finish) -> None:
+    rules = finish(**RULES)
+    line = (
+        "^check makes the weights of a network random, and model.name=tree_rules is a rule model$"
+    )
+    with pytest.raises(BadInput, match=line):
+        explanations(rules, check=True)
+    line = "^check compares maps of relevance, and explainer tasks gives none$"
+    with pytest.raises(BadInput, match=line):
+        explanations(checked, "tasks", check=True)
+    line = (
+        "^explain.scores: randomisation: needs a network, whose weights can be random; "
+        "model.name=tree_rules is a rule model$"
+    )
+    explain = {"explainers": ["random"], "scores": ["randomisation"], "inputs": 3}
+    with pytest.raises(BadInput, match=line):
+        prepare(small_experiment(**RULES, explain=explain))
+
+
+def test_runs_and_reports_name_it(say: Say, tmp_path: Path) -> None:
+    lines: list[str] = []
+    edges = f"{__name__}:Edges"
+    explain = {"explainers": [edges, "gradient"], "scores": ["randomisation"], "inputs": 4}
+    made = small_experiment(model=MLP, train={"rounds": 2}, explain={**explain, "every": 1})
+    done = run(made, tmp_path, lines.append)
+    assert [line for line in lines if "depend" in line] == [
+        f"warning: explainer {edges} does not depend on the network's weights: its maps agree "
+        "with those of random weights (randomisation above 0.8)"
+    ]
+    last = done.rounds.iloc[-1]
+    assert last[f"{edges}/randomisation"] == pytest.approx(1)
+    assert last["gradient/randomisation"] < ALIKE
+    code, _, complaint = say("report", str(done.path), "--out", "page.html")
+    assert (code, complaint) == (0, "")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert f"Maps by {edges} do not depend on the network" in page
+    assert "By chance: 0.1005" in page  # √(2/(63π))
