@@ -151,8 +151,8 @@ def check(
     rank, *ssim, rise = zip(*means, strict=True)
     return Sanity(
         title=model.title,
-        file=f"check-{explainer.name}{model.suffix}{inputs.suffix}",
-        explainer=explainer.name,
+        file=f"check-{explainer.label}{model.suffix}{inputs.suffix}",
+        explainer=explainer.label,
         layers=tuple(name or "the network" for name in layers),
         rank=rank,
         ssim=ssim[0] if ssim else (),
