@@ -3,6 +3,7 @@
 from fedsim.models import boosted_trees as _boosted_trees
 from fedsim.models import huggingface as _huggingface
 from fedsim.models import libraries as _libraries
+from fedsim.models import nam as _nam
 from fedsim.models import networks as _networks  # they fill the registry
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
@@ -27,6 +28,7 @@ del (
     _boosted_trees,
     _huggingface,
     _libraries,
+    _nam,
     _networks,
     _rationale,
     _text,
