@@ -95,6 +95,7 @@ def draw_shapes(
             values = shapes[name][k][:, of.index(word)]
             _draw(panel, axis, values, style, (number, len(styles)))
         panel.set(ylim=(low - margin, high + margin))
+        panel.locator_params(axis="y", nbins=5)
         panel.tick_params(labelsize=_SMALL, length=2.5, labelbottom=False, bottom=False)
         if column:
             panel.set_yticklabels(())
