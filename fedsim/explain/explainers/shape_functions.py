@@ -59,8 +59,8 @@ class ShapeFunctions(OfDecision):
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if not isinstance(model.network, AdditiveClassifier):
             raise ExperimentError(
-                f"model.name={model.section.name} adds no functions of single features; "
-                f"{self.name} explains model.name=nam"
+                f"model.name={model.section.name} adds no functions of single features, as nam "
+                "does"
             )
 
     def explain(
