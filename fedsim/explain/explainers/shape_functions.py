@@ -293,7 +293,7 @@ class Shapes(Explanation):
             near = np.nanargmin(np.abs(axis.at[:, None] - at), axis=0)
             blank = np.flatnonzero(np.isnan(axis.at))
             shown = [*dict.fromkeys([*near.tolist(), *blank.tolist()])]
-        return ", ".join(f"{axis.words[p]} {self.values[p, f, s] + 0.0:+.3g}" for p in shown)
+        return ", ".join(f"{axis.words[p]} → {self.values[p, f, s] + 0.0:+.3g}" for p in shown)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
         """The functions value by value, the most important feature first."""
