@@ -56,6 +56,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": {"name": "resnet8", "width": 2},
         "train": {"optimizer": {"lr": 0.01}},  # at 0.1 q-FedAvg diverges
     },
+    "additive": {
+        "data": {"name": "synthetic", "samples": 300, "shape": [6], "classes": 3},
+        "partition": IMAGES["partition"],
+        "model": {"name": "nam", "hidden": [6, 4], "dropout": 0.1, "feature_dropout": 0.1},
+    },
     "frozen": {**IMAGES, "model": {"name": "networks:frozen"}},
     "text": {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
     "rationale": {**TEXTS, "model": {"name": "rationale", "hidden": 4}},

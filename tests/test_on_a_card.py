@@ -101,6 +101,15 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {**IMAGES, "method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
         {"shared_images"},
     ),
+    "shape functions": (
+        {
+            "data": {"name": "friedman", "samples": 100, "test_samples": 30},
+            "partition": {"kind": "iid", "clients": 3},
+            "model": {"name": "nam", "hidden": [4]},
+            "train": {"rounds": 1},
+        },
+        {"shape_functions"},
+    ),
     "trees": (
         {
             "data": {"name": "digits", "subset": 0.3},

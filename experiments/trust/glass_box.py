@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -48,9 +47,8 @@ def rows(found: list[Grid]) -> pd.DataFrame:
 def _size(run: fedsim.Run, last: pd.Series) -> dict[str, float]:
     """What there is to read: rules, conditions of one, and numbers in all of the model."""
     model, F = run.experiment.model, len(run.maps["relevance"].iloc[0])
-    if model.name == "mlp":
-        sizes = [F, *model.hidden, 1]
-        return {"numbers": sum((a + 1) * b for a, b in itertools.pairwise(sizes))}
+    if model.builds_network:
+        return {"numbers": sum(p.numel() for p in model.build((F,), 1).parameters())}
     outputs = F + 1 if model.name == "tsk" else 1
     rules, length = last["rules"], last["rule_length"]
     return {"rules": rules, "rule_length": length, "numbers": rules * (length + outputs)}
@@ -111,6 +109,7 @@ def draw(results: pd.DataFrame) -> None:
     names = list(dict.fromkeys(results["table"]))
     learners = list(dict.fromkeys(results["learner"]))
     colours = {"fuzzy rules": "#d55e00", "tree rules": "#009e73", "MLP": "#0072b2"}
+    colours["NAM"] = "#cc79a7"
     figure = Figure(figsize=(8, 2.9 * len(panels)), layout="constrained")
     for k, (column, label) in enumerate(panels.items()):
         axes = figure.add_subplot(len(panels), 1, k + 1)

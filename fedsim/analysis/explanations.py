@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
 from pydantic import ValidationError
 
@@ -23,7 +22,6 @@ from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
-from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import as_html, drawing_as
 from fedsim.launch.prepare import dealt
@@ -244,10 +242,8 @@ def explanations(
                 if model.client is not None and run.manifest.get("client_names"):
                     when["client_name"] = run.client_name(model.client)
                 about.append({**when, "explainer": chosen.name})
-    maps = [each for each in found if isinstance(each, Attributed)]
-    if len(maps) == len(found) > 1:  # bars have one order and one scale in all pictures
-        compared = np.concatenate([each.relevance for each in maps])
-        found = [replace(each, compared=compared) for each in maps]
+    if len(found) > 1:
+        found = [each.beside(found) for each in found]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
 
 

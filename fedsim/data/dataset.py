@@ -209,15 +209,21 @@ class Dataset:
         """
         if not self.encoding:
             return self.feature_names
-        values = self.scaling.undo(row.astype(np.float64))
-        # Scaled numbers are rounded; so many decimals of the file's are left.
-        size = np.abs(self.scaling.low) + np.abs(row * self.scaling.span)
-        error = 8 * np.finfo(row.dtype).eps * np.maximum(size, np.finfo(row.dtype).tiny)
-        step = np.where(size > 0, 10.0 ** np.ceil(np.log10(error)), 1.0)
-        values = np.where(size > 0, np.rint(values / step) * step + 0.0, values)
+        values = self.in_units(row)
         parts = np.split(values, np.cumsum([len(f.entries) for f in self.encoding])[:-1])
         told = zip(self.encoding, parts, blank, strict=True)
         return tuple(f"{f.name} = {BLANK if empty else f.shown(own)}" for f, own, empty in told)
+
+    def in_units(self, x: NDArray[Any]) -> NDArray[np.float64]:
+        """Rows (..., W) of `x` in the units of the files, without what scaling has rounded."""
+        values: NDArray[np.float64] = self.scaling.undo(x.astype(np.float64))
+        if x.dtype.kind != "f":
+            return values
+        # So many decimals of the file's are left.
+        size = np.abs(self.scaling.low) + np.abs(x * self.scaling.span)
+        error = 8 * np.finfo(x.dtype).eps * np.maximum(size, np.finfo(x.dtype).tiny)
+        step = np.where(size > 0, 10.0 ** np.ceil(np.log10(error)), 1.0)
+        return np.where(size > 0, np.rint(values / step) * step + 0.0, values)
 
     @property
     def entry_names(self) -> tuple[str, ...]:

@@ -144,6 +144,14 @@ class Explanation(ABC):
             OSError: they cannot be written.
         """
 
+    def beside(self, others: Sequence[Explanation]) -> Explanation:
+        """The same, shown so that it can be compared with those of other models.
+
+        Args:
+            others: explanations of the same inputs by the same explainer, this one among them.
+        """
+        return self
+
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
             return as_html(self.text(), self.save(Path(folder)))

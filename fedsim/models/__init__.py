@@ -5,6 +5,7 @@
 from fedsim.models import boosted_trees as _boosted_trees
 from fedsim.models import huggingface as _huggingface
 from fedsim.models import libraries as _libraries
+from fedsim.models import nam as _nam
 from fedsim.models import networks as _networks
 from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text

@@ -55,6 +55,7 @@ class NoisyGradient(Gradient):
 OF_NETWORKS = ["smoothgrad", "random", "sage", "gradient", "occlusion", "lrp", "tree"]
 OF_NETWORKS += ["captum", "deep_shap", "gradient_shap", "kernel_shap"]
 OF_TRANSFORMERS = ["attention_rollout", "attn_lrp", "gradcam"]
+OF_TABLES = ["shape_functions"]
 OWN = [f"{__name__}:{each.__name__}" for each in (Jitter, NoisyGradient)]
 
 
@@ -74,6 +75,14 @@ def of_transformer() -> ModelSnapshot:
     return ModelSnapshot.of(ran(model=model, train={"rounds": 1}))
 
 
+@pytest.fixture(scope="module")
+def of_table() -> ModelSnapshot:
+    data = {"name": "synthetic", "samples": 100, "shape": [6], "classes": 3}
+    model = {"name": "nam", "hidden": [6, 4]}
+    partition = {"kind": "iid", "clients": 3}
+    return ModelSnapshot.of(ran(data=data, model=model, partition=partition, train={"rounds": 1}))
+
+
 def explainer(name: str) -> Any:
     return explainers.parse({"name": name})
 
@@ -81,14 +90,15 @@ def explainer(name: str) -> Any:
 def test_every_explainer_of_parts_is_here() -> None:
     known = {n for n, each in explainers.items() if issubclass(each, FeatureExplainer)}
     of_others = {"rules", "rationale", "integrated_gradients", "gradient_x_input", "tree_shap"}
-    assert known - of_others <= {*OF_NETWORKS, *OF_TRANSFORMERS}
+    assert known - of_others <= {*OF_NETWORKS, *OF_TRANSFORMERS, *OF_TABLES}
 
 
-@pytest.mark.parametrize("name", [*OF_NETWORKS, *OF_TRANSFORMERS, *OWN])
+@pytest.mark.parametrize("name", [*OF_NETWORKS, *OF_TRANSFORMERS, *OF_TABLES, *OWN])
 def test_scores_and_maps_of_an_input(
-    name: str, snapshot: ModelSnapshot, of_transformer: ModelSnapshot
+    name: str, snapshot: ModelSnapshot, of_transformer: ModelSnapshot, of_table: ModelSnapshot
 ) -> None:
     snapshot = of_transformer if name in OF_TRANSFORMERS else snapshot
+    snapshot = of_table if name in OF_TABLES else snapshot
     data = snapshot.dataset
     about = snapshot.data()
     (explainer,) = Explain(explainers=[name]).explainers

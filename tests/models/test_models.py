@@ -25,7 +25,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "xpfl_student": {"channels": [2, 3]},
     "resnet8": {"width": 2},
     "vit": {"dim": 8, "depth": 1, "heads": 2},
+    "nam": {"hidden": [4, 3]},
 }
+OF_ROWS = {"mlp", "nam"}
 NETWORKS = [
     name
     for name, model in models.items()
@@ -57,7 +59,12 @@ def size(module: nn.Module) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(name, shape) for name in NETWORKS for shape in SHAPES if len(shape) == 3 or name == "mlp"],
+    [
+        (name, shape)
+        for name in NETWORKS
+        for shape in SHAPES
+        if (name in OF_ROWS and len(shape) == 1) or (name != "nam" and len(shape) == 3)
+    ],
 )
 class TestEveryModel:
     """Beside what `fedsim.testing.check_model` asks of them."""
@@ -91,7 +98,7 @@ class TestEveryModel:
             torch.testing.assert_close(found, torch.cat([g.reshape(-1) for g in expected]))
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "mlp"])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in OF_ROWS])
 def test_models_of_images_refuse_other_inputs(name: str) -> None:
     with pytest.raises(ExperimentError, match=rf"^model\.name={name} takes images .*16,"):
         build(name, (16,))

@@ -12,11 +12,11 @@ from fedsim.explain.explainers import occlusion as _occlusion
 from fedsim.explain.explainers import rationales as _rationales
 from fedsim.explain.explainers import rules as _rules
 from fedsim.explain.explainers import sage as _sage
+from fedsim.explain.explainers import shape_functions as _shape_functions
 from fedsim.explain.explainers import shared_images as _shared_images
 from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
 del _attention, _captum, _control, _gradcam, _gradients, _lrp, _mimic, _occlusion, _rationales
-del _rules, _sage
-del _shared_images, _tasks, _trees
+del _rules, _sage, _shape_functions, _shared_images, _tasks, _trees

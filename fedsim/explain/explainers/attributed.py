@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,11 @@ class Attributed(Explanation):
     probabilities: tuple[float, ...]
     baseline: str = ""
     compared: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+
+    def beside(self, others: Sequence[Explanation]) -> Attributed:
+        """The same; bars have one order and one scale in all pictures."""
+        maps = [one.relevance for one in others if isinstance(one, Attributed)]
+        return replace(self, compared=np.concatenate(maps))
 
     @property
     def titles(self) -> tuple[str, ...]:
