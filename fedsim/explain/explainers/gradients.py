@@ -131,8 +131,8 @@ class IntegratedGradients(FromBaseline, OfGradients):
 
     The integral is a weighted sum of gradients at n points. With the right ones the relevances sum
     to f_y(x) − f_y(x'). By default, n is doubled from 8, for each input by itself, until the sum
-    is as close to it as `tolerance` says, or n is 512, which warns; see
-    `fedsim.explain.scores.relevance.completeness_gap`.
+    is as close to it as `tolerance` says, or n is 512; the score `completeness_gap` is the error
+    that remains, and a `tolerance` that is given and not reached warns.
 
     The baseline x' is usually zero as the network takes it: the mean pixel if the data are
     normalised, otherwise black, or the minimum of a scaled feature. Of a background, R is the mean
@@ -228,12 +228,13 @@ class IntegratedGradients(FromBaseline, OfGradients):
             if n >= MOST:
                 break
             n *= 2
-        warnings.warn(
-            f"{self.name}: with {n} steps, relevances of some inputs are further than "
-            f"tolerance={tolerance:g} from their sum; see completeness_gap",
-            FedsimWarning,
-            stacklevel=2,
-        )
+        if self.tolerance is not None:
+            warnings.warn(
+                f"{self.name}: with {n} steps, relevances of some inputs are further than "
+                f"tolerance={tolerance:g} from their sum; see completeness_gap",
+                FedsimWarning,
+                stacklevel=2,
+            )
         return found
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Scores = NDArray[np.float64]
 Truth = NDArray[np.bool_]
 _ROUNDING = 1e-5  # relative to the largest relevance of an input
-_NEARLY = 0.01  # a change of outputs, relative to them, that is nearly none
+_NEARLY = 0.1  # a change of outputs, relative to them, that is small
 
 
 def mean_defined(values: Scores) -> float | None:
@@ -58,8 +58,8 @@ def informative(
 def completeness_gap(total: Scores, end: Scores, start: Scores) -> Scores:
     """(n,) how far relevances are from the change of an output: |Σ R − Δ| / |Δ|, Δ = f(x) − f(x').
 
-    At least 0; less is better. A Δ that is nearly nothing counts as a hundredth of |f(x)| +
-    |f(x')|, since below that the gap would be made of rounding. NaN where both outputs are 0.
+    At least 0; less is better. A Δ that is small beside the outputs counts as a tenth of |f(x)| +
+    |f(x')|, as otherwise a small error would be a large gap. NaN where both outputs are 0.
 
     >>> completeness_gap(np.array([1.5, 0.0]), np.array([3.0, 0.0]), np.array([1.0, 0.0])).tolist()
     [0.25, nan]

@@ -141,10 +141,10 @@ class TestIntegratedGradients:
 
 
 def test_the_gap_of_changes_that_are_nearly_nothing() -> None:
-    totals, ends = np.array([3.0, 0.3, 0.0, 0.0]), np.array([2.0, 100.0, 0.0, -np.inf])
+    totals, ends = np.array([3.0, 3.0, 0.0, 0.0]), np.array([2.0, 100.0, 0.0, -np.inf])
     starts = np.array([0.0, 100.0, 0.0, 0.0])
     found = completeness_gap(totals, ends, starts)
-    assert found[:2].tolist() == [0.5, 0.15]  # of 2, and of a hundredth of 200
+    assert found[:2].tolist() == [0.5, 0.15]  # of 2, and of a tenth of 200
     assert np.isnan(found[2:]).all()
 
 
