@@ -20,15 +20,18 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedsim.analysis.explanations import Wanted, explainer_of
-from fedsim.analysis.replay import ModelSnapshot, Whose
+from fedsim.analysis.explanations import Wanted, explainer_of, file_format
+from fedsim.analysis.replay import ModelSnapshot, Whose, as_errors
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers.embedding import embed
+from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.pictures.clusters import Panel, draw_clusters
 from fedsim.explain.pictures.images import as_pixels
+from fedsim.explain.scores.measure import relevances_of
+from fedsim.explain.section import map_shape
 from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
 from fedsim.support.rng import keyed_rng
@@ -70,6 +73,7 @@ class Clusters:
         dataset: the data as clients hold them.
         names: the clients' names; empty if the data name none.
         planted: the name of what was planted; empty if nothing was.
+        file: the picture's name, without its ending.
     """
 
     run: Run
@@ -77,11 +81,12 @@ class Clusters:
     maps: pd.DataFrame
     classes: pd.DataFrame
     members: pd.DataFrame
-    relevance: NDArray[np.float32]
+    relevance: Maps
     vectors: Maps
     dataset: Dataset
     names: Sequence[str] = ()
     planted: str = ""
+    file: str = "clusters"
 
     @cached_property
     def apart(self) -> pd.DataFrame:
@@ -155,8 +160,8 @@ class Clusters:
         """Draw the classes with the clearest clusters of few clients.
 
         Args:
-            folder: where to, created if missing; by default `explanations` in the run's folder,
-                whose pictures `fedsim report` shows.
+            folder: where to, created if missing, or a file (.png, .pdf, .svg, .jpg, …); by
+                default `explanations` in the run's folder, whose pictures `fedsim report` shows.
 
         Returns:
             The path of the picture.
@@ -165,11 +170,14 @@ class Clusters:
             OSError: it cannot be written.
         """
         where = self.run.path / "explanations" if folder is None else Path(folder)
-        where.mkdir(parents=True, exist_ok=True)
+        ending = file_format(where)
+        (where.parent if ending else where).mkdir(parents=True, exist_ok=True)
         labels = list(dict.fromkeys(self.apart["label"]))
         by_gap = self.classes.sort_values("eigengap", ascending=False, kind="stable")
         labels = (labels or by_gap["label"].tolist()[:1])[:MOST_DRAWN]
-        return [draw_clusters([self._panel(label) for label in labels], where, self.title)]
+        path = where if ending else picture(where, self.file)
+        draw_clusters([self._panel(label) for label in labels], path, self.title)
+        return [path]
 
     def _panel(self, label: int) -> Panel:
         which = (self.maps["label"] == label).to_numpy()
@@ -182,7 +190,8 @@ class Clusters:
             relevance, used = _by_word(x, relevance)
             parts = tuple(self.dataset.words[i] for i in used)
         elif not images:
-            parts = self.dataset.feature_names
+            relevance = relevance.reshape(len(relevance), -1)
+            parts = self.dataset.feature_names or tuple(map(str, range(relevance.shape[1])))
         near = min(30, (len(own) - 1) // 3)
         return Panel(
             title=self._class(label),
@@ -253,7 +262,7 @@ def clusters(
     chosen = explainer_of(run, explainer)
     if not isinstance(chosen, FeatureExplainer):
         raise BadInput(
-            f"explainer {chosen.name} does not assign a number to each part of an input, so its "
+            f"explainer {chosen.label} does not assign a number to each part of an input, so its "
             "explanations cannot be clustered"
         )
     run.result_hash  # noqa: B018  # raises if it is not finished
@@ -263,7 +272,7 @@ def clusters(
     if data.y.ndim > 1:
         raise BadInput(f"clusters are of maps for one class; the data have {data.y.shape[1]}")
     rows = [_examples(data, own, inputs, run.experiment.seed, k) for k, own in enumerate(held)]
-    found: list[NDArray[np.float32]] = []
+    found: list[Maps] = []
     for k, own in enumerate(rows):
         snapshot = snapshots[None if None in snapshots else k]
         if not len(own):
@@ -271,11 +280,17 @@ def clusters(
         model, about = snapshot.explained(), snapshot.data()
         if not found:
             chosen.check(model, about)
-        x = about.prepare(data.x[own])
         y = torch.from_numpy(data.y[own] if data.classes else np.zeros(len(own))).long()
-        found.append(chosen.each(model, about, x, y.to(x.device), chosen.rng(model.seed, k)))
-    relevance = np.concatenate(found)
+        rng = keyed_rng(model.seed, f"clusters/{chosen.label}", client=k)
+        with as_errors(chosen):
+            maps_of = relevances_of(chosen, model, about, about.prepare(data.x[own]), y, rng)
+        if not np.isfinite(maps_of).all():
+            raise BadInput(
+                f"explainer {chosen.label}: relevances of client {k}'s examples are not finite"
+            )
+        found.append(maps_of)
     examples = np.concatenate(rows)
+    relevance = np.concatenate(found).reshape(len(examples), *map_shape(data))
     maps = pd.DataFrame(
         {
             "label": data.y[examples] if data.classes else 0,
@@ -294,7 +309,8 @@ def clusters(
     maps, relevance, vectors = maps[enough], relevance[enough], vectors[enough]
     maps, classes = _clustered(maps.reset_index(drop=True), vectors, most)
     whose = first.title if None in snapshots else "their own models"
-    title = f"clients' training examples explained by {whose}, {chosen.name}"
+    title = f"clients' training examples explained by {whose}, {chosen.label}"
+    suffix = f"-{of or 'personal'}" if None not in snapshots else ""
     return Clusters(
         run=run,
         title=title,
@@ -306,6 +322,7 @@ def clusters(
         dataset=data,
         names=first.again.splits.names,
         planted=planted,
+        file=f"clusters-{chosen.label}{suffix}-round-{first.again.after}",
     )
 
 
@@ -337,7 +354,7 @@ def _examples(
     return np.concatenate(own) if own else order
 
 
-def _vectors(data: Dataset, examples: NDArray[np.int64], relevance: NDArray[np.float32]) -> Maps:
+def _vectors(data: Dataset, examples: NDArray[np.int64], relevance: Maps) -> Maps:
     """(n, D) maps of norm 1: images at most SIDE pixels wide, documents by word."""
     if data.words:
         found, _ = _by_word(data.x[examples], relevance)
@@ -352,13 +369,11 @@ def _vectors(data: Dataset, examples: NDArray[np.int64], relevance: NDArray[np.f
     return found / np.where(size > 0, size, 1)
 
 
-def _by_word(
-    x: NDArray[Any], relevance: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _by_word(x: NDArray[Any], relevance: Maps) -> tuple[Maps, NDArray[np.int64]]:
     """(n, V) the relevances of documents (n, L) by word, and (V,) which words these are."""
     used, place = np.unique(x, return_inverse=True)
     place = place.reshape(x.shape)
-    found = np.zeros((len(x), len(used)), np.float32)
+    found = np.zeros((len(x), len(used)))
     for k, own in enumerate(place):
         np.add.at(found[k], own, np.where(x[k] == 0, 0, relevance[k]))
     return found[:, used != 0], used[used != 0]

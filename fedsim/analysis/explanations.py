@@ -241,7 +241,7 @@ def explanations(
                 when: dict[str, Any] = {"round": model.again.after, "client": model.client}
                 if model.client is not None and run.manifest.get("client_names"):
                     when["client_name"] = run.client_name(model.client)
-                about.append({**when, "explainer": chosen.name})
+                about.append({**when, "explainer": chosen.label})
     if len(found) > 1:
         found = [each.beside(found) for each in found]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)

@@ -472,7 +472,7 @@ class ModelSnapshot:
             RunError: it raises another exception.
         """
         inputs = usual_inputs(explainer, self.dataset, True) if inputs is None else inputs
-        with _as_errors(explainer):
+        with as_errors(explainer):
             return check(explainer, self.explained(), self.data(), inputs)
 
     def explained(self) -> ExplainedModel:
@@ -579,12 +579,12 @@ def _explained(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
 ) -> Explanation:
     explainer.check(model, data)
-    with _as_errors(explainer):
+    with as_errors(explainer):
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
 
 
 @contextmanager
-def _as_errors(explainer: Explainer) -> Iterator[None]:
+def as_errors(explainer: Explainer) -> Iterator[None]:
     try:
         yield
     except FedsimError:

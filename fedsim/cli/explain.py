@@ -189,7 +189,9 @@ def clusters_command(
     pictures: Annotated[
         Path | None,
         typer.Option(
-            "--out", help=r"Folder for the picture. \[default: explanations, in the run's folder]"
+            "--out",
+            help="Folder for the picture, or a file (.png, .pdf, .svg, .jpg, …). "
+            r"\[default: explanations, in the run's folder]",
         ),
     ] = None,
     trust: Trust = False,

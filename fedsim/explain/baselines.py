@@ -228,6 +228,8 @@ def rows_of(choice: Baseline, model: ExplainedModel, data: ExplainedData) -> NDA
             )
         return dataset.test_x[[choice.reference]]
     own = data.own if isinstance(choice, Train) else None
+    if own is not None and not len(own):
+        own = None
     if own is None and label(choice) in data.backgrounds:
         return data.backgrounds[label(choice)]
     if isinstance(choice, Train):

@@ -75,7 +75,8 @@ def recorded(
         for (whose, client), own_scores in scored.items():
             row: Row = {"explainer": explainer, "model": whose, "client": client, **own_scores}
             one = of_models[whose, client]
-            if count := int((~informative(one.relevance, present=one.present)).sum()):
+            shown = np.abs(one.relevance) if one.by_size else one.relevance
+            if count := int((~informative(shown, present=one.present)).sum()):
                 row["uninformative"] = count
             rows.append(row)
             about = {"explainer": explainer, "model": whose, "client": client}

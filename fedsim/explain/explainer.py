@@ -215,7 +215,7 @@ class Explainer(Config, ABC):
         """
 
     def rng(self, seed: int, client: int | None = None) -> Generator:
-        """The random stream for a model of a run with this seed."""
+        """The random stream for a model of a run with this seed, the same for all clients."""
         return keyed_rng(seed, f"explained/{self.label}")
 
 

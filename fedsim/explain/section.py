@@ -381,6 +381,8 @@ class Explain(Config):
                 explainer.check(model, data)
             except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
+                for kind in ("attribution", "explainer"):  # who complains is said already
+                    why = why.removeprefix(f"{kind} {explainer.name}: ")
                 raise ExperimentError(f"explain.explainers: {explainer.label}: {why}") from error
 
     def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:
@@ -458,6 +460,8 @@ class Explain(Config):
             known = inside > 0
             return float((inside[known] / parts[known]).mean()) if known.any() else None
         parts = parts[parts > 1]
+        if not parts.size:
+            return None
         if line == "P":
             return float(parts.mean())
         if line == "√(2/(π(P−1)))":

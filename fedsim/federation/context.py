@@ -254,7 +254,9 @@ class WorkerContext:
         """
         kept = self.once("validated", dict[str, Any])
         version = model._version if isinstance(model, Tensor) else t
-        if kept.get("model") is not model or kept["version"] != version:
+        # Training writes to the model's own vector by its layers, which no version counts.
+        shared = isinstance(model, Tensor) and model.data_ptr() == self.model.vector.data_ptr()
+        if shared or kept.get("model") is not model or kept["version"] != version:
             with keyed_torch_rng(self.spec.seed, "validation/torch", t, device=self.device):
                 batch = self.validation_batch(slice(None))
                 totals = evaluate(self.spec.objective, self.as_network(model), batch)

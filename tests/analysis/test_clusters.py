@@ -96,7 +96,7 @@ class TestPlanted:
         code, said, _ = say("clusters", str(planted.path), *asked)
         assert code == 0
         assert "explained by the global model after round 10, gradient: 200 maps" in said
-        assert (tmp_path / "there" / "clusters.png").stat().st_size > 1000
+        assert (tmp_path / "there" / "clusters-gradient-round-10.png").stat().st_size > 1000
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {

@@ -484,7 +484,7 @@ def _audit(
         insist_on_several(shadows)
     if attacked.shares_images or (shown and attacked.explains_images):
         check_fidelity()
-    tell(_announced(attacked, shadows, [one.name for one in shown], levels))
+    tell(_announced(attacked, shadows, [one.label for one in shown], levels))
     explained = len(shown) * len(levels) * attacked.explains_images
     steps = shadows + attacked.shares_images + explained
 

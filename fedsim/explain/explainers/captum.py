@@ -285,6 +285,13 @@ class OfCaptum(Compared, OfDecision, ABC):
     def _refusal(self, why: str) -> ExperimentError:
         return ExperimentError(f"explainer {self.name}: {why}")
 
+    def endpoints(
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if data.dataset.words:  # without a word, a document is not the baseline of zero
+            return np.full(len(x), np.nan), np.full(len(x), np.nan)
+        return super().endpoints(model, data, x, y)
+
     def about_baseline(self, data: Dataset) -> str:
         kind = self.request().kind
         if kind.background == "none":
@@ -376,6 +383,7 @@ class KernelShap(OfCaptum):
     """
 
     name: str = "kernel_shap"
+    complete: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     samples: int = Field(256, ge=4)
     size: int = Field(SIDE, ge=1)
@@ -428,6 +436,7 @@ class GradientShap(OfCaptum):
     """
 
     name: str = "gradient_shap"
+    complete: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     samples: int = Field(50, ge=1)
 
@@ -450,6 +459,7 @@ class DeepShap(OfCaptum):
     """
 
     name: str = "deep_shap"
+    complete: ClassVar[bool] = True
 
     def request(self) -> Request:
         return Request("DeepLiftShap")

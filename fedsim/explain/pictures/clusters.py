@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedsim.explain.pictures.canvas import (
     class_colours,
     new_figure,
-    picture,
     place,
     plain,
     save,
@@ -46,13 +45,13 @@ class Panel:
     places: NDArray[np.float64]
     clusters: NDArray[np.int64]
     clients: NDArray[np.int64]
-    relevance: NDArray[np.float32]
+    relevance: NDArray[np.float64]
     images: NDArray[np.float32] | None
     parts: tuple[str, ...]
     names: Sequence[str]
 
 
-def draw_clusters(panels: Sequence[Panel], folder: Path, title: str) -> Path:
+def draw_clusters(panels: Sequence[Panel], path: Path, title: str) -> None:
     """Draw a line for each class: its maps in the plane, its clients, and each cluster's mean map.
 
     An image beside it is the cluster's example whose map is nearest to the mean.
@@ -78,9 +77,7 @@ def draw_clusters(panels: Sequence[Panel], folder: Path, title: str) -> Path:
         for c in range(min(int(panel.clusters.max()) + 1, _MOST_CLUSTERS)):
             left = (before + c) * (_SIDE + _GAP) + 0.75
             _draw_cluster(figure, panel, c, left, top, colours[c % 10])
-    path = picture(folder, "clusters")
     save(figure, path, title)
-    return path
 
 
 def _draw_clients(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:

@@ -2,10 +2,9 @@
 
 Relevances are (n, P), for n inputs with P parts each (pixels, features or words), signed and
 finite. A truth is (n, P): the parts that decide, as far as they are known. Each score is (n,), one
-per input, in float64. Ties are ordered by index. The padding of a document counts as parts without
-relevance, so documents of different lengths are better scored one by one, without padding. Maps in
-which all parts are alike follow each formula's convention; runs leave them out (see
-`informative`).
+per input, in float64. The padding of a document counts as parts without relevance, so documents
+of different lengths are better scored one by one, without padding. Maps in which all parts are
+alike follow each formula's convention; in runs they score what chance does (see `informative`).
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ def about(compared: ReportData) -> str:
     silent = {n for t in tables if "uninformative" in t for n in t.explainer[t.uninformative > 0]}
     if silent:
         words.append(
-            f"For some inputs the explanations by {listed(sorted(silent))} say nothing, as all "
-            "parts are equally relevant or not finite; these score what chance does "
-            "(`uninformative`)."
+            f"For some inputs the explanations by {listed(sorted(silent))} say nothing "
+            "(`uninformative`): where all parts are equally relevant, they score what chance "
+            "does, and where relevances are not finite, nothing."
         )
     told = [t for t in tables if "randomisation" in t]
     fixed = {name for t in told for name in t.explainer[t.randomisation > ALIKE]}

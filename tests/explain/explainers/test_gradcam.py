@@ -230,7 +230,7 @@ def test_refused_before_the_start(case: str) -> None:
     with pytest.raises(BadInput) as refused:
         prepare(small_experiment(**sections, explain=explain))
     told = str(refused.value)
-    assert told.startswith("explain.explainers: gradcam: attribution gradcam: ")
+    assert told.startswith("explain.explainers: gradcam: ")
     assert line in told if case == "a layer far from any" else told.endswith(line)
 
 
