@@ -41,7 +41,7 @@ class Reference(Config):
     reference: int = Field(ge=0)
 
 
-class Train(Config):
+class TrainingRows(Config):
     """Training examples: the client's own for its model, all clients' for the global model.
 
     Args:
@@ -72,7 +72,11 @@ class Pooled(Clients):
     """As many centres of all training inputs together, which only a simulation has."""
 
 
-_BY_KEY: Mapping[str, type[Config]] = {"reference": Reference, "train": Train, "clients": Clients}
+_BY_KEY: Mapping[str, type[Config]] = {
+    "reference": Reference,
+    "train": TrainingRows,
+    "clients": Clients,
+}
 _Name = Literal["zero", "mean", "median", "blur", "noise"]
 
 
@@ -91,8 +95,8 @@ def _by_key(value: Any) -> Any:
 
 
 Baseline = Annotated[
-    _Name | Reference | Train | Clients,
-    BeforeValidator(_by_key, json_schema_input_type=_Name | Reference | Train | Clients),
+    _Name | Reference | TrainingRows | Clients,
+    BeforeValidator(_by_key, json_schema_input_type=_Name | Reference | TrainingRows | Clients),
 ]
 
 
@@ -104,7 +108,7 @@ class Compared(FeatureExplainer, ABC):
             input itself with a `blur` (images), a standard deviation of a tenth of the longer
             side; `noise`, each entry uniform between the least and the greatest of the training
             inputs; a row of the central test set, `{reference: 12}`; a background of m training
-            examples, `{train: 8}`, see `Train`; or of m centres that clients send,
+            examples, `{train: 8}`, see `TrainingRows`; or of m centres that clients send,
             `{clients: 8}`, see `Clients`. Of documents `zero` alone: the document without a word,
             or zero vectors of words for what needs gradients.
     """
@@ -120,7 +124,7 @@ class Compared(FeatureExplainer, ABC):
         if self.baseline == "zero":
             return
         rows_of(self.baseline, model, data)
-        if isinstance(self.baseline, Train | Clients):
+        if isinstance(self.baseline, TrainingRows | Clients):
             ((key, m),) = dict(self.baseline).items()
             if m > (n := len(_training_rows(data))):
                 raise ExperimentError(f"baseline.{key}={m}: there are {n} training inputs")
@@ -168,8 +172,9 @@ def label(choice: Baseline) -> str:
     """`mean`, `row-3`, `train-8`."""
     if isinstance(choice, str):
         return choice
-    (value,) = dict(choice).values()
-    return f"{'row' if isinstance(choice, Reference) else type(choice).__name__.lower()}-{value}"
+    ((key, value),) = dict(choice).items()
+    names: dict[type[Config], str] = {Reference: "row", Pooled: "pooled"}
+    return f"{names.get(type(choice), key)}-{value}"
 
 
 @dataclass(frozen=True)
@@ -227,12 +232,12 @@ def rows_of(choice: Baseline, model: ExplainedModel, data: ExplainedData) -> NDA
                 f"{len(dataset.test_y)} rows, counted from 0"
             )
         return dataset.test_x[[choice.reference]]
-    own = data.own if isinstance(choice, Train) else None
+    own = data.own if isinstance(choice, TrainingRows) else None
     if own is not None and not len(own):
         own = None
     if own is None and label(choice) in data.backgrounds:
         return data.backgrounds[label(choice)]
-    if isinstance(choice, Train):
+    if isinstance(choice, TrainingRows):
         client = -1 if own is None or model.client is None else model.client
         rng = keyed_rng(model.seed, "explain/background", client=client)
         held, rows = dataset.x, _training_rows(data)
@@ -350,7 +355,7 @@ def _range(x: AnyArray, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[
 def in_words(choice: Baseline, data: Dataset) -> str:
     if isinstance(choice, Reference):
         return f"row {choice.reference} of the test set"
-    if isinstance(choice, Train):
+    if isinstance(choice, TrainingRows):
         return f"{choice.train} training example{'s' * (choice.train > 1)}"
     if isinstance(choice, Clients):
         return f"{choice.clients} centre{'s' * (choice.clients > 1)} of the clients' inputs"

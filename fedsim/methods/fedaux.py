@@ -24,7 +24,7 @@ from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, check_images, methods
+from fedsim.methods.method import State, methods
 from fedsim.methods.shared.auxiliary import (
     AuxiliaryMethod,
     distil,
@@ -34,6 +34,7 @@ from fedsim.methods.shared.auxiliary import (
     pretrain,
 )
 from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.images import check_images
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.support.rng import keyed_rng

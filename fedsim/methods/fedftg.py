@@ -23,7 +23,8 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, check_images, methods
+from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.images import check_images
 from fedsim.objectives import Classification
 from fedsim.training import FlatModel
 

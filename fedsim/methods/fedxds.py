@@ -32,7 +32,8 @@ from fedsim.explain.explainers.shared_images import SharedImagesExplainer
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, check_images, check_rounds_left, methods
+from fedsim.methods.method import State, check_rounds_left, methods
+from fedsim.methods.shared.images import check_images
 from fedsim.methods.shared.pool import PoolMethod, label_type, noise_like, pixel_range, to_pixels
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Train, logits

@@ -213,15 +213,6 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
         )
 
 
-def check_images(name: str, does: str, dataset: Dataset, otherwise: str = "") -> None:
-    """Reject data that are no images, by what the method does with images."""
-    if len(dataset.shape) != 3:
-        raise ExperimentError(
-            f"method.name={name} {does} images (channels, height, width); the data's inputs have "
-            f"shape {dataset.shape}{otherwise}"
-        )
-
-
 def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     """Record the means of clients' scores; clients that sent none are left out.
 

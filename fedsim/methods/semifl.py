@@ -24,7 +24,8 @@ from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, check_images, methods
+from fedsim.methods.method import Method, State, methods
+from fedsim.methods.shared.images import check_images
 from fedsim.objectives import Classification
 from fedsim.training import Context, Draw, Hooks, Optimizer, TrainingJob, has_batch_norm, train
 

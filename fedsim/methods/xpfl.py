@@ -28,8 +28,9 @@ from fedsim.explain import Explainer
 from fedsim.explain.explainers.mimic import Mimic, TreeExplainer, embedded
 from fedsim.federation import Client, Examples, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, check_images, methods
+from fedsim.methods.method import State, methods
 from fedsim.methods.shared.classifiers import needs_classifier
+from fedsim.methods.shared.images import check_images
 from fedsim.methods.shared.personal import PersonalModels
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size

@@ -168,16 +168,15 @@ def score_facts(run: Run) -> dict[str, str]:
 
 def budgets(run: Run) -> dict[str, str]:
     """The privacy budgets that a run has spent: what each covers, and ε and δ in words."""
-    privacy, explain, rounds = run.experiment.privacy, run.experiment.explain, run.rounds
-    share = None if explain is None else explain.share
-    deltas = {
-        ("epsilon", "privacy"): privacy and privacy.delta,
-        ("explain_epsilon", "privacy of shared explanations"): share and share.delta,
-    }
+    rounds, deltas = run.rounds, {}
+    if "epsilon" in rounds and (privacy := run.experiment.privacy):
+        deltas["epsilon", "privacy"] = privacy.delta
+    if "explain_epsilon" in rounds and (explain := run.experiment.explain) and explain.share:
+        deltas["explain_epsilon", "privacy of shared explanations"] = explain.share.delta
     return {
         name: f"ε {rounds[column].iloc[-1]:.3g}, δ {delta:g}"
         for (column, name), delta in deltas.items()
-        if delta is not None and column in rounds and len(rounds)
+        if len(rounds)
     }
 
 

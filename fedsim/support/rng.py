@@ -74,31 +74,9 @@ def keyed_torch_rng(
     For what draws from that generator and takes no other: weight initialisation, dropout, and
     whatever a client function does.
     """
-    with _torch_at(torch_seed(seed, purpose, round, client), device):
-        yield
-
-
-@contextmanager
-def global_generators(
-    rng: np.random.Generator, device: torch.device | None = None
-) -> Iterator[None]:
-    """Run a block with torch's and NumPy's own generators at points drawn from `rng`.
-
-    For libraries that draw from them. They are put back afterwards.
-    """
-    before = np.random.get_state()
-    np.random.seed(int(rng.integers(2**32)))
-    try:
-        with _torch_at(int(rng.integers(2**63)), device):
-            yield
-    finally:
-        np.random.set_state(before)
-
-
-@contextmanager
-def _torch_at(key: int, device: torch.device | None) -> Iterator[None]:
     # Not torch.manual_seed and fork_rng: they look after every kind of device there might be, and
     # note down the call stack for each that is not there.
+    key = torch_seed(seed, purpose, round, client)
     cuda = device if device is not None and device.type == "cuda" else None
     before = torch.get_rng_state()
     cuda_before = None if cuda is None else torch.cuda.get_rng_state(cuda)
@@ -112,6 +90,23 @@ def _torch_at(key: int, device: torch.device | None) -> Iterator[None]:
         torch.set_rng_state(before)
         if cuda is not None and cuda_before is not None:
             torch.cuda.set_rng_state(cuda_before, cuda)
+
+
+@contextmanager
+def global_generators(
+    rng: np.random.Generator, device: torch.device | None = None
+) -> Iterator[None]:
+    """Run a block with torch's and NumPy's own generators at points drawn from `rng`.
+
+    For libraries that draw from them. They are put back afterwards.
+    """
+    before = np.random.get_state()
+    np.random.seed(int(rng.integers(2**32)))
+    try:
+        with keyed_torch_rng(int(rng.integers(2**63)), "libraries", device=device):
+            yield
+    finally:
+        np.random.set_state(before)
 
 
 def generator_state(device: torch.device) -> torch.Tensor:

@@ -27,7 +27,8 @@ CONTENT = {
     "engine": {"kind": "local"},
 }
 OF_EXPERIMENTS = ("run", "grid", "tune")
-OF_RESULTS = ("resume", "load", "predictions", "explanations", "audit", "compare", "report")
+OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
+OF_RESULTS += ("report",)
 FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
@@ -45,6 +46,14 @@ WRONG = {
         "input": [3, {}, "nowhere"],
         "text": [3],
         "settings": [3, [], {"nope": 1}],
+        "progress": [3, "a", None],
+    },
+    "clusters": {
+        "explainer": [3, {}, "nope"],
+        "after": ["a", {}, 1.5, True, [1], -1, 99],
+        "of": ["a", 3, []],
+        "inputs": ["a", 0, 1.5, None, True],
+        "most": ["a", 1, 1.5, None, True],
         "progress": [3, "a", None],
     },
     "audit": {

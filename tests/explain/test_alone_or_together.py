@@ -102,7 +102,11 @@ def test_scores_and_maps_of_an_input(
     data = snapshot.dataset
     about = snapshot.data()
     (explainer,) = Explain(explainers=[name]).explainers
-    wanted = [n for n, s in SCORES.items() if s.about == "input" and s.fits(explainer)]
+    wanted = [
+        n
+        for n, s in SCORES.items()
+        if s.about == "input" and s.fits(explainer) and not (s.images and name in OF_TABLES)
+    ]
     section = Explain(explainers=[name], scores=wanted)
 
     def measured(rows: list[int]) -> Any:

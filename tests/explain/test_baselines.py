@@ -27,7 +27,7 @@ from fedsim.explain.baselines import (
     Compared,
     Pooled,
     Reference,
-    Train,
+    TrainingRows,
     blurred,
     centres,
     label,
@@ -91,9 +91,9 @@ class TestRows:
     def test_examples_are_the_clients_own_or_everybodys(self) -> None:
         model, data = subject()
         own = data.dataset.x[PARTS[1]]
-        found = rows_of(Train(train=5), replace(model, client=1), replace(data, own=own))
+        found = rows_of(TrainingRows(train=5), replace(model, client=1), replace(data, own=own))
         np.testing.assert_array_equal(found, own)  # all, because there are fewer
-        everybody = self.rows(Train(train=5))
+        everybody = self.rows(TrainingRows(train=5))
         assert len(everybody) == 5
         assert all((row == data.dataset.x).all(axis=(1, 2, 3)).any() for row in everybody)
 

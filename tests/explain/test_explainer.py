@@ -110,4 +110,4 @@ def test_the_core_names_no_explainer() -> None:
     for registry in (explainers, methods, models):
         assert isinstance(registry, Registry)
         for _, component in registry.items():
-            assert component.__name__ not in source
+            assert not re.search(rf"\b{component.__name__}\b", source)

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Baseline, Compared, Train
+from fedsim.explain.baselines import Baseline, Compared, TrainingRows
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import OfDecision
 from fedsim.explain.groups import check_size, group_parts
@@ -53,7 +53,7 @@ class Sage(Compared, OfDecision):
     name: str = "sage"
     draws: ClassVar[bool] = True
     complete: ClassVar[bool] = True
-    baseline: Baseline = Train(train=16)
+    baseline: Baseline = TrainingRows(train=16)
     permutations: int = Field(8, ge=1)
     size: int = Field(4, ge=1)
 

@@ -27,6 +27,7 @@ from fedsim.explain.explainers import captum as ours
 from fedsim.explain.explainers import explainers
 from fedsim.explain.groups import group_parts
 from fedsim.launch.prepare import prepare
+from fedsim.support.rng import torch_seed
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*words get random vectors",
@@ -84,7 +85,7 @@ def alone(kind: str, section: Sections, k: int = 0) -> NDArray[np.float32]:
 def seed_global_generators() -> None:
     rng = np.random.default_rng(5)
     np.random.seed(int(rng.integers(2**32)))
-    torch.manual_seed(int(rng.integers(2**63)))
+    torch.manual_seed(torch_seed(int(rng.integers(2**63)), "libraries"))
 
 
 @torch.no_grad()
@@ -414,25 +415,25 @@ REFUSED: list[tuple[Sections, Sections, str]] = [
     (
         KINDS["vit"],
         {"name": "deep_shap"},
-        "deep_shap: explainer deep_shap: the network calls torch.nn.functional.layer_norm, for "
+        "deep_shap: the network calls torch.nn.functional.layer_norm, for "
         "which DeepLift has no rule; take gradient_shap or integrated_gradients",
     ),
     (
         KINDS["text"],
         {"name": "deep_shap"},
-        "deep_shap: explainer deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
+        "deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
         "has no rule; take gradient_shap or integrated_gradients",
     ),
     (
         KINDS["vit"],
         {"name": "captum", "method": "GuidedBackprop"},
-        "captum-GuidedBackprop: explainer captum: GuidedBackprop changes the modules nn.ReLU of a "
+        "captum-GuidedBackprop: GuidedBackprop changes the modules nn.ReLU of a "
         "network, which calls none; take gradient_shap or integrated_gradients",
     ),
     (
         RULES,
         {"name": "gradient_shap"},
-        "gradient_shap: explainer gradient_shap: GradientShap explains networks; "
+        "gradient_shap: GradientShap explains networks; "
         "model.name=tree_rules is a rule model; for others: kernel_shap, occlusion",
     ),
     (
@@ -460,29 +461,27 @@ REFUSED: list[tuple[Sections, Sections, str]] = [
     (
         KINDS["text"],
         {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: explainer captum: Occlusion explains numbers; for documents: "
-        "kernel_shap",
+        "captum-Occlusion: Occlusion explains numbers; for documents: kernel_shap",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: explainer captum: Occlusion needs arguments.sliding_window_shapes",
+        "captum-Occlusion: Occlusion needs arguments.sliding_window_shapes",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Lime", "arguments": {"n_sample": 3}},
-        "captum-Lime: explainer captum: Lime has no argument 'n_sample'; did you mean "
-        "'n_samples'?",
+        "captum-Lime: Lime has no argument 'n_sample'; did you mean 'n_samples'?",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Lime", "arguments": {"baselines": 0}},
-        "captum-Lime: explainer captum: arguments.baselines: `baseline` sets it; leave it out",
+        "captum-Lime: arguments.baselines: `baseline` sets it; leave it out",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "ShapleyValues", "size": 2},
-        "captum-ShapleyValues: explainer captum: ShapleyValues goes through all orders of parts, "
+        "captum-ShapleyValues: ShapleyValues goes through all orders of parts, "
         "and these are 16, more than 8; take ShapleyValueSampling or kernel_shap",
     ),
     (
