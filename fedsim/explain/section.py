@@ -381,8 +381,6 @@ class Explain(Config):
                 explainer.check(model, data)
             except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-                for kind in ("attribution", "explainer"):  # who complains is said already
-                    why = why.removeprefix(f"{kind} {explainer.name}: ")
                 raise ExperimentError(f"explain.explainers: {explainer.label}: {why}") from error
 
     def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:

@@ -415,25 +415,25 @@ REFUSED: list[tuple[Sections, Sections, str]] = [
     (
         KINDS["vit"],
         {"name": "deep_shap"},
-        "deep_shap: the network calls torch.nn.functional.layer_norm, for "
+        "deep_shap: explainer deep_shap: the network calls torch.nn.functional.layer_norm, for "
         "which DeepLift has no rule; take gradient_shap or integrated_gradients",
     ),
     (
         KINDS["text"],
         {"name": "deep_shap"},
-        "deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
+        "deep_shap: explainer deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
         "has no rule; take gradient_shap or integrated_gradients",
     ),
     (
         KINDS["vit"],
         {"name": "captum", "method": "GuidedBackprop"},
-        "captum-GuidedBackprop: GuidedBackprop changes the modules nn.ReLU of a "
+        "captum-GuidedBackprop: explainer captum: GuidedBackprop changes the modules nn.ReLU of a "
         "network, which calls none; take gradient_shap or integrated_gradients",
     ),
     (
         RULES,
         {"name": "gradient_shap"},
-        "gradient_shap: GradientShap explains networks; "
+        "gradient_shap: explainer gradient_shap: GradientShap explains networks; "
         "model.name=tree_rules is a rule model; for others: kernel_shap, occlusion",
     ),
     (
@@ -461,27 +461,29 @@ REFUSED: list[tuple[Sections, Sections, str]] = [
     (
         KINDS["text"],
         {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: Occlusion explains numbers; for documents: kernel_shap",
+        "captum-Occlusion: explainer captum: Occlusion explains numbers; for documents: "
+        "kernel_shap",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: Occlusion needs arguments.sliding_window_shapes",
+        "captum-Occlusion: explainer captum: Occlusion needs arguments.sliding_window_shapes",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Lime", "arguments": {"n_sample": 3}},
-        "captum-Lime: Lime has no argument 'n_sample'; did you mean 'n_samples'?",
+        "captum-Lime: explainer captum: Lime has no argument 'n_sample'; did you mean "
+        "'n_samples'?",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "Lime", "arguments": {"baselines": 0}},
-        "captum-Lime: arguments.baselines: `baseline` sets it; leave it out",
+        "captum-Lime: explainer captum: arguments.baselines: `baseline` sets it; leave it out",
     ),
     (
         KINDS["mlp"],
         {"name": "captum", "method": "ShapleyValues", "size": 2},
-        "captum-ShapleyValues: ShapleyValues goes through all orders of parts, "
+        "captum-ShapleyValues: explainer captum: ShapleyValues goes through all orders of parts, "
         "and these are 16, more than 8; take ShapleyValueSampling or kernel_shap",
     ),
     (
