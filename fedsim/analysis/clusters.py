@@ -103,6 +103,13 @@ class Clusters:
         """The clients in `apart`, in ascending order."""
         return sorted(self.apart["client"].unique().tolist())
 
+    @property
+    def holders(self) -> list[int]:
+        """The clients with an example that has what was planted, in ascending order."""
+        if not self.planted:
+            return []
+        return sorted(self.maps["client"][self.maps["planted"]].unique().tolist())
+
     @cached_property
     def scores(self) -> dict[str, float]:
         """How well planted truth was found; empty if nothing was planted.
@@ -112,8 +119,7 @@ class Clusters:
         """
         if not self.planted:
             return {}
-        has = self.maps.groupby("client")["planted"].any()
-        truth, named = {*has.index[has]}, {*self.named}
+        truth, named = {*self.holders}, {*self.named}
         hits = len(truth & named)
         return {
             "rand_index": float(self.classes["rand_index"].mean()),
@@ -148,8 +154,7 @@ class Clusters:
             lines.append(f"\nclients whose maps are apart from the others': {apart}")
             lines.append("  look at the picture: other inputs, or a shortcut, may be the reason")
         if self.scores:
-            has = self.maps.groupby("client")["planted"].any()
-            holders = in_short([self._client(k) for k in has.index[has]]) or "nobody"
+            holders = in_short([self._client(k) for k in self.holders]) or "nobody"
             values = ", ".join(
                 f"{name.replace('_', ' ')} {value:.2f}" for name, value in self.scores.items()
             )

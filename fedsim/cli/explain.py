@@ -11,6 +11,23 @@ from fedsim.cli.components import complete_explainer
 from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written, writing
 from fedsim.errors import BadInput
 
+OneExplainer = Annotated[
+    str | None,
+    typer.Option(
+        help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
+        r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
+        autocompletion=complete_explainer,
+    ),
+]
+Pictures = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Folder for the pictures, or a file (.png, .pdf, .svg, .jpg, …). "
+        r"\[default: explanations, in the run's folder]",
+    ),
+]
+
 
 @app.command("attack")
 def attack_command(
@@ -73,14 +90,7 @@ def explain_command(
             r"\[default: personal if the method has personal models]"
         ),
     ] = None,
-    explainer: Annotated[
-        str | None,
-        typer.Option(
-            help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
-            r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
-            autocompletion=complete_explainer,
-        ),
-    ] = None,
+    explainer: OneExplainer = None,
     row: Annotated[
         list[int] | None,
         typer.Option(help="Explain the prediction for this row of the test set, counted from 0."),
@@ -111,14 +121,7 @@ def explain_command(
         Path | None,
         typer.Option(help="Write the rules to this folder as .npy files in OpenFL-XAI's format."),
     ] = None,
-    pictures: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Folder for the pictures, or a file (.png, .pdf, .svg, .jpg, …). "
-            r"\[default: explanations, in the run's folder]",
-        ),
-    ] = None,
+    pictures: Pictures = None,
     trust: Trust = False,
 ) -> None:
     """Explain the global model or a client's model after any round, in text and pictures.
@@ -163,14 +166,7 @@ def explain_command(
 @app.command("clusters")
 def clusters_command(
     folder: RunArgument,
-    explainer: Annotated[
-        str | None,
-        typer.Option(
-            help="Explainer (`fedsim list explainers`), or your own: package.module:Name; with "
-            r"settings: 'occlusion: {size: 1}'. \[default: the model's usual one]",
-            autocompletion=complete_explainer,
-        ),
-    ] = None,
+    explainer: OneExplainer = None,
     round: Annotated[
         int | None,
         typer.Option(help=r"Explain with the model after this round. \[default: the last]"),
@@ -186,14 +182,7 @@ def clusters_command(
         int, typer.Option(help="Most training examples of a client for each class.")
     ] = 16,
     most: Annotated[int, typer.Option(help="Most clusters of a class.")] = 8,
-    pictures: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Folder for the picture, or a file (.png, .pdf, .svg, .jpg, …). "
-            r"\[default: explanations, in the run's folder]",
-        ),
-    ] = None,
+    pictures: Pictures = None,
     trust: Trust = False,
 ) -> None:
     """Cluster the explanations of clients' training examples: whose are decided otherwise?

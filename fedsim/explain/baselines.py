@@ -159,7 +159,14 @@ class Compared(FeatureExplainer, ABC):
             return None
         return self.model_copy(update={"baseline": Pooled(clients=self.baseline.clients)})
 
+    @property
+    def at_vectors(self) -> bool:
+        """Whether it compares documents at their words' vectors, and not without words."""
+        return False
+
     def about_baseline(self, data: Dataset) -> str:
+        if data.words and self.at_vectors:
+            return "zero in each entry of the words' vectors"
         return in_words(self.baseline, data)
 
     @property

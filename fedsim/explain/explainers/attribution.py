@@ -178,10 +178,9 @@ def heatmap(relevance: Tensor) -> Tensor:
 class FromBaseline(Compared, Attribution):
     """Base class of attributions that compare an input with a baseline."""
 
-    def about_baseline(self, data: Dataset) -> str:
-        if data.words and self.differentiates:
-            return "zero in each entry of the words' vectors"
-        return super().about_baseline(data)
+    @property
+    def at_vectors(self) -> bool:
+        return self.differentiates
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         if self.baseline != "zero":

@@ -292,13 +292,12 @@ class OfCaptum(Compared, OfDecision, ABC):
             return np.full(len(x), np.nan), np.full(len(x), np.nan)
         return super().endpoints(model, data, x, y)
 
+    @property
+    def at_vectors(self) -> bool:
+        return self.request().kind.differentiates
+
     def about_baseline(self, data: Dataset) -> str:
-        kind = self.request().kind
-        if kind.background == "none":
-            return ""
-        if data.words and kind.differentiates:
-            return "zero in each entry of the words' vectors"
-        return super().about_baseline(data)
+        return "" if self.request().kind.background == "none" else super().about_baseline(data)
 
 
 @explainers.register
