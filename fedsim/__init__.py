@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedsim.federation import Client, Federation, NotCounted, Update
     from fedsim.launch.extend import extend
     from fedsim.launch.run import run
+    from fedsim.launch.without import without
     from fedsim.methods import Method, State
     from fedsim.results.report import report
     from fedsim.results.run import Run
@@ -57,6 +58,7 @@ __all__ = [
     "resume",
     "run",
     "tune",
+    "without",
 ]
 __version__ = "0.1.0"
 
@@ -74,6 +76,7 @@ _MODULES = {
     "fedsim.launch.extend": ("extend",),
     "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),
     "fedsim.launch.run": ("run",),
+    "fedsim.launch.without": ("without",),
     "fedsim.methods": ("Method", "State"),
     "fedsim.results.report": ("report",),
     "fedsim.results.run": ("Run",),

@@ -27,7 +27,7 @@ from fedsim.config.registry import Config, Registry, importable_name, nearest, r
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
-from fedsim.federation import Condition, EngineSettings
+from fedsim.federation import Condition, EngineSettings, Without
 from fedsim.federation import conditions as own_conditions  # the field has this name
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
@@ -63,6 +63,11 @@ EXCLUSIVE = (  # two keys that cannot be used together, and why
         "privacy",
         "samples more clients than `privacy` accounts for (a larger train.participation counts)",
     ),
+    (
+        "without.replace",
+        "privacy",
+        "`privacy` draws each client by itself, so that no place in a cohort is free",
+    ),
     ("secure_aggregation", "privacy", "the clipping of `privacy` needs the clients' updates"),
     ("secure_aggregation", "uplink", "masked updates cannot be compressed"),
     ("aggregation", "privacy", _HONEST),
@@ -86,6 +91,11 @@ UNSUPPORTED: tuple[tuple[str, Callable[[Method], bool], str], ...] = (  # type: 
         "devices.partial_work",
         lambda method: method.stackable,
         "has a training loop of its own, which cannot stop early",
+    ),
+    (
+        "without.replace",
+        lambda method: not method.asynchronous,
+        "has no cohorts, whose places others could fill",
     ),
     ("uplink", lambda method: method.exchanges_models, _NO_MODELS),
     ("downlink", lambda method: method.exchanges_models, _NO_MODELS),
@@ -214,6 +224,8 @@ class Experiment(Config):
         method: the federated algorithm.
         objective: the training loss and the scores; by default chosen by the model and the data.
         train: rounds, cohort and local training.
+        without: clients that are left out, to see what becomes of the federation without them; by
+            default nobody.
         engine: where the clients' work is computed.
         evaluate: when and how models are evaluated.
         explain: explanations computed during the run; by default none.
@@ -243,6 +255,7 @@ class Experiment(Config):
         None
     )
     train: Train = Train()
+    without: Without | None = None
     engine: EngineSettings = EngineSettings()
     evaluate: Evaluate = Evaluate()
     explain: Explain | None = None
@@ -336,6 +349,7 @@ class Experiment(Config):
             "adversaries.attack": attack is not None and attack.forges,
             "devices.over_selection": devices is not None and devices.over_selection > 1,
             "devices.partial_work": devices is not None and devices.partial_work,
+            "without.replace": self.without is not None and self.without.replace,
         }
         named = {
             "aggregation": f"aggregation.name={rule.name}" if rule else "",

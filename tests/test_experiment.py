@@ -342,6 +342,7 @@ USES: dict[str, dict[str, Any]] = {
     "adversaries.attack": {"adversaries": {"share": 0.3, "attack": {"name": "sign_flip"}}},
     "devices.over_selection": {"devices": {**DEVICES, "over_selection": 1.5}},
     "devices.partial_work": {"devices": {**DEVICES, "partial_work": True}},
+    "without.replace": {"without": {"clients": [1], "replace": True}},
 }
 
 

@@ -273,10 +273,13 @@ def clusters(
     run.result_hash  # noqa: B018  # raises if it is not finished
     snapshots = _snapshots(run, after, of, progress)
     first = next(iter(snapshots.values()))
-    data, held = first.dataset, first.again.splits.held(first.again.after).train
+    data, splits = first.dataset, first.again.splits.held(first.again.after)
     if data.y.ndim > 1:
         raise BadInput(f"clusters are of maps for one class; the data have {data.y.shape[1]}")
-    rows = [_examples(data, own, inputs, run.experiment.seed, k) for k, own in enumerate(held)]
+    rows = [
+        _examples(data, own if splits.present[k] else own[:0], inputs, run.experiment.seed, k)
+        for k, own in enumerate(splits.train)
+    ]
     found: list[Maps] = []
     for k, own in enumerate(rows):
         snapshot = snapshots[None if None in snapshots else k]
@@ -335,7 +338,7 @@ def _snapshots(
     run: Run, after: int | None, of: Whose | None, progress: bool | Callable[[str], None]
 ) -> dict[int | None, ModelSnapshot]:
     """The models that explain, by client; of None alone if it is the global one."""
-    dataset, K = load_dataset(run.experiment.data), run.manifest["clients"]
+    dataset, ids = load_dataset(run.experiment.data), run.client_ids
     with LineProgress(progress) as tell:
 
         def on_round(t: int) -> None:
@@ -345,8 +348,8 @@ def _snapshots(
             of = "personal"
         if of is None:
             return {None: ModelSnapshot.of(run, None, after, on_round, dataset)}
-        models = ModelSnapshot.of_clients(run, range(K), after, on_round, dataset, of)
-        return dict(enumerate(models))
+        models = ModelSnapshot.of_clients(run, ids, after, on_round, dataset, of)
+        return dict(zip(ids, models, strict=True))
 
 
 def _examples(

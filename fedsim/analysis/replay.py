@@ -193,6 +193,9 @@ def insist_on_client(run: Run, client: int) -> None:
         more = ", …" if len(names) > _NAMED else ""
         told = f"; by name: {', '.join(names[:_NAMED])}{more}" if names else ""
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0{told}")
+    without = run.experiment.without
+    if without is not None and client in without.clients:
+        raise RunFolderError(f"{run.path}: client {client} is left out (`without`)")
 
 
 def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
@@ -545,8 +548,8 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     """Explain a finished run as a whole."""
     experiment, loaded = run.experiment, load_dataset(run.experiment.data)
     dataset = dealt(experiment, loaded)[0]
-    method, K = experiment.method, run.manifest["clients"]
-    whom = sorted(set(clients or range(min(4, K))))
+    method = experiment.method
+    whom = sorted(set(clients or run.client_ids[:4]))
     for k in whom:
         insist_on_client(run, k)
 

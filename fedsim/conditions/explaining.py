@@ -87,8 +87,8 @@ class Explanations(Condition):
         if "personal" in due:
             # Of those that keep a state: without, a model has not been trained yet. If nobody
             # does, models are made anew.
-            among = round.runner.states() or range(round.runner.num_clients)
-            chosen = self.chosen(round, list(among))
+            among = list(round.runner.states()) or np.flatnonzero(round.runner.present).tolist()
+            chosen = self.chosen(round, among)
             told = {self.name: chosen}
             notes = round.runner.run_unrecorded("_keep", list(chosen), own_models(), told)
             found |= {("personal", k): of[self.name] for k, of in notes.items() if self.name in of}

@@ -46,7 +46,8 @@ class RobustAggregation(ConditionOnMeans):
         rule, K = self.rule, len(splits)
         if rule is None:
             return
-        n = spec.functions.updates_per_round(cohort_size(spec.train.participation, K))
+        cohort = min(cohort_size(spec.train.participation, K), int(splits.present.sum()))
+        n = spec.functions.updates_per_round(cohort)
         try:
             rule.check(n)
         except ValueError as error:

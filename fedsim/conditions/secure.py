@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedsim.config.registry import Config
 from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation.cohort import Cohort, cohort_size
+from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
 from fedsim.federation.condition import ConditionOnMeans, Round
 from fedsim.federation.context import RunSpec
 from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, Update, WeightedMean
@@ -132,6 +132,12 @@ class SecureAggregation(ConditionOnMeans):
                 f"secure_aggregation: hides a client among others of its cohort, and "
                 f"train.participation={share} of {K} clients samples one; {2 / K:g} samples two"
             )
+        for t in range(1, spec.train.rounds + 1) if spec.without is not None else ():
+            if len(draw_cohort(spec.seed, share, K, t, without=spec.without)) == 1:
+                raise ExperimentError(
+                    f"without.clients: leaves one client of the cohort of round {t}, and "
+                    "secure_aggregation hides a client among others; raise train.participation"
+                )
 
     def mean(self, round: Round, cohort: Cohort) -> WeightedMean:
         if len(cohort) < 2:

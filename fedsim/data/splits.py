@@ -119,9 +119,22 @@ class ClientSplits:
     change: Change | None = None  # what clients hold instead from a given round on
     names: tuple[str, ...] = ()  # of clients in the data, for example hospitals; may be none
     adversaries: tuple[int, ...] = ()  # ids of clients, in ascending order
+    absent: tuple[int, ...] = ()  # ids of clients that never take part, in ascending order
 
     def __len__(self) -> int:
         return len(self.train)
+
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """(K,) whether a client takes part in the federation."""
+        present = np.ones(len(self), dtype=np.bool_)
+        present[list(self.absent)] = False
+        return present
+
+    @property
+    def training_rows(self) -> Indices:
+        """The labelled training examples of all clients that take part, one after another."""
+        return self.train.values[np.repeat(self.present, self.train.lengths)]
 
     def held(self, t: int) -> ClientSplits:
         """What clients hold in round t; all tasks of a sequence together."""

@@ -2,7 +2,7 @@
 
 from fedsim.cluster.settings import EngineSettings
 from fedsim.federation.client import Client, client_function
-from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
+from fedsim.federation.cohort import Cohort, Without, cohort_size, draw_cohort
 from fedsim.federation.condition import (
     Asked,
     Clock,
@@ -70,6 +70,7 @@ __all__ = [
     "Update",
     "Vector",
     "Withdrawn",
+    "Without",
     "Work",
     "client_function",
     "cohort_size",

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 
+from fedsim.config.registry import Config, refuse_twice
+from fedsim.data import ClientSplits
+from fedsim.errors import ExperimentError
 from fedsim.support.rng import keyed_rng
 
 Cohort = NDArray[np.int64]  # client ids, ascending
+
+
+class Without(Config):
+    """Clients that never join the federation; `without: [3, 7]` is short for their `clients`.
+
+    Everything else stays as it is with them: the other clients' data and names, all random
+    streams, and cohorts, in which their places stay empty. So do constants of a method that depend
+    on the number of clients, such as 1/K in SCAFFOLD, and scales that were fitted to the pooled
+    data. A run without clients that never took part has the result of the run with them.
+
+    Args:
+        clients: their numbers.
+        replace: fill their places in cohorts with others, drawn at random.
+    """
+
+    clients: tuple[int, ...] = Field(min_length=1)
+    replace: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"clients": given} if isinstance(given, list | tuple) else given
+
+    @field_validator("clients")
+    @classmethod
+    def _each_once(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
+        for k in clients:
+            refuse_twice(str(k), list(map(str, clients)))
+        return tuple(sorted(clients))
+
+    def leave_out(self, splits: ClientSplits) -> ClientSplits:
+        """Raises ExperimentError if there is no such client, or nobody would be left."""
+        for k in self.clients:
+            if not 0 <= k < len(splits):
+                raise ExperimentError(
+                    f"without.clients: there is no client {k}; there are {len(splits)}, counted "
+                    "from 0"
+                )
+        if len(self.clients) == len(splits):
+            raise ExperimentError("without.clients: leaves out all clients; keep one")
+        return dataclasses.replace(splits, absent=self.clients)
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -26,6 +73,7 @@ def draw_cohort(
     independent: bool = False,
     among: Cohort | None = None,
     over_selection: float = 1.0,
+    without: Without | None = None,
 ) -> Cohort:
     """The clients that take part in round t, drawn without replacement.
 
@@ -33,7 +81,31 @@ def draw_cohort(
         independent: draw each client independently with that probability (Poisson sampling).
         among: the clients that can be drawn, ascending; by default all.
         over_selection: factor by which the cohort is enlarged, up to all clients.
+        without: clients that are left out, once all are drawn.
     """
+    drawn = _drawn(seed, participation, num_clients, t, independent, among, over_selection)
+    if without is None:
+        return drawn
+    left = np.setdiff1d(drawn, without.clients, assume_unique=True)
+    if not without.replace:
+        return left
+    others = np.setdiff1d(np.arange(num_clients) if among is None else among, without.clients)
+    idle = np.setdiff1d(others, left, assume_unique=True)
+    size = min(len(drawn) - len(left), len(idle))
+    # A stream of its own, so that the others are drawn as they are with everybody.
+    instead = keyed_rng(seed, "cohort/instead", t).choice(idle, size=size, replace=False)
+    return np.sort(np.concatenate([left, instead]))
+
+
+def _drawn(
+    seed: int,
+    participation: float,
+    num_clients: int,
+    t: int,
+    independent: bool,
+    among: Cohort | None,
+    over_selection: float,
+) -> Cohort:
     if independent:
         drawn = keyed_rng(seed, "cohort", t).random(num_clients) < participation
         return np.flatnonzero(drawn) if among is None else among[drawn[among]]

@@ -120,6 +120,7 @@ class Runner(Protocol):
         seed, settings: the experiment's, and its `train` section.
         independent_draws: whether each client is drawn for a cohort independently.
         num_samples: (K,) labelled training examples that each client holds in this round.
+        present: (K,) whether each client takes part in the federation (`without`).
         planned_bytes: of the model as it is sent to a client, and of the client's update.
         layers: see `trained_layers`.
         rows: the rows of clients.parquet so far, by client; conditions may add to them.
@@ -135,6 +136,8 @@ class Runner(Protocol):
     def independent_draws(self) -> bool: ...
     @property
     def num_samples(self) -> NDArray[np.int64]: ...
+    @property
+    def present(self) -> NDArray[np.bool_]: ...
     @property
     def planned_bytes(self) -> tuple[int, int]: ...
     @property

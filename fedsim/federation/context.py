@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
+from fedsim.federation.cohort import Without
 from fedsim.federation.condition import Condition, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
 from fedsim.federation.wire import to_arrays
@@ -78,6 +79,7 @@ class RunSpec:
             have, and whose they are; those of the experiment's sections even if not in use.
         size: number of a model's weights, including buffers; 0 if it has none.
         setup_bytes: what all clients together send and receive before the first round.
+        without: clients that take no part, if any.
         adapt: changes a network that was built, such as freezing all but adapters.
         frozen: arrays of frozen parameters, which all processes of a node share.
         frozen_size: bytes of frozen parameters that each process has by itself.
@@ -95,6 +97,7 @@ class RunSpec:
     client_columns: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     setup_bytes: tuple[int, int] = (0, 0)
+    without: Without | None = None
     adapt: Callable[[nn.Module], nn.Module] | None = None
     frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     frozen_size: int = 0

@@ -187,7 +187,8 @@ class RoundRunner(Runner):
     @property
     def loses_clients(self) -> bool:
         """Whether clients, possibly all, may drop out of a round without an error."""
-        return any(condition.loses_clients for condition in self.conditions)
+        lost = any(condition.loses_clients for condition in self.conditions)
+        return lost or bool(self.context.splits.absent)
 
     @property
     def splits(self) -> ClientSplits:
@@ -226,6 +227,9 @@ class RoundRunner(Runner):
             raise ValueError(
                 "a client occurs twice in the cohort: it can answer only once per call"
             )
+        asked, cohort = len(cohort), cohort[self.present[cohort]]
+        if round.running and asked and not len(cohort) and not isinstance(reduction, Discard):
+            raise NobodyAnswers(self.t, "no client is left")
         everybody = cohort if round.cohort is None else round.cohort
         if round.running and self._withdrawn:  # they take no further part
             cohort = cohort[~np.isin(cohort, list(self._withdrawn))]
@@ -327,6 +331,10 @@ class RoundRunner(Runner):
         return self.splits.train.lengths
 
     @property
+    def present(self) -> NDArray[np.bool_]:
+        return self.context.splits.present
+
+    @property
     def layers(self) -> Layers:
         return self.context.layers
 
@@ -340,7 +348,8 @@ class RoundRunner(Runner):
 
     def draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
         share, K = self.settings.participation, self.num_clients
-        return draw_cohort(self.seed, share, K, t, self.independent_draws, among, over_selection)
+        independent, without = self.independent_draws, self.context.spec.without
+        return draw_cohort(self.seed, share, K, t, independent, among, over_selection, without)
 
     def sample(self, t: int) -> Cohort:
         round = self.round if t == self.t else Round(t, self)
@@ -352,9 +361,13 @@ class RoundRunner(Runner):
                     raise
                 chosen = [np.zeros(0, np.int64)]
             found = next((one for one in chosen if one is not None), None)
-            if found is not None and round.running and not len(found):
+            cohort = self.draw(t) if found is None else np.unique(found).astype(np.int64)
+            cohort = cohort[self.present[cohort]]
+            # Draws that are independent of each other may find nobody, which noise must hide.
+            hidden = found is None and self.independent_draws
+            if round.running and not len(cohort) and not hidden:
                 raise NobodyAnswers(t, "no client is left")
-            round.cohort = self.draw(t) if found is None else np.unique(found).astype(np.int64)
+            round.cohort = cohort
         return round.cohort
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:

@@ -80,7 +80,7 @@ class Server:
         """All clients' labelled examples together, for baselines beyond any real federation."""
         self._runner.check_asked("data", "reads the clients' examples")
         held = self._context.splits.held(self._runner.t)
-        return self._context.examples(np.sort(held.train.values))
+        return self._context.examples(np.sort(held.training_rows))
 
     @property
     def test_data(self) -> Examples:

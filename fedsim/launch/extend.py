@@ -17,7 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import begin, same_data
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import Run
 from fedsim.results.tables import Table
 from fedsim.results.verify import damage_of_run
@@ -84,8 +84,9 @@ def extend(
         )
     same_data(old, dataset, splits)
 
-    copy = partial(_copy, old, t=done)
-    return begin(experiment, dataset, splits, spec, out, progress, on_start, copy)
+    fill = partial(copy_rounds, old, t=done, stopping_anew=True)
+    path = new_path(out, experiment.name)
+    return begin(experiment, dataset, splits, spec, path, progress, on_start, fill)
 
 
 def _fixed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,13 +101,20 @@ def _fixed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in CHANGEABLE}
 
 
-def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
+def copy_rounds(old: RunFolder, new: RunFolder, t: int, stopping_anew: bool = False) -> None:
+    """Have a new run begin with the rounds of another one up to its checkpoint after round t.
+
+    Args:
+        stopping_anew: forget the best score so far, by which the old run was stopped early.
+    """
     chains = {}
     for name in TABLES:
         source = old.path / f"{name}.parquet"
         table = Table(new.path, name)
         if source.exists():
-            table.write_part(pq.read_table(source), t)
+            rows = pq.read_table(source, filters=[("round", "<=", t)])
+            if len(rows):
+                table.write_part(rows, t)
         chains[name] = table.chain
     weights = new.path / "weights"
     (weights / "clients").mkdir(parents=True)
@@ -115,7 +123,8 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         shutil.copyfile(path, weights / "clients" / path.name)
     content = read_tree(first) | {"run": new.checkpoints().run}
     content["progress"]["tables"] = chains
-    content["progress"]["ledger"].pop("best", None)  # early stopping starts again
+    if stopping_anew:
+        content["progress"]["ledger"].pop("best", None)
     write_tree(weights / first.name, content)
     about = old.manifest
     new.update(

@@ -115,6 +115,7 @@ def prepare(
         outputs=objective.num_outputs(dataset),
         conditions=_in_order(_conditions(experiment, splits)),
         setup_bytes=setup_bytes,
+        without=experiment.without,
         adapt=_adapted(experiment),
     )
     network = _try_model(spec)
@@ -145,7 +146,7 @@ def prepare(
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
         up, down = setup_bytes
         if section.of != ("global",):
-            down += len(splits) * common.received
+            down += int(splits.present.sum()) * common.received
         spec = replace(spec, setup_bytes=(up + common.sent, down))
     _check_own_conditions(experiment, spec, dataset)
     columns = {name: one.name for one in spec.conditions for name in one.columns}
@@ -176,6 +177,8 @@ def dealt(
             f"none; {1 / len(everything):.2g} holds out one"
         )
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
+    if experiment.without is not None:
+        splits = experiment.without.leave_out(splits)
     dataset, setup_bytes = fitted(dataset, splits)
     dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
     return experiment.model.takes(dataset), splits, setup_bytes
@@ -492,7 +495,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 most_steps=1,
             )
             # Of the first client with examples, as the experiment's conditions make it.
-            holder = int(np.flatnonzero(context.splits.train.lengths)[0])
+            holder = int(np.flatnonzero(context.splits.train.lengths * context.splits.present)[0])
             client = Client(context, holder, 1, "try training", {}, Rehearsal(context), {})
             for condition in context.spec.conditions:
                 with suppress(Withdrawn), _own_code(condition, "training"):  # as it may withdraw

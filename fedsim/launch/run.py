@@ -73,7 +73,8 @@ def run(
             FedsimWarning,
             stacklevel=2,
         )
-    return begin(experiment, *prepare(experiment), out, progress, on_start)
+    path = new_path(out, experiment.name)
+    return begin(experiment, *prepare(experiment), path, progress, on_start)
 
 
 def begin(
@@ -81,16 +82,16 @@ def begin(
     dataset: Dataset,
     splits: ClientSplits,
     spec: RunSpec,
-    out: str | Path,
+    path: Path,
     progress: bool | Callable[[Progress], None],
     on_start: Callable[[Run], None],
     fill: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
     """Create the folder of a prepared run, and carry out the run; see `run`."""
-    check_disk(experiment, spec, Path(out))
+    check_disk(experiment, spec, path)
     with RunProgress(progress) as shown, _planned(experiment, splits, spec, shown) as actors:
         about = facts(dataset, splits, experiment)
-        folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
+        folder = RunFolder.create(experiment, path, about)
         with folder.alone():
             fill(folder)
             _announce(folder, shown, on_start)

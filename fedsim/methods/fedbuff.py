@@ -85,10 +85,13 @@ class FedBuff(Method[FedBuffState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if self.buffer >= len(splits):
+        count = int(splits.present.sum())
+        if self.buffer >= count:
             raise ExperimentError(
-                f"method.buffer={self.buffer} of {len(splits)} clients: no client would be left "
-                f"to start while the buffer fills; set at most {len(splits) - 1}"
+                f"method.buffer={self.buffer} of {count} clients: no client would be left to "
+                f"start while the buffer fills; set at most {count - 1}"
+                if count > 1
+                else f"method.name={self.name}: has one client, and two must be at work"
             )
 
     def updates_per_round(self, cohort: int) -> int:
@@ -116,7 +119,8 @@ class FedBuff(Method[FedBuffState]):
             idle = [int(k) for k in np.flatnonzero(time.online(clock)) if k not in busy]
             count = min(M - len(at_work), len(idle))
             if count:
-                starting = rng.choice(idle, size=count, replace=False).tolist()
+                starting = rng.choice(idle, size=count, replace=False)
+                starting = starting[fed.present[starting]].tolist()
                 seconds = time.planned_seconds(starting).tolist()
                 for k, takes in zip(starting, seconds, strict=True):
                     heapq.heappush(at_work, (clock + takes, k, steps))

@@ -333,8 +333,10 @@ class FedFed(PoolMethod[FedFedState]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `fedsim.methods.shared.pool`; the pool is in the clients' order."""
         fed.server.replay(self.distillation_rounds + 1)  # the round of sharing
-        train = fed.server.splits.train
-        rows, part = train[client], slice(*train.offsets[client : client + 2])
+        splits = fed.server.splits
+        rows, before = splits.train[client], splits.train.lengths * splits.present
+        begin = int(before[:client].sum())
+        part = slice(begin, begin + len(rows))
         held = fed.server.prepare(fed.server.data.x[rows], fed.server.data.y[rows])
         items = (fed.server.tensor(pool[part]) for pool in (state.shared1, state.shared2))
         pixels = to_pixels(held.x, fed.server.tensor(pixel_range(fed))).clamp(0, 1)

@@ -90,6 +90,13 @@ class Run(display.Displayed):
         return client_name(client, self.manifest.get("client_names", ()))
 
     @property
+    def client_ids(self) -> list[int]:
+        """The numbers of the clients that take part: all but those of `without`."""
+        without = self.experiment.without
+        absent = () if without is None else without.clients
+        return [k for k in range(self.manifest["clients"]) if k not in absent]
+
+    @property
     def status(self) -> str:
         """`running`, `finished`, `interrupted`, `failed` or `stopped` (early, in a search)."""
         return str(self.manifest["status"])

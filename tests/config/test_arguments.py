@@ -29,7 +29,7 @@ CONTENT = {
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
 OF_RESULTS += ("report",)
-FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend")
+FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
 WRONG = {
@@ -64,6 +64,12 @@ WRONG = {
     },
     "report": {key: [3, {}] for key in ("out", "latex", "csv", "figures", "rows", "columns")},
     "extend": {"overrides": [None, 3, {}, [3], b"x", "a", "train.rounds=9"], "out": [3, None]},
+    "without": {
+        "clients": ["a", {}, [], 1.5, True, None, [[1]], ["a"], -1, 99],
+        "replace": [3, "a", None],
+        "out": [3, {}],
+        "progress": [3, None],
+    },
     "run": {"out": [3, None, {}], "progress": [3, None], "on_start": [3, None]},
     "compare": {},
 }
@@ -155,6 +161,8 @@ def test_functions(
         given = (CONTENT,) if name == "run" else (done.path,) if name == "report" else (done,)
     if name == "extend" and "overrides" not in keywords:
         keywords = {"overrides": {"train.rounds": 3}, **keywords}
+    if name == "without" and "clients" not in keywords:
+        keywords = {"clients": 0, **keywords}
     line = refusal(lambda: getattr(fedsim, name)(*given, **keywords))
     for key, value in keywords.items():
         if not isinstance(value, dict | int | list):

@@ -172,7 +172,7 @@ class PrivacyAudit:
         if explainers is None:
             explainers = _explainers(None, self.experiment.explain)
         self._check(explainers, noises)
-        known, count = self._splits.train.values, self.members
+        known, count = self._splits.training_rows, self.members
         rng = keyed_rng(self.experiment.seed, "attack/membership")
         members = self._training_examples(rng.choice(known, count, replace=False))
         others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
@@ -244,7 +244,7 @@ class PrivacyAudit:
     @property
     def members(self) -> int:
         """The number of training examples examined; the number of test examples is the same."""
-        return min(MEMBERS, len(self._splits.train.values), len(self._dataset.test_y))
+        return min(MEMBERS, len(self._splits.training_rows), len(self._dataset.test_y))
 
     @property
     def passes(self) -> int:
@@ -252,7 +252,7 @@ class PrivacyAudit:
         train = self.experiment.train
         epochs: float = train.local_epochs
         if train.local_steps is not None:
-            samples = self._splits.train.lengths.mean()
+            samples = self._splits.train.lengths[self._splits.present].mean()
             epochs = train.local_steps / math.ceil(samples / train.batch_size)
         return max(1, round(self._rounds * epochs * train.participation))
 
@@ -303,7 +303,7 @@ class PrivacyAudit:
         self._check([explainer], [noise])
         check_fidelity()
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
-        known, tests = self._splits.train.values, len(self._dataset.test_y)
+        known, tests = self._splits.training_rows, len(self._dataset.test_y)
         some = rng.choice(known, min(VICTIMS, len(known)), replace=False)
         victims = self._training_examples(some)
         own = self._test_examples(rng.choice(tests, min(AUXILIARY, tests), replace=False))
@@ -366,7 +366,8 @@ class PrivacyAudit:
     ) -> tuple[Tensor, Tensor, list[int]]:
         """Clients' images, what they shared of them, both in pixels, and their labels."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for k in rng.permutation(self.fed.num_clients).tolist():
+        drawn = rng.permutation(self.fed.num_clients)
+        for k in drawn[self._splits.present[drawn]].tolist():
             if sum(len(y) for *_, y in parts) >= VICTIMS:
                 break
             parts.append(sharing.shared_pairs(self.fed, self.state, k))

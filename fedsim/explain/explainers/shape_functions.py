@@ -95,7 +95,7 @@ class ShapeFunctions(OfDecision):
 def _training_rows(data: ExplainedData) -> NDArray[Any]:
     """(N, W) the training examples of all clients, as in the data set."""
     rows = np.arange(data.dataset.num_loaded)
-    return np.asarray(data.dataset.x)[rows if data.splits is None else data.splits.train.values]
+    return np.asarray(data.dataset.x)[rows if data.splits is None else data.splits.training_rows]
 
 
 def _of_scores(outputs: Tensor) -> Tensor:

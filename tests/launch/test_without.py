@@ -1,0 +1,200 @@
+"""Federations that some clients never joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matrix import METHODS, model_of, sections
+
+import fedsim
+from experiments import LATE, small_experiment
+from fedsim import Experiment, Run, run
+from fedsim.analysis.replay import client_models
+from fedsim.errors import BadInput
+from fedsim.federation import Without, draw_cohort
+from fedsim.launch.prepare import prepare
+from fedsim.launch.without import common_rounds, experiment_without
+
+FEW: dict[str, Any] = {"rounds": 6, "participation": 0.3}
+
+
+def finished(out: Path, **given: Any) -> Run:
+    return run(small_experiment(**given), out, progress=False)
+
+
+def first_asked(done: Run) -> dict[int, int]:
+    """The first round in which each client took part."""
+    found: dict[int, int] = done.clients.groupby("client")["round"].min().to_dict()
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_never_took_part_makes_no_difference(tmp_path: Path, method: str) -> None:
+    given = sections(method, model_of(method), "none")
+    given["train"] = {**given["train"], "participation": 0.3}
+    given["evaluate"] = {**given.get("evaluate", {}), "every": 2 if method in LATE else 1}
+    done = finished(tmp_path, **given)
+    if done.clients.empty:  # centralised: the server takes the data itself
+        less = finished(tmp_path, **given, without=[0])
+        assert less.result_hash != done.result_hash
+        return
+    took_part = set(done.clients["client"])
+    for k in set(done.client_ids) - took_part:
+        for replace in (False, True)[: 2 - (method == "fedbuff")]:
+            same = finished(tmp_path, **given, without={"clients": [k], "replace": replace})
+            assert same.result_hash == done.result_hash
+        break
+    k = min(took_part)
+    less = finished(tmp_path, **given, without=[k])
+    assert k not in set(less.clients.get("client", ()))
+    assert less.result_hash != done.result_hash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedsam", "moon"])
+def test_without_all_others_it_is_local_training(tmp_path: Path, method: str) -> None:
+    done = finished(tmp_path, method={"name": method}, train={"rounds": 3})
+    one = fedsim.without(done, {*range(10)} - {2}, progress=False)
+    for t in (1, 2, 3):
+        models, again = client_models(one, [2], after=t)
+        assert np.array_equal(again.state.weights, models[2].numpy())
+
+
+def test_it_starts_where_they_first_take_part(tmp_path: Path) -> None:
+    checkpoint = {"every": 1, "keep": "all"}
+    done = finished(tmp_path, train=FEW, checkpoint=checkpoint)
+    for k, first in first_asked(done).items():
+        less = fedsim.without(done, int(k), progress=False)
+        begun = less.manifest.get("continues", {"round": 0})["round"]
+        assert begun == first - 1
+        scratch = finished(tmp_path, train=FEW, checkpoint=checkpoint, without=[int(k)])
+        assert less.result_hash == scratch.result_hash
+        columns = less.rounds.columns.difference(["seconds"])
+        assert less.rounds[columns].equals(scratch.rounds[columns])
+    never = next(k for k in range(10) if k not in first_asked(done))
+    same = fedsim.without(done, never, progress=False)
+    assert same.result_hash == done.result_hash
+    assert same.manifest["continues"]["round"] == done.last_round
+
+
+def test_it_is_made_once_and_resumed(tmp_path: Path) -> None:
+    done = finished(tmp_path, train=FEW)
+    k = next(iter(first_asked(done)))
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fedsim.without(done, k, progress=stop)
+    less = fedsim.without(done, k, progress=False)
+    assert less.path == done.path / "without" / str(k)
+    before = (less.path / "rounds.parquet").stat().st_mtime_ns
+    again = fedsim.without(done, [k], progress=False)
+    assert again.path == less.path
+    assert (again.path / "rounds.parquet").stat().st_mtime_ns == before
+    assert less.result_hash == finished(tmp_path, train=FEW, without=[k]).result_hash
+    both = fedsim.without(less, 9 - k, progress=False)
+    assert both.experiment.without == Without(clients=(k, 9 - k))
+    assert fedsim.load(done.path).status == "finished"  # with runs below it
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"method": {"name": "scaffold"}},
+        {"evaluate": {"clients": True}, "partition": {"test_fraction": 0.2}},
+        {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 1.0}},
+        {"devices": {"over_selection": 2.0, "deadline": 1.0}},
+        {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
+        {"explain": {"of": ["cohort", "global"], "inputs": 2}},
+        {"explain": {"explainers": [{"name": "kernel_shap", "baseline": {"clients": 2}}]}},
+        {"aggregation": {"name": "median"}, "train": {**FEW, "participation": 0.6}},
+        {"secure_aggregation": {}, "train": {**FEW, "participation": 0.6}},
+        {"uplink": {"name": "topk", "fraction": 0.1}},
+        {"adversaries": {"share": 0.3, "attack": {"name": "label_flip"}}},
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_a_beginning_is_shared_only_where_it_is_the_same(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    checkpoint = {"every": 1, "keep": "all"}
+    given = {"train": FEW, "checkpoint": checkpoint, **sections}
+    done = finished(tmp_path, **given)
+    k = max(first_asked(done), key=lambda k: first_asked(done)[k])
+    less = fedsim.without(done, int(k), progress=False)
+    scratch = finished(tmp_path, **given, without=[int(k)])
+    assert less.result_hash == scratch.result_hash
+    assert k not in set(less.clients["client"])
+
+
+def test_places_are_filled_by_others() -> None:
+    seed, K = 3, 20
+    draw = {t: set(draw_cohort(seed, 0.3, K, t).tolist()) for t in range(1, 30)}
+    out = (2, 5, 7)
+    for t, drawn in draw.items():
+        left = draw_cohort(seed, 0.3, K, t, without=Without(clients=out))
+        filled = draw_cohort(seed, 0.3, K, t, without=Without(clients=out, replace=True))
+        assert set(left.tolist()) == drawn - set(out)
+        assert set(left.tolist()) <= set(filled.tolist())
+        assert len(filled) == len(drawn)
+        assert not set(filled.tolist()) & set(out)
+    most = Without(clients=tuple(range(1, K)), replace=True)
+    assert draw_cohort(seed, 0.3, K, 1, without=most).tolist() == [0]
+
+
+def test_common_rounds_of_other_sections_are_none(tmp_path: Path) -> None:
+    done = finished(tmp_path, train=FEW)
+    never = next(k for k in range(10) if k not in first_asked(done))
+    for method, shared in (("fedavg", 6), ("ifca", 0), ("centralised", 0)):
+        given = small_experiment(train=FEW, method={"name": method})
+        experiment = experiment_without(given, never)
+        _, splits, spec = prepare(experiment)
+        base = finished(tmp_path, train=FEW, method={"name": method})
+        assert common_rounds(base, experiment, splits, spec) == shared
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([10], "without.clients: there is no client 10; there are 10, counted from 0"),
+        (-1, "without.clients: there is no client -1; there are 10, counted from 0"),
+        (range(10), "without.clients: leaves out all clients; keep one"),
+        ([1, 1], "without.clients: '1' is named twice"),
+        ([], "without.clients: "),
+    ],
+)
+def test_refusals(tmp_path: Path, clients: Any, said: str) -> None:
+    done = finished(tmp_path, train={"rounds": 1})
+    with pytest.raises(BadInput) as refusal:
+        fedsim.without(done, clients, progress=False)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (done.path / "without").exists()
+
+
+def test_sections_that_need_more_clients(tmp_path: Path) -> None:
+    others = [*range(1, 10)]
+    for given, key in (
+        ({"secure_aggregation": {}}, "secure_aggregation"),
+        ({"aggregation": {"name": "krum", "adversaries": 0.2}}, "aggregation"),
+        ({"devices": {}, "method": {"name": "fedbuff", "buffer": 3}}, "method.name=fedbuff"),
+    ):
+        experiment: Experiment = small_experiment(**given, without=others)
+        with pytest.raises(BadInput, match=key):
+            prepare(experiment)
+
+
+def test_the_same_bits_on_any_number_of_actors(tmp_path: Path) -> None:
+    hashes = set()
+    for engine in ({"kind": "local"}, {"kind": "ray", "actors": 1}, {"kind": "ray", "actors": 3}):
+        done = finished(tmp_path, train=FEW, engine=engine, checkpoint={"every": 1, "keep": "all"})
+        k = max(first_asked(done), key=lambda k: first_asked(done)[k])
+        hashes.add(fedsim.without(done, int(k), progress=False).result_hash)
+    assert len(hashes) == 1
