@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.attacks.report import Audit
     from fedsim.analysis.clusters import Clusters, clusters
     from fedsim.analysis.comparison import Comparison, compare
+    from fedsim.analysis.contributions.shapley import Contributions, contributions
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
@@ -33,6 +34,7 @@ __all__ = [
     "Client",
     "Clusters",
     "Comparison",
+    "Contributions",
     "Dataset",
     "Experiment",
     "Explanations",
@@ -47,6 +49,7 @@ __all__ = [
     "audit",
     "clusters",
     "compare",
+    "contributions",
     "errors",
     "explanations",
     "extend",
@@ -67,6 +70,7 @@ _MODULES = {
     "fedsim.analysis.attacks.audit": ("audit",),
     "fedsim.analysis.attacks.report": ("Audit",),
     "fedsim.analysis.clusters": ("Clusters", "clusters"),
+    "fedsim.analysis.contributions.shapley": ("Contributions", "contributions"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),

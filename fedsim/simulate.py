@@ -154,32 +154,25 @@ class Rounds:
         self, begin: int, state: State, ledger: dict[str, Any]
     ) -> Generator[Progress, None, State]:
         """The rounds after a given one; the server's last state."""
-        experiment, runner = self.experiment, self.runner
+        experiment, every = self.experiment, self.experiment.checkpoint.every
         stopping, last = experiment.evaluate.early_stopping, experiment.train.rounds
-        for t in range(begin + 1, last + 1):
-            if stopped := stopped_early(stopping, self.shown, ledger):
-                self.folder.update(stopped_after=t - 1)
-                yield stopped
-                break
-            started = time.perf_counter()
-            runner.clients_per_step = clients_per_step(self.folder.manifest, t)
-            state = one_round(runner, experiment, state, t)
-            evaluate_round(runner, experiment, state, t)
-            rows = on_record(runner, t, ledger)
+        manifest, t = self.folder.manifest, begin
+        rounds = carry_on(self.runner, experiment, manifest, begin, state, ledger)
+        for t, state, rows in rounds:
             (row,) = rows["rounds"]
-            row["seconds"] = time.perf_counter() - started
             for name, added in rows.items():
                 self.tables[name].add(added)
-            watch_score(stopping, self.shown, row, ledger)
-            every = experiment.checkpoint.every
             ends = t == last or stopped_early(stopping, self.shown, ledger)
             if ends or (every and t % every == 0):
                 self.commit(t, state, ledger)
-            undefined = _undefined(row, runner.context.spec.objective)
+            undefined = _undefined(row, self.runner.context.spec.objective)
             self.engine.notice([f"warning: {name} is NaN" for name in undefined])
             while self.engine.notices:
                 yield self.engine.notices.popleft()
             yield row
+        if t < last and (stopped := stopped_early(stopping, self.shown, ledger)):
+            self.folder.update(stopped_after=t)
+            yield stopped
         return state
 
     def commit(self, t: int, state: State, ledger: dict[str, Any]) -> None:
@@ -216,6 +209,39 @@ class Rounds:
                 table.drop_parts()
 
 
+def carry_on(
+    runner: RoundRunner,
+    experiment: Experiment,
+    manifest: Mapping[str, Any],
+    begin: int,
+    state: State,
+    ledger: dict[str, Any],
+) -> Iterator[tuple[int, State, dict[str, list[dict[str, Any]]]]]:
+    """The rounds after round `begin` until the last, or until the run is stopped early.
+
+    Args:
+        manifest: of the run, which says how many clients are trained at once.
+        state, ledger: after round `begin`; the ledger is updated.
+
+    Yields:
+        The round, the server's state after it, and its rows by table.
+    """
+    stopping, context = experiment.evaluate.early_stopping, runner.context
+    shown = context.spec.shown(context.dataset)
+    for t in range(begin + 1, experiment.train.rounds + 1):
+        if stopped_early(stopping, shown, ledger):
+            break
+        started = time.perf_counter()
+        runner.clients_per_step = clients_per_step(manifest, t)
+        state = one_round(runner, experiment, state, t)
+        evaluate_round(runner, experiment, state, t)
+        rows = on_record(runner, t, ledger)
+        (row,) = rows["rounds"]
+        row["seconds"] = time.perf_counter() - started
+        watch_score(stopping, shown, row, ledger)
+        yield t, state, rows
+
+
 def initial_state(runner: RoundRunner, experiment: Experiment) -> State:
     """The server's state before the first round."""
     method, fed = experiment.method, federation_of(runner)
@@ -238,6 +264,8 @@ def one_round(runner: RoundRunner, experiment: Experiment, state: State, t: int)
         runner.at_work(),
     ):
         try:
+            if not runner.present.any():
+                raise NobodyAnswers(t, "no client is left")
             state = _check_state(experiment.method.round(fed, state, t), f"round {t}")
         except NobodyAnswers as nobody:
             runner.notice(str(nobody))

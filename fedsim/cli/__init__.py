@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TextIO
 
+from fedsim.cli import clients as _clients
 from fedsim.cli import components as _components
 from fedsim.cli import explain as _explain
 from fedsim.cli import jobs as _jobs
@@ -30,7 +31,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.support.words import visible
 
 __all__ = ["app", "main"]
-del _components, _explain, _jobs, _look, _new, _results, _runs
+del _clients, _components, _explain, _jobs, _look, _new, _results, _runs
 
 
 MOST_LINES = 6  # lines of a message

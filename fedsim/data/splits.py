@@ -124,6 +124,13 @@ class ClientSplits:
     def __len__(self) -> int:
         return len(self.train)
 
+    def leaving_out(self, clients: Iterable[int]) -> ClientSplits:
+        """The same of a federation in which exactly these clients take no part."""
+        absent, change = tuple(sorted(clients)), self.change
+        if change is not None:
+            change = replace(change, splits=replace(change.splits, absent=absent))
+        return replace(self, absent=absent, change=change)
+
     @cached_property
     def present(self) -> NDArray[np.bool_]:
         """(K,) whether a client takes part in the federation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
 from typing import Any
@@ -57,7 +56,7 @@ class Without(Config):
                 )
         if len(self.clients) == len(splits):
             raise ExperimentError("without.clients: leaves out all clients; keep one")
-        return dataclasses.replace(splits, absent=self.clients)
+        return splits.leaving_out(self.clients)
 
 
 def cohort_size(participation: float, num_clients: int) -> int:

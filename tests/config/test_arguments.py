@@ -28,7 +28,7 @@ CONTENT = {
 }
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
-OF_RESULTS += ("report",)
+OF_RESULTS += ("contributions", "report")
 FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
@@ -54,6 +54,14 @@ WRONG = {
         "of": ["a", 3, []],
         "inputs": ["a", 0, 1.5, None, True],
         "most": ["a", 1, 1.5, None, True],
+        "progress": [3, "a", None],
+    },
+    "contributions": {
+        "score": [3, {}, "nope"],
+        "how": ["a", 3, []],
+        "permutations": ["a", 1, 1.5, None, True],
+        "tolerance": ["a", -1, np.nan, None],
+        "budget": ["a", 0, 1.5, None, True],
         "progress": [3, "a", None],
     },
     "audit": {

@@ -1,0 +1,282 @@
+"""How much each client contributes to a score of the run: exact values, known by running again.
+
+A coalition S of clients is worth v(S), a score of the run of the federation that all others never
+joined, see `fedsim.without`. What client k contributes is
+
+    leave-one-out   v(N) − v(N ∖ k)
+    Shapley         the mean of v(S ∪ k) − v(S) over all orders in which clients join, where S are
+                    those before k (Shapley 1953; of data: Ghorbani & Zou, ICML 2019)
+
+The Shapley values of all clients sum to v(N) − v(∅), the gain over the untrained model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedsim.analysis.contributions.coalitions import Coalition, Coalitions
+from fedsim.config.arguments import checked
+from fedsim.config.registry import nearest
+from fedsim.errors import BadInput
+from fedsim.launch.progress import LineProgress
+from fedsim.results.run import Run
+from fedsim.support import atomic
+from fedsim.support.rng import keyed_rng
+from fedsim.support.words import client_name, duration, short
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+How = Literal["shapley", "permutations", "leave_one_out"]
+KEPT = "contributions.parquet"
+MOST_EXACT = 10  # clients, of which all coalitions are played unless it is asked for
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What each client contributes to a score.
+
+    Attributes:
+        run: the run.
+        how: `shapley` (exact), `permutations` (Shapley values by samples of orders),
+            `leave_one_out`, or the name of an estimate.
+        score: the column of rounds.parquet; a loss or an error counts as it is, so that who lowers
+            it has a negative value.
+        clients: a row per client: `client`, `value`, and for samples `standard_error`.
+        everybody, nobody: the score of all clients, and without any; NaN where that is not needed.
+        coalitions: how many federations the values were computed from.
+    """
+
+    run: Run
+    how: str
+    score: str
+    clients: pd.DataFrame
+    everybody: float
+    nobody: float
+    coalitions: int
+
+    @property
+    def values(self) -> dict[int, float]:
+        """What each client contributes, by its number."""
+        return dict(zip(self.clients["client"], self.clients["value"], strict=True))
+
+    def text(self) -> str:
+        """The values as `fedsim contributions` prints them, the largest first."""
+        names = self.run.manifest.get("client_names", ())
+        gain = f", {self.nobody:.4g} without any" if not math.isnan(self.nobody) else ""
+        what = self.how.replace("_", "-")
+        lines = [f"{self.score} {self.everybody:.4g} with all clients{gain}; {what}:"]
+        ordered = self.clients.sort_values("value", ascending=False, kind="stable")
+        wide = max(len(client_name(k, names)) for k in ordered["client"])
+        for row in ordered.to_dict("records"):
+            error = row.get("standard_error", math.nan)
+            about = f" ± {error:.4f}" if not math.isnan(error) else ""
+            who = f"{client_name(row['client'], names):{wide}}"
+            lines.append(f"  {who} {row['value']:+.4f}{about}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<{self.how} contributions to {self.score} of {short(self.run.path)}>"
+
+
+@checked
+def contributions(
+    run: Run | str | Path,
+    score: str | None = None,
+    *,
+    how: How | None = None,
+    permutations: int = 50,
+    tolerance: float = 0.0,
+    budget: int = 1100,
+    progress: bool | Callable[[str], None] = True,
+) -> Contributions:
+    """How much each client contributes to a score of a finished run.
+
+    Federations of some of the clients are played as they would have been, to the bit; their
+    beginnings are shared, and their outcomes kept in the run's folder (`coalitions.parquet`), so
+    that what is interrupted continues, and another score needs no further runs.
+
+    Args:
+        run: a finished run, or its folder.
+        score: a column of `Run.rounds`, whose last value counts, such as `accuracy`,
+            `worst_class_accuracy` or a score of explanations; by default the primary metric.
+        how: `shapley`, of all 2^n coalitions of n clients; `permutations`, Shapley values of
+            random orders, with standard errors; or `leave_one_out`, of n + 1 coalitions. By
+            default exact for up to 10 clients, and by permutations beyond.
+        permutations: number of random orders.
+        tolerance: leave out the rest of an order once a coalition's score is as close to that of
+            all clients, whose values there count as 0 (truncation; Ghorbani & Zou 2019).
+        budget: most federations that may have to be played for it.
+        progress: as of `fedsim.explanations`.
+
+    Raises:
+        BadInput: the run is not finished; there is no such score, or it is none without any
+            client; the experiment cannot do without some clients; or the budget does not suffice.
+        RunError: a federation fails.
+
+    Example:
+        >>> import fedsim
+        >>> found = fedsim.contributions(folder, how="leave_one_out")
+        >>> found.clients.columns.tolist(), len(found.clients)
+        (['client', 'value'], 10)
+    """
+    import pandas as pd
+
+    run = Run.of(run)
+    for name, value, least in (("permutations", permutations, 2), ("budget", budget, 1)):
+        if value < least:
+            raise BadInput(f"{name}={value}: must be at least {least}")
+    if not tolerance >= 0:
+        raise BadInput(f"tolerance={tolerance:g}: must be at least 0")
+    with LineProgress(progress) as tell:
+        of = Coalitions(run, tell)
+        worth, n = Worth(of, score), len(of.active)
+        how = how or ("shapley" if n <= MOST_EXACT else "permutations")
+        errors: dict[int, float] = {}
+        if how == "leave_one_out":
+            wanted: Iterable[Coalition] = [of.active, *(of.active - {k} for k in of.active)]
+            _compute(of, wanted, budget, how)
+            values = {k: worth(of.active) - worth(of.active - {k}) for k in of.active}
+        elif how == "shapley":
+            if 2**n > budget:  # before they are listed
+                _check_budget(of, 2**n, budget, how)
+            _compute(of, subsets(sorted(of.active)), budget, how)
+            values = shapley(sorted(of.active), worth)
+        else:
+            values, errors = sampled(of, worth, permutations, tolerance, budget)
+        nobody = math.nan if how == "leave_one_out" else worth(frozenset())
+        everybody = worth(of.active)
+    table = pd.DataFrame({"client": of.clients})
+    table["value"] = [values.get(k, 0.0) for k in of.clients]
+    if errors:
+        table["standard_error"] = [errors.get(k, 0.0) for k in of.clients]
+    found = Contributions(run, how, worth.score, table, everybody, nobody, len(worth.used))
+    keep(found)
+    return found
+
+
+class Worth:
+    """v(S): the score of a coalition's outcome.
+
+    Args:
+        of: the outcomes.
+        score: a column of rounds.parquet; None for the primary metric.
+
+    Attributes:
+        used: the coalitions that were asked for.
+
+    Raises:
+        BadInput: there is no such score; or the untrained model has none.
+    """
+
+    def __init__(self, of: Coalitions, score: str | None) -> None:
+        self.score = score or of.run.primary_metric.column
+        self.used: set[Coalition] = set()
+        self._of = of
+        known = of[of.active]
+        if self.score not in known:
+            names = [name for name in known if name not in ("round", "result_hash")]
+            raise BadInput(
+                f"score={self.score}: the run's rounds have no such number"
+                f"{nearest(self.score, names)}; known: {', '.join(names)}"
+            )
+
+    def __call__(self, coalition: Iterable[int]) -> float:
+        own = frozenset(coalition)
+        outcome = self._of[own]
+        self.used.add(self._of.alike(own))
+        if self.score not in outcome:
+            who = "any client" if not own else f"clients {sorted(self._of.active - own)}"
+            raise BadInput(
+                f"{self._of.run.path}: there is no {self.score} without {who}, from which "
+                "contributions could be counted; take how=leave_one_out"
+            )
+        return float(outcome[self.score])
+
+
+def subsets(clients: Sequence[int]) -> Iterable[Coalition]:
+    """All 2^n coalitions."""
+    for size in range(len(clients) + 1):
+        yield from map(frozenset, itertools.combinations(clients, size))
+
+
+def shapley(clients: Sequence[int], worth: Callable[[Coalition], float]) -> dict[int, float]:
+    """φ_k = Σ_{S ⊆ N∖k} |S|! (n − |S| − 1)! / n! · (v(S ∪ k) − v(S)), exactly rounded."""
+    n, of = len(clients), {own: worth(own) for own in subsets(clients)}
+    weight = [1 / (n * math.comb(n - 1, size)) for size in range(n)]
+    return {
+        k: math.fsum(weight[len(own)] * (of[own | {k}] - of[own]) for own in of if k not in own)
+        for k in clients
+    }
+
+
+def sampled(
+    of: Coalitions,
+    worth: Callable[[Coalition], float],
+    permutations: int,
+    tolerance: float,
+    budget: int,
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Means of marginal contributions over random orders, and their standard errors.
+
+    All orders are followed at once, a place after another.
+    """
+    clients = sorted(of.active)
+    rng = keyed_rng(of.run.experiment.seed, "contributions")
+    orders = np.array([rng.permutation(clients) for _ in range(permutations)])
+    begun = [order[: place + 1] for order in orders.tolist() for place in range(len(clients))]
+    _check_budget(of, len(of.missing([[], *begun])), budget, "permutations")
+    marginal = np.zeros((permutations, len(clients)))
+    everybody, at = worth(of.active), np.full(permutations, worth(frozenset()))
+    for place in range(len(clients)):
+        far = np.abs(at - everybody) > tolerance
+        going = [m for m in range(permutations) if far[m] or not (place and tolerance)]
+        joined = {m: frozenset(orders[m, : place + 1].tolist()) for m in going}
+        of.compute(joined.values())
+        for m, own in joined.items():
+            marginal[m, clients.index(orders[m, place])] = worth(own) - at[m]
+            at[m] = worth(own)
+    values = {k: math.fsum(marginal[:, i]) / permutations for i, k in enumerate(clients)}
+    spread = marginal.std(axis=0, ddof=1) / math.sqrt(permutations)
+    return values, dict(zip(clients, spread.tolist(), strict=True))
+
+
+def _compute(of: Coalitions, wanted: Iterable[Coalition], budget: int, how: str) -> None:
+    missing = of.missing(wanted)
+    _check_budget(of, len(missing), budget, how)
+    of.compute(missing)
+
+
+def _check_budget(of: Coalitions, count: int, budget: int, how: str) -> None:
+    """Refuse to play more federations than the budget has, and say what that would take."""
+    if count <= budget:
+        return
+    seconds = of.run.manifest.get("wall_seconds", 0.0) * count / 2  # of half the clients each
+    instead = " or how=leave_one_out" if how == "permutations" else "how=permutations"
+    less = "fewer permutations" if how == "permutations" else ""
+    raise BadInput(
+        f"how={how}: {count:,} federations of some of the {len(of.active)} clients would be "
+        f"played, about {duration(seconds)} by one process, and budget={budget:,}; raise it, or "
+        f"take {less}{instead}"
+    )
+
+
+def keep(found: Contributions) -> None:
+    """Keep what was found in the run's folder, in the place of what was there of the same kind."""
+    import pandas as pd
+
+    path = found.run.path / KEPT
+    rows = found.clients.assign(how=found.how, score=found.score)
+    if path.exists():
+        before = pd.read_parquet(path)
+        same = (before["how"] == found.how) & (before["score"] == found.score)
+        rows = pd.concat([before[~same], rows], ignore_index=True)
+    with atomic.replacing(path) as aside:
+        rows.to_parquet(aside)

@@ -1,0 +1,59 @@
+"""Commands about what single clients have done to a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fedsim.cli.console import RunArgument, Trust, app, latest, out
+
+if TYPE_CHECKING:
+    from fedsim.analysis.contributions.shapley import How
+
+
+@app.command("contributions")
+def contributions_command(
+    folder: RunArgument,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="A column of the run's rounds, whose last value counts. "
+            r"\[default: the primary metric]"
+        ),
+    ] = None,
+    how: Annotated[
+        str | None,
+        typer.Option(
+            help="'shapley' (exact), 'permutations' (Shapley values of random orders) or "
+            r"'leave_one_out'. \[default: exact for up to 10 clients, else permutations]"
+        ),
+    ] = None,
+    permutations: Annotated[int, typer.Option(help="Number of random orders.")] = 50,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="End an order once its score is this close to that of all clients."),
+    ] = 0.0,
+    budget: Annotated[
+        int, typer.Option(help="Most federations that may have to be played.")
+    ] = 1100,
+    trust: Trust = False,
+) -> None:
+    """What each client contributes to a score: play the federation without it, to the bit.
+
+    Outcomes are kept in the run's folder, so that asking again continues or takes no time.
+    """
+    from fedsim.analysis.contributions.shapley import contributions
+
+    run = latest(folder, "run", trust)
+    with out.status("") as status:
+        found = contributions(
+            run,
+            score,
+            how=cast("How | None", how),
+            permutations=permutations,
+            tolerance=tolerance,
+            budget=budget,
+            progress=status.update,
+        )
+    out.print(found.text())
