@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fedsim.analysis.attacks.report import Audit
     from fedsim.analysis.clusters import Clusters, clusters
     from fedsim.analysis.comparison import Comparison, compare
-    from fedsim.analysis.contributions.shapley import Contributions, contributions
+    from fedsim.analysis.contributions.contributions import Contributions, contributions
+    from fedsim.analysis.contributions.influence import Influence, influence
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
@@ -40,6 +41,7 @@ __all__ = [
     "Explanations",
     "Federation",
     "Grid",
+    "Influence",
     "Method",
     "NotCounted",
     "Run",
@@ -54,6 +56,7 @@ __all__ = [
     "explanations",
     "extend",
     "grid",
+    "influence",
     "load",
     "predictions",
     "replay",
@@ -70,7 +73,8 @@ _MODULES = {
     "fedsim.analysis.attacks.audit": ("audit",),
     "fedsim.analysis.attacks.report": ("Audit",),
     "fedsim.analysis.clusters": ("Clusters", "clusters"),
-    "fedsim.analysis.contributions.shapley": ("Contributions", "contributions"),
+    "fedsim.analysis.contributions.contributions": ("Contributions", "contributions"),
+    "fedsim.analysis.contributions.influence": ("Influence", "influence"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),

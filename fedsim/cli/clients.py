@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Literal
 
 import typer
 
 from fedsim.cli.console import RunArgument, Trust, app, latest, out
-
-if TYPE_CHECKING:
-    from fedsim.analysis.contributions.shapley import How
+from fedsim.cli.explain import OneExplainer
 
 
 @app.command("contributions")
@@ -23,10 +21,19 @@ def contributions_command(
         ),
     ] = None,
     how: Annotated[
-        str | None,
+        Literal[
+            "shapley",
+            "permutations",
+            "leave_one_out",
+            "multi_rounds",
+            "gtg_shapley",
+            "shapfed",
+            "cosine",
+        ]
+        | None,
         typer.Option(
-            help="'shapley' (exact), 'permutations' (Shapley values of random orders) or "
-            r"'leave_one_out'. \[default: exact for up to 10 clients, else permutations]"
+            help="Exact Shapley values, those of random orders, leave-one-out; or an estimate "
+            r"from the run's updates. \[default: exact for up to 10 clients, else permutations]"
         ),
     ] = None,
     permutations: Annotated[int, typer.Option(help="Number of random orders.")] = 50,
@@ -43,17 +50,39 @@ def contributions_command(
 
     Outcomes are kept in the run's folder, so that asking again continues or takes no time.
     """
-    from fedsim.analysis.contributions.shapley import contributions
+    from fedsim.analysis.contributions.contributions import contributions
 
     run = latest(folder, "run", trust)
     with out.status("") as status:
         found = contributions(
             run,
             score,
-            how=cast("How | None", how),
+            how=how,
             permutations=permutations,
             tolerance=tolerance,
             budget=budget,
             progress=status.update,
         )
+    out.print(found.text())
+
+
+@app.command("influence")
+def influence_command(
+    folder: RunArgument,
+    row: Annotated[int, typer.Option(help="Index of an example of the test set.")],
+    explainer: OneExplainer = None,
+    estimate: Annotated[
+        bool, typer.Option(help="Also estimate influence from the run's updates.")
+    ] = True,
+    trust: Trust = False,
+) -> None:
+    """Which clients made the global model decide so about one input, and for which reasons.
+
+    The run without each client is made, and kept in the run's folder.
+    """
+    from fedsim.analysis.contributions.influence import influence
+
+    run = latest(folder, "run", trust)
+    with out.status("") as status:
+        found = influence(run, row, explainer, estimate=estimate, progress=status.update)
     out.print(found.text())

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 import fedsim
 from experiments import small_experiment
 from fedsim import Run, run
-from fedsim.analysis.contributions import shapley as exact
+from fedsim.analysis.contributions import games
 from fedsim.analysis.contributions.coalitions import Coalitions
+from fedsim.analysis.contributions.gtg_shapley import gtg_shapley
+from fedsim.analysis.contributions.updates import RoundUpdates, updates_of
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, RunError
 
 FEW: dict[str, Any] = {
@@ -38,7 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def subsets(clients: Iterable[int]) -> list[frozenset[int]]:
-    return list(exact.subsets(sorted(clients)))
+    return list(games.subsets(sorted(clients)))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +115,13 @@ WORTH = st.lists(st.floats(-10, 10), min_size=2**SIZE, max_size=2**SIZE).map(
 @given(first=WORTH, second=WORTH)
 def test_axioms(first: Game, second: Game) -> None:
     clients, both = range(SIZE), frozenset(range(SIZE))
-    found = exact.shapley(clients, first.__getitem__)
+    found = games.shapley(clients, first.__getitem__)
     assert math.fsum(found.values()) == pytest.approx(first[both] - first[frozenset()], abs=1e-9)
-    other = exact.shapley(clients, second.__getitem__)
-    added = exact.shapley(clients, lambda own: first[own] + second[own])
+    other = games.shapley(clients, second.__getitem__)
+    added = games.shapley(clients, lambda own: first[own] + second[own])
     assert [added[k] for k in clients] == pytest.approx([found[k] + other[k] for k in clients])
     # Twins 0 and 1, and a client 3 that adds nothing.
-    alike = exact.shapley(
+    alike = games.shapley(
         clients, lambda own: first[frozenset({len(own & {0, 1}) + 4, *(own & {2})}) & both]
     )
     assert alike[0] == pytest.approx(alike[1])
@@ -236,3 +239,194 @@ def test_a_coalition_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("fedsim.analysis.contributions.coalitions.carry_on", broken)
     with pytest.raises(RunError, match=r"^without any client: round 1: it broke"):
         fedsim.contributions(whole, progress=False)
+
+
+# Estimates from the updates of one run.
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    train = {"rounds": 2, "participation": 1.0}
+    return finished(tmp_path_factory.mktemp("runs"), train=train)
+
+
+def test_updates_are_those_of_the_run(short: Run) -> None:
+    for round, again in updates_of(short):
+        assert round.cohort == [0, 1, 2, 3]
+        n = np.array([round.samples[k] for k in range(4)], dtype=float)
+        changes = np.stack([round.changes[k] for k in range(4)])
+        mean = round.before + (n[:, None] * changes).sum(axis=0) / n.sum()
+        assert np.allclose(mean, round.after, atol=1e-6)
+        assert np.allclose(round.model([0, 1, 2, 3]), round.after, atol=1e-6)
+        alone = round.model([2])
+        assert np.allclose(alone, round.before + changes[2], atol=1e-6)
+        assert again.after == round.t
+
+
+def test_one_round_is_exact(tmp_path: Path) -> None:
+    """After one round, models of some clients are those that they would have trained."""
+    once = finished(tmp_path, train={"rounds": 1, "participation": 1.0})
+    truth = fedsim.contributions(once, how="shapley", progress=False)
+    found = fedsim.contributions(once, how="multi_rounds", progress=False)
+    for k, value in truth.values.items():
+        assert found.values[k] == pytest.approx(value, abs=1e-9)
+
+
+def test_multi_rounds_and_gtg(short: Run) -> None:
+    found = fedsim.contributions(short, how="multi_rounds", progress=False)
+    total = math.fsum(found.values.values())
+    assert total == pytest.approx(found.everybody - found.nobody, abs=1e-9)
+    sampled = fedsim.contributions(short, how="gtg_shapley", progress=False)
+    assert np.corrcoef(list(found.values.values()), list(sampled.values.values()))[0, 1] > 0.5
+    again = fedsim.contributions(short, how="gtg_shapley", progress=False)
+    assert again.clients.equals(sampled.clients)
+
+
+def test_gtg_by_hand() -> None:
+    """With all orders' marginals alike, an additive game, its samples are exact."""
+    changes = {k: np.eye(3)[k] for k in range(3)}
+    samples = dict.fromkeys(range(3), 1)
+    before = np.zeros(3, np.float32)
+    round = RoundUpdates(1, before, np.full(3, 1 / 3, np.float32), changes, samples, {})
+
+    def worth(weights: Any) -> float:  # how many have taken part
+        return float((weights > 0).sum())
+
+    found = gtg_shapley(iter([round]), worth, np.random.default_rng(0))
+    assert {k: own["value"] for k, own in found.items()} == {0: 1.0, 1: 1.0, 2: 1.0}
+    flat = gtg_shapley(iter([round]), lambda weights: 1.0, np.random.default_rng(0))
+    assert flat == {}  # a round that changes nothing is left out
+
+
+def test_cosine_and_shapfed_by_hand(short: Run) -> None:
+    wanted = {k: list[float]() for k in range(4)}
+    by_class = {k: list[list[float]]() for k in range(4)}
+    for round, again in updates_of(short):
+        n = {k: round.samples[k] for k in range(4)}
+        mean = sum(n[k] * round.changes[k] for k in range(4)) / sum(n.values())
+        layers = again.fed.server.model
+        size = layers.num_parameters
+        rows, bias = size - 10 * 32 - 10, size - 10
+        for k in range(4):
+            own = round.changes[k]
+            wanted[k].append(own @ mean / np.linalg.norm(own) / np.linalg.norm(mean))
+            by_class[k].append([])
+        for c in range(10):
+            at = [*range(rows + 32 * c, rows + 32 * (c + 1)), bias + c]
+            parts = {k: n[k] * round.changes[k][at] for k in range(4)}
+            whole = sum(parts.values())
+
+            def value(some: Iterable[int], parts: Any = parts, whole: Any = whole) -> float:
+                if not some:
+                    return 0.0
+                own = sum(parts[k] for k in some)
+                return float(own @ whole / np.linalg.norm(own) / np.linalg.norm(whole))
+
+            for k, part in games.shapley(range(4), value).items():
+                by_class[k][-1].append(part)
+    found = fedsim.contributions(short, how="cosine", progress=False)
+    shares = fedsim.contributions(short, how="shapfed", progress=False).clients.set_index("client")
+    for k in range(4):
+        assert found.values[k] == pytest.approx(np.mean(wanted[k]))
+        assert shares["value"][k] == pytest.approx(np.mean(by_class[k]))
+        assert shares["value/3"][k] == pytest.approx(np.mean([own[3] for own in by_class[k]]))
+
+
+@pytest.mark.parametrize(
+    ("sections", "keywords", "said"),
+    [
+        ({"method": {"name": "fedadam"}}, {}, "did not average"),
+        ({"method": {"name": "local"}}, {}, "which method.name=local has not"),
+        ({"aggregation": {"name": "median"}, "train": {"rounds": 2}}, {}, "did not average"),
+        ({"uplink": {"name": "topk", "fraction": 0.01}}, {}, "did not average"),
+        ({}, {"score": "bytes_up"}, "score=bytes_up: is no score of a model on the test set"),
+        (
+            {"partition": {"kind": "iid", "clients": 13}, "train": {"rounds": 1}},
+            {},
+            "how=multi_rounds: evaluates all subsets of a cohort, and round 1 has 13 clients",
+        ),
+    ],
+)
+def test_what_estimates_refuse(
+    tmp_path: Path, sections: dict[str, Any], keywords: dict[str, Any], said: str
+) -> None:
+    whole = finished(tmp_path, **sections)
+    with pytest.raises(BadInput) as refusal:
+        fedsim.contributions(whole, how="multi_rounds", progress=False, **keywords)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("method", ["fedprox", "moon", "fedsam", "fedbabu", "scaffold"])
+def test_estimates_of_methods_that_average(tmp_path: Path, method: str) -> None:
+    whole = finished(tmp_path, method={"name": method})
+    assert len(fedsim.contributions(whole, how="gtg_shapley", progress=False).values) == 4
+
+
+# Influence on one decision.
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"method": {"name": "fedadam"}},
+        {"data": {"name": "friedman", "samples": 100, "test_samples": 30, "features": 5}},
+        {
+            "data": {"name": "planted_reviews", "reviews": 60, "test_reviews": 20, "length": 10},
+            "partition": {"kind": "aspects", "clients": 4},
+            "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6},
+        },
+    ],
+    ids=["digits", "not averaged", "regression", "text"],
+)
+def test_influence(tmp_path: Path, sections: dict[str, Any]) -> None:
+    whole = finished(tmp_path, **{"train": {"rounds": 2}, **sections})
+    lines = list[str]()
+    found = fedsim.influence(whole, 3, progress=lines.append)
+    table = found.clients.set_index("client")
+    model = ModelSnapshot.of(whole)
+    x = model.data().prepare(model.dataset.test_x[3:4])
+    output = model.network()(x)[0].detach().reshape(-1)
+    c = int(output.argmax())
+    assert found.output == output[c]
+    assert found.decision == (model.dataset.classes[c] if model.dataset.classes else "")
+    for k in range(4):
+        less = ModelSnapshot.of(fedsim.without(whole, k, progress=False))
+        other = less.network()(x)[0].detach().reshape(-1)[c]
+        assert table["influence"][k] == found.output - other
+        assert -1 <= table["agreement"][k] <= 1
+    assert found.heaviest == table["influence"].abs().idxmax()
+    averages = sections.get("method") is None
+    assert ("estimate" in table) == averages
+    assert any("no estimate: " in line for line in lines) != averages
+    if averages:  # of the same size and direction, on the whole
+        assert table["influence"].corr(table["estimate"]) > 0.5
+    assert f"row 3: {found.decision or 'output'}" in found.text()
+
+
+def test_the_slope_of_an_output(tmp_path: Path) -> None:
+    """The estimate of one small step of one client, beside the change that it makes."""
+    train = {"rounds": 1, "optimizer": {"lr": 1e-3}}
+    whole = finished(tmp_path, train=train)
+    table = fedsim.influence(whole, 1, progress=False).clients
+    assert np.allclose(table["influence"], table["estimate"], rtol=0.05, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "keywords", "said"),
+    [
+        ({"method": {"name": "local"}}, {}, "method.name=local has no global network"),
+        ({}, {"row": 100_000}, "100000"),
+        ({}, {"explainer": "tasks"}, "explainer tasks does not assign a number to each part"),
+    ],
+)
+def test_what_influence_refuses(
+    tmp_path: Path, sections: dict[str, Any], keywords: dict[str, Any], said: str
+) -> None:
+    whole = finished(tmp_path, train={"rounds": 1}, **sections)
+    with pytest.raises(BadInput) as refusal:
+        fedsim.influence(whole, **{"row": 0, "progress": False, **keywords})
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (whole.path / "without").exists()

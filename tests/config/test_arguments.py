@@ -28,7 +28,7 @@ CONTENT = {
 }
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
-OF_RESULTS += ("contributions", "report")
+OF_RESULTS += ("contributions", "influence", "report")
 FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
@@ -62,6 +62,12 @@ WRONG = {
         "permutations": ["a", 1, 1.5, None, True],
         "tolerance": ["a", -1, np.nan, None],
         "budget": ["a", 0, 1.5, None, True],
+        "progress": [3, "a", None],
+    },
+    "influence": {
+        "row": ["a", {}, 1.5, True, None, [1], -1, 99],
+        "explainer": [3, {}, "nope"],
+        "estimate": [3, "a", None],
         "progress": [3, "a", None],
     },
     "audit": {
@@ -169,6 +175,8 @@ def test_functions(
         given = (CONTENT,) if name == "run" else (done.path,) if name == "report" else (done,)
     if name == "extend" and "overrides" not in keywords:
         keywords = {"overrides": {"train.rounds": 3}, **keywords}
+    if name == "influence" and "row" not in keywords:
+        keywords = {"row": 0, **keywords}
     if name == "without" and "clients" not in keywords:
         keywords = {"clients": 0, **keywords}
     line = refusal(lambda: getattr(fedsim, name)(*given, **keywords))

@@ -14,14 +14,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedsim.analysis.contributions.coalitions import Coalition, Coalitions
+from fedsim.analysis.contributions.coalitions import Coalitions
+from fedsim.analysis.contributions.cosine import cosine
+from fedsim.analysis.contributions.games import Coalition, shapley, subsets
+from fedsim.analysis.contributions.gtg_shapley import gtg_shapley
+from fedsim.analysis.contributions.multi_rounds import multi_rounds
+from fedsim.analysis.contributions.shapfed import shapfed
+from fedsim.analysis.contributions.updates import (
+    Columns,
+    Estimator,
+    scores_of_models,
+    updates_of,
+)
 from fedsim.config.arguments import checked
 from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
@@ -34,7 +45,14 @@ from fedsim.support.words import client_name, duration, short
 if TYPE_CHECKING:
     import pandas as pd
 
-How = Literal["shapley", "permutations", "leave_one_out"]
+Exact = Literal["shapley", "permutations", "leave_one_out"]
+Estimate = Literal["multi_rounds", "gtg_shapley", "shapfed", "cosine"]
+ESTIMATES: dict[str, Estimator] = {
+    "multi_rounds": multi_rounds,
+    "gtg_shapley": gtg_shapley,
+    "shapfed": shapfed,
+    "cosine": cosine,
+}
 KEPT = "contributions.parquet"
 MOST_EXACT = 10  # clients, of which all coalitions are played unless it is asked for
 
@@ -49,9 +67,10 @@ class Contributions:
             `leave_one_out`, or the name of an estimate.
         score: the column of rounds.parquet; a loss or an error counts as it is, so that who lowers
             it has a negative value.
-        clients: a row per client: `client`, `value`, and for samples `standard_error`.
+        clients: a row per client: `client`, `value`, for samples `standard_error`, and what else
+            an estimate says, such as `value/<class>`.
         everybody, nobody: the score of all clients, and without any; NaN where that is not needed.
-        coalitions: how many federations the values were computed from.
+        coalitions: of how many federations the outcomes were used.
     """
 
     run: Run
@@ -91,7 +110,7 @@ def contributions(
     run: Run | str | Path,
     score: str | None = None,
     *,
-    how: How | None = None,
+    how: Exact | Estimate | None = None,
     permutations: int = 50,
     tolerance: float = 0.0,
     budget: int = 1100,
@@ -109,7 +128,9 @@ def contributions(
             `worst_class_accuracy` or a score of explanations; by default the primary metric.
         how: `shapley`, of all 2^n coalitions of n clients; `permutations`, Shapley values of
             random orders, with standard errors; or `leave_one_out`, of n + 1 coalitions. By
-            default exact for up to 10 clients, and by permutations beyond.
+            default exact for up to 10 clients, and by permutations beyond. Or an estimate from
+            what the run's clients sent, without other federations: `multi_rounds`, `gtg_shapley`,
+            `shapfed` or `cosine`; the last two are not in units of a score.
         permutations: number of random orders.
         tolerance: leave out the rest of an order once a coalition's score is as close to that of
             all clients, whose values there count as 0 (truncation; Ghorbani & Zou 2019).
@@ -136,30 +157,57 @@ def contributions(
     if not tolerance >= 0:
         raise BadInput(f"tolerance={tolerance:g}: must be at least 0")
     with LineProgress(progress) as tell:
-        of = Coalitions(run, tell)
-        worth, n = Worth(of, score), len(of.active)
-        how = how or ("shapley" if n <= MOST_EXACT else "permutations")
-        errors: dict[int, float] = {}
-        if how == "leave_one_out":
-            wanted: Iterable[Coalition] = [of.active, *(of.active - {k} for k in of.active)]
-            _compute(of, wanted, budget, how)
-            values = {k: worth(of.active) - worth(of.active - {k}) for k in of.active}
-        elif how == "shapley":
-            if 2**n > budget:  # before they are listed
-                _check_budget(of, 2**n, budget, how)
-            _compute(of, subsets(sorted(of.active)), budget, how)
-            values = shapley(sorted(of.active), worth)
+        if how in ESTIMATES:
+            columns, score, everybody, nobody = _estimated(run, ESTIMATES[how], score, tell)
+            clients, count = run.client_ids, 1
         else:
-            values, errors = sampled(of, worth, permutations, tolerance, budget)
-        nobody = math.nan if how == "leave_one_out" else worth(frozenset())
-        everybody = worth(of.active)
-    table = pd.DataFrame({"client": of.clients})
-    table["value"] = [values.get(k, 0.0) for k in of.clients]
-    if errors:
-        table["standard_error"] = [errors.get(k, 0.0) for k in of.clients]
-    found = Contributions(run, how, worth.score, table, everybody, nobody, len(worth.used))
+            of = Coalitions(run, tell)
+            worth, clients = Worth(of, score), list(of.clients)
+            how = how or ("shapley" if len(of.active) <= MOST_EXACT else "permutations")
+            if how == "permutations":
+                columns = sampled(of, worth, permutations, tolerance, budget)
+            else:
+                columns = _played(of, worth, how, budget)
+            nobody = math.nan if how == "leave_one_out" else worth(frozenset())
+            everybody, score, count = worth(of.active), worth.score, len(worth.used)
+    table = pd.DataFrame({"client": clients})
+    names = dict.fromkeys(name for own in columns.values() for name in own) or ["value"]
+    for name in names:
+        table[name] = [columns.get(k, {}).get(name, 0.0) for k in clients]
+    assert how is not None
+    found = Contributions(run, how, score, table, everybody, nobody, count)
     keep(found)
     return found
+
+
+def _played(of: Coalitions, worth: Worth, how: str, budget: int) -> Columns:
+    """Values by playing all coalitions, or those that lack one client."""
+    clients = sorted(of.active)
+    if how == "leave_one_out":
+        _compute(of, [of.active, *(of.active - {k} for k in clients)], budget, how)
+        found = {k: worth(of.active) - worth(of.active - {k}) for k in clients}
+    else:
+        if 2 ** len(clients) > budget:  # before they are listed
+            _check_budget(of, 2 ** len(clients), budget, how)
+        _compute(of, subsets(clients), budget, how)
+        found = shapley(clients, worth)
+    return {k: {"value": value} for k, value in found.items()}
+
+
+def _estimated(
+    run: Run, estimate: Estimator, score: str | None, tell: Callable[[str], None]
+) -> tuple[Columns, str, float, float]:
+    """An estimate from the updates of a run; the score, and its value with all and without any."""
+    score = score or run.primary_metric.column
+    rounds = updates_of(run, tell)
+    first, again = next(rounds, (None, None))
+    if first is None or again is None:
+        raise BadInput(f"{run.path}: no client sent anything in any round")
+    worth = scores_of_models(again, score)
+    nobody = worth(again.fed.initial_weights())
+    every = itertools.chain([first], (round for round, _ in rounds))
+    columns = estimate(every, worth, keyed_rng(run.experiment.seed, "contributions"))
+    return columns, score, worth(again.state.weights), nobody
 
 
 class Worth:
@@ -201,29 +249,13 @@ class Worth:
         return float(outcome[self.score])
 
 
-def subsets(clients: Sequence[int]) -> Iterable[Coalition]:
-    """All 2^n coalitions."""
-    for size in range(len(clients) + 1):
-        yield from map(frozenset, itertools.combinations(clients, size))
-
-
-def shapley(clients: Sequence[int], worth: Callable[[Coalition], float]) -> dict[int, float]:
-    """φ_k = Σ_{S ⊆ N∖k} |S|! (n − |S| − 1)! / n! · (v(S ∪ k) − v(S)), exactly rounded."""
-    n, of = len(clients), {own: worth(own) for own in subsets(clients)}
-    weight = [1 / (n * math.comb(n - 1, size)) for size in range(n)]
-    return {
-        k: math.fsum(weight[len(own)] * (of[own | {k}] - of[own]) for own in of if k not in own)
-        for k in clients
-    }
-
-
 def sampled(
     of: Coalitions,
     worth: Callable[[Coalition], float],
     permutations: int,
     tolerance: float,
     budget: int,
-) -> tuple[dict[int, float], dict[int, float]]:
+) -> Columns:
     """Means of marginal contributions over random orders, and their standard errors.
 
     All orders are followed at once, a place after another.
@@ -243,9 +275,14 @@ def sampled(
         for m, own in joined.items():
             marginal[m, clients.index(orders[m, place])] = worth(own) - at[m]
             at[m] = worth(own)
-    values = {k: math.fsum(marginal[:, i]) / permutations for i, k in enumerate(clients)}
     spread = marginal.std(axis=0, ddof=1) / math.sqrt(permutations)
-    return values, dict(zip(clients, spread.tolist(), strict=True))
+    return {
+        k: {
+            "value": math.fsum(marginal[:, i]) / permutations,
+            "standard_error": float(spread[i]),
+        }
+        for i, k in enumerate(clients)
+    }
 
 
 def _compute(of: Coalitions, wanted: Iterable[Coalition], budget: int, how: str) -> None:

@@ -1,0 +1,144 @@
+"""What clients sent in each round of a finished run, from which contributions are estimated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.analysis.replay import Replay, replay
+from fedsim.errors import BadInput
+from fedsim.federation import Client
+from fedsim.federation.reduction import Vector
+from fedsim.results.run import Run
+
+NEAR = 1e-4  # relative distance up to which a mean of clients' models is the server's next one
+
+Wide = NDArray[np.float64]
+Columns = dict[int, dict[str, float]]  # of an estimate: `value` and others, by client
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """A round of a run whose server averages what clients train.
+
+    Attributes:
+        t: its number.
+        before, after: (size,) the server's weights before and after it.
+        changes: (size,) by how much each client of the cohort changed the weights.
+        samples: their weights in the mean: n_k, or 1 for all.
+        by_class: where the weights of each class's output lie, by the class's name; empty for
+            networks whose last layer has other outputs.
+    """
+
+    t: int
+    before: Vector
+    after: Vector
+    changes: Mapping[int, Wide]
+    samples: Mapping[int, int]
+    by_class: Mapping[str, NDArray[np.int64]]
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients that trained, in ascending order."""
+        return sorted(self.changes)
+
+    def change(self, clients: Collection[int]) -> Wide:
+        """(size,) Σ n_k Δ_k / Σ n_k of some clients: the change if they alone had trained."""
+        total = sum(self.samples[k] for k in clients)
+        found = np.zeros(len(self.before))
+        for k in clients:
+            found += self.samples[k] / total * self.changes[k]
+        return found
+
+    def model(self, clients: Collection[int]) -> Vector:
+        """(size,) the weights after the round if these clients alone had trained in it."""
+        changed: Vector = (self.before + self.change(clients)).astype(np.float32)
+        return changed
+
+
+Score = Callable[[Vector], float]  # of weights (size,)
+# Of the rounds of a run: `value` and other columns by client.
+Estimator = Callable[[Iterator[RoundUpdates], Score, np.random.Generator], Columns]
+
+
+def updates_of(
+    run: Run, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[RoundUpdates, Replay]]:
+    """Each round in which clients trained, and the run after it.
+
+    Raises:
+        BadInput: the run cannot be replayed; or its server does not average clients' models, so
+            that the model of some clients is not known from what they sent.
+    """
+    method = run.experiment.method
+    if not (run.experiment.model.builds_network and method.has_global_model):
+        raise BadInput(
+            f"{run.path}: estimates are made of updates of a global network, which "
+            f"method.name={method.name} has not; take how=permutations or leave_one_out"
+        )
+    again = replay(run, 0)
+    by_class = _by_class(again)
+    while again.after < run.last_round:
+        tell(f"recomputing round {again.after + 1}")
+        before = again.state.weights
+        sent: dict[int, tuple[Vector, int]] = {}
+
+        def look(client: Client, sent: dict[int, tuple[Any, int]] = sent) -> None:
+            if isinstance(client.trained, Tensor):
+                sent[client.id] = client.trained.cpu().numpy().copy(), client.num_samples
+
+        again.next_round(look)
+        if not sent:  # nobody answered
+            continue
+        wide, after = before.astype(np.float64), again.state.weights
+        changes = {k: own.astype(np.float64) - wide for k, (own, _) in sent.items()}
+        for weights in ({k: n for k, (_, n) in sent.items()}, dict.fromkeys(sent, 1)):
+            found = RoundUpdates(again.after, before, after, changes, weights, by_class)
+            moved = after.astype(np.float64) - wide
+            apart = float(np.linalg.norm(found.change(found.cohort) - moved))
+            if apart <= NEAR * max(float(np.linalg.norm(moved)), 1e-12):
+                break
+        else:
+            raise BadInput(
+                f"{run.path}: in round {found.t} the server did not average what its clients "
+                f"trained (method.name={method.name}, or a section that changes updates), as "
+                "estimates assume; take how=permutations or leave_one_out"
+            )
+        yield found, again
+
+
+def _by_class(again: Replay) -> dict[str, NDArray[np.int64]]:
+    """The places of the last layer's weights and biases, by class."""
+    classes, model = again.dataset.classes, again.fed.server.model
+    start, last = 0, dict[str, NDArray[np.int64]]()
+    for name, shape in itertools.islice(model.shapes.items(), len(model.leaves)):
+        size = math.prod(shape)
+        last = {n: at for n, at in last.items() if n.rpartition(".")[0] == name.rpartition(".")[0]}
+        last[name] = np.arange(start, start + size).reshape(shape)
+        start += size
+    rows = [at.reshape(len(at), -1) for at in last.values() if at.shape[:1] == (len(classes),)]
+    if not rows:
+        return {}
+    return dict(zip(classes, np.concatenate(rows, axis=1), strict=True))
+
+
+def scores_of_models(again: Replay, score: str) -> Score:
+    """A score of weights on the central test set, as the run evaluates them."""
+
+    def worth(weights: Vector) -> float:
+        found = again.fed.evaluate(weights)
+        if score not in found or math.isnan(found[score]):
+            raise BadInput(
+                f"score={score}: is no score of a model on the test set, as estimates need; "
+                f"known: {', '.join(found)}"
+            )
+        return float(found[score])
+
+    return worth
