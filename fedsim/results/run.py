@@ -41,6 +41,7 @@ _KEYS: dict[str, tuple[list[str], list[str]]] = {
     "labels": (["client", "examples"], ["label"]),
     "confusion": (["round", "count"], ["target", "prediction"]),
     "adapters": (["round"], ["layer"]),
+    "contributions": (["client"], ["how", "score"]),
     "explanations": (["round"], ["explainer"]),
     "maps": (["round", "input"], ["explainer", "model"]),
 }
@@ -167,6 +168,15 @@ class Run(display.Displayed):
         all of them) and `examples` (how many of any kind, at least one).
         """
         return self._table("labels")
+
+    @property
+    def contributions(self) -> pd.DataFrame:
+        """What each client contributes to scores, as far as `fedsim.contributions` has found out.
+
+        Columns: `client`, `value`, `how`, `score`, for samples `standard_error`, and those that
+        estimates add. Empty if nobody has asked.
+        """
+        return self._table("contributions")
 
     @property
     def label_axis(self) -> str:

@@ -430,3 +430,30 @@ def test_what_influence_refuses(
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not (whole.path / "without").exists()
+
+
+# In the report.
+
+
+def test_the_report_draws_what_is_known(tmp_path: Path) -> None:
+    whole = finished(tmp_path)
+    assert "contributes to" not in fedsim.report(whole.path, out=tmp_path / "a.html").read_text()
+    fedsim.contributions(whole, progress=False)
+    fedsim.contributions(whole, how="permutations", permutations=4, progress=False)
+    fedsim.contributions(whole, how="cosine", progress=False)
+    page = fedsim.report(whole.path, out=tmp_path / "b.html", figures=tmp_path / "drawn")
+    text = page.read_text()
+    assert "What each client contributes to accuracy" in text
+    for k, value in fedsim.contributions(whole, progress=False).values.items():
+        held = whole.labels.groupby("client")["examples"].sum()[k]
+        assert f"client {k}, {held} examples: {value:+.4f}" in text
+    assert "Shapley, sampled" in text
+    assert "cosine" not in text  # in other units
+    assert (tmp_path / "drawn" / "what-each-client-contributes-to-accuracy.pdf").exists()
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    whole = finished(tmp_path)
+    pd.DataFrame({"client": [0], "value": [1.0]}).to_parquet(whole.path / "contributions.parquet")
+    with pytest.raises(BadInput, match=r"contributions.parquet: is damaged: it has no column"):
+        fedsim.load(whole.path).contributions  # noqa: B018

@@ -311,8 +311,7 @@ def keep(found: Contributions) -> None:
 
     path = found.run.path / KEPT
     rows = found.clients.assign(how=found.how, score=found.score)
-    if path.exists():
-        before = pd.read_parquet(path)
+    if len(before := found.run.contributions):
         same = (before["how"] == found.how) & (before["score"] == found.score)
         rows = pd.concat([before[~same], rows], ignore_index=True)
     with atomic.replacing(path) as aside:

@@ -302,6 +302,42 @@ def draw_bars(
     _draw_legend(axes, look, list(series))
 
 
+def contributions_height(clients: int, series: int) -> float:
+    return 50 + clients * (_thickness(series) * series + 9)
+
+
+def draw_contributions(
+    axes: Axes,
+    look: Look,
+    names: Sequence[str],
+    series: Mapping[str, tuple[Array, Array]],
+    *,
+    xlabel: str,
+) -> None:
+    """Draw bars for each client: to the right of 0 what it adds, to the left what it costs.
+
+    `series` has by way of computing a value for each client, and half the length of its interval,
+    NaN where there is none.
+    """
+    bar = _thickness(len(series))
+    thickness = bar / (bar * len(series) + 9)
+    for k, (label, (values, spread)) in enumerate(series.items()):
+        heights = np.arange(len(names)) + (k - (len(series) - 1) / 2) * thickness
+        axes.barh(heights, values, height=0.85 * thickness, color=look.lines[k % len(look.lines)],
+                  label=label)  # fmt: skip
+        known = np.isfinite(spread)
+        axes.errorbar(values[known], heights[known], xerr=spread[known], fmt="none",
+                      ecolor=look.text, elinewidth=1.2 * look.scale)  # fmt: skip
+    axes.axvline(0, color=look.text, linewidth=0.8 * look.scale)
+    axes.set_yticks(range(len(names)), labels=names, parse_math=False, fontsize=look.small)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_xlabel(xlabel)
+    axes.grid(False)
+    axes.grid(True, axis="x")
+    axes.set_axisbelow(True)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=look.small)
+
+
 def _thickness(series: int) -> int:  # of a bar on the page, in points
     return 12 if series <= _NUMBERED else 7
 

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
-from fedsim.results.report import classes, curves, explanations, overview, results
+from fedsim.results.report import classes, contributions, curves, explanations, overview, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
@@ -83,6 +83,7 @@ class Report:
         compared = self.compared
         return {
             "labels": overview.label_counts(compared),
+            "contributions": contributions.contributions(compared),
             "curves": curves.curves(compared),
             "costs": curves.costs(compared),
             "classes": classes.figures(compared),
