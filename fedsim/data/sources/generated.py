@@ -122,8 +122,12 @@ class Shapes(Source):
             c["square"] + c["ring"] - c["stripe"] + 2 * c["brightness"] > 1.25
             for c in (columns, test_columns)
         )
-        of_parts = {"columns": columns, "test_columns": test_columns, "concepts": (*columns,)}
-        return Dataset(x, y.astype(int), test_x, test_y.astype(int), ("no", "yes"), **of_parts)
+        return Dataset(
+            *(x, y.astype(np.int64), test_x, test_y.astype(np.int64), ("no", "yes")),
+            columns=dict(columns),
+            test_columns=dict(test_columns),
+            concepts=tuple(columns),
+        )
 
     def _draw(
         self, count: int, purpose: str
