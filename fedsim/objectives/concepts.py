@@ -86,7 +86,7 @@ class _ByConcepts(Objective):
         return losses + network.weight * of_concepts.sum(dim=1)
 
     def outputs(self, network: Any, x: Tensor) -> Outputs:
-        predicted, W = network.features(x), network.head.weight
+        predicted, W = network.features.values(network.features.raw(x)), network.head.weight
         return network.head(predicted), predicted, W.expand(len(x), *W.shape)
 
     def predictions(self, outputs: Outputs) -> Tensor:

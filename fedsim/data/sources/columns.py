@@ -372,7 +372,7 @@ def concept(path: Path, frame: pd.DataFrame, name: str) -> Floats:
     if not is_numeric(series) and _are_flags(path, series.dropna()):
         series = series.map(lambda value: _FLAGS[text_of(value).lower()] == "True", "ignore")
         series = series.astype(np.float64)
-    return numbers(path, series, np.float64, "; concepts are numbers, or true and false")
+    return numbers(path, series, np.float64, "; data.concepts are numbers, or true and false")
 
 
 def kind_of(labels: NDArray[np.generic]) -> str:
