@@ -262,6 +262,12 @@ class Dataset:
         return np.isnan(np.asarray(x)[:, firsts])
 
     @property
+    def further_targets(self) -> list[NDArray[np.generic]]:
+        """What models may learn to predict beside `y`, of training and of test examples."""
+        both = (self.columns, self.test_columns)
+        return [columns[name] for columns in both for name in self.concepts]
+
+    @property
     def num_loaded(self) -> int:
         """The number of training examples in the source, without the changed copies at the end."""
         return len(self.y) - self.copies

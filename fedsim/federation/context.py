@@ -176,6 +176,7 @@ class WorkerContext:
         self.slices = slices_of(spec.objective, dataset, splits)
         self.dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
+        self._has_facts = type(spec.objective).facts is not Objective.facts
         self._networks: dict[str, FlatModel] = {}
         self._made: dict[str, Any] = {}
 
@@ -235,18 +236,23 @@ class WorkerContext:
 
     def examples(self, indices: NDArray[np.int64]) -> Examples:
         """Training examples by index."""
-        data, facts = self.dataset, self._facts(self.dataset.columns, indices)
+        data = self.dataset
         if self._on_card is None:
-            return replace(self.prepare(data.x[indices], data.y[indices]), facts=facts)
-        x, y = self._on_card.rows(indices)
-        found = self._scaled(x, y, lambda: (data.x[indices], data.y[indices]))
-        return replace(found, facts=facts)
+            found = self.prepare(data.x[indices], data.y[indices])
+        else:
+            x, y = self._on_card.rows(indices)
+            found = self._scaled(x, y, lambda: (data.x[indices], data.y[indices]))
+        if not self._has_facts:
+            return found
+        return replace(found, facts=self._facts(data.columns, indices))
 
     def test_examples(self, indices: NDArray[np.int64] | slice) -> Examples:
         """Examples of the central test set by index."""
         data = self.dataset
-        facts = self._facts(data.test_columns, indices)
-        return replace(self.prepare(data.test_x[indices], data.test_y[indices]), facts=facts)
+        found = self.prepare(data.test_x[indices], data.test_y[indices])
+        if not self._has_facts:
+            return found
+        return replace(found, facts=self._facts(data.test_columns, indices))
 
     def test_batch(self, part: slice) -> Batch:
         """A part of the central test set to score models on, targets in full precision."""
