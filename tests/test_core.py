@@ -50,18 +50,8 @@ RESIDENTS = {
 WORDS = {"local", "tasks", "gradient", "text", "random", "rules", "column", "natural", "iid"}
 WORDS |= {"file", "folder", "table", "Table", "Gradient", "shapes"}
 # Kinds of data.
-KINDS = {
-    "concept",
-    "concepts",
-    "document",
-    "documents",
-    "image",
-    "images",
-    "pixels",
-    "rationale",
-    "token",
-    "tokens",
-}
+KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "token", "tokens"}
+KINDS |= {"concept", "concepts"}
 
 # From the bottom: a package imports only those before it, and itself.
 LAYERS = [
