@@ -262,6 +262,7 @@ def check_objective(
     """
     what = f"objective {objective.name}"
     objective.check(data)
+    objective = objective.fitted(data)
     metrics = objective.metrics(data)
     columns = [metric.column for metric in metrics]
     primary = sum(metric.primary for metric in metrics)
@@ -277,7 +278,9 @@ def check_objective(
     network = learner.build_for(data.spec, outputs).eval()
     count = min(40, len(data.test_y))
     x = _inputs(data, data.test_x[np.arange(count)])
-    batch = Batch(x, torch.from_numpy(np.asarray(data.test_y[:count])))
+    known = objective.facts(data.test_columns, slice(count)).items()
+    facts = {name: torch.from_numpy(fact) for name, fact in known}
+    batch = Batch(x, torch.from_numpy(np.asarray(data.test_y[:count])), facts=facts)
     _check_loss(objective, network, batch, what)
     whole = scores_of(objective, evaluate(objective, network, batch))
     for column in columns:
@@ -297,7 +300,7 @@ def check_objective(
 
 def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: str) -> None:
     x, y = batch.x, batch.y
-    losses = objective.loss(network, x, y, {})
+    losses = objective.loss(network, x, y, batch.facts)
     _check(
         isinstance(losses, Tensor) and losses.shape == (len(x),),
         f"{what}: loss must return one number for each example, ({len(x)},), not "
@@ -307,7 +310,8 @@ def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: st
     _check(
         losses.requires_grad, f"{what}: its loss cannot be differentiated by the network's weights"
     )
-    alone = torch.cat([objective.loss(network, x[k : k + 1], y[k : k + 1], {}) for k in range(5)])
+    singles = [batch.at(slice(k, k + 1)) for k in range(5)]
+    alone = torch.cat([objective.loss(network, one.x, one.y, one.facts) for one in singles])
     _check(
         torch.allclose(alone, losses[:5], rtol=1e-3, atol=1e-5),
         f"{what}: the loss of an example depends on what else is in the batch",

@@ -61,6 +61,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "partition": IMAGES["partition"],
         "model": {"name": "nam", "hidden": [6, 4], "dropout": 0.1, "feature_dropout": 0.1},
     },
+    "concepts": {
+        "data": {"name": "shapes", "samples": 120, "test_samples": 30},
+        "partition": IMAGES["partition"],
+        "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [6]}},
+        "train": {"optimizer": {"lr": 0.02}},  # at 0.05 adapters diverge
+    },
     "frozen": {**IMAGES, "model": {"name": "networks:frozen"}},
     "text": {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
     "rationale": {**TEXTS, "model": {"name": "rationale", "hidden": 4}},

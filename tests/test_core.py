@@ -48,9 +48,10 @@ RESIDENTS = {
 }
 # Names of residents that are words of the field as well.
 WORDS = {"local", "tasks", "gradient", "text", "random", "rules", "column", "natural", "iid"}
-WORDS |= {"file", "folder", "table", "Table", "Gradient"}
+WORDS |= {"file", "folder", "table", "Table", "Gradient", "shapes"}
 # Kinds of data.
 KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "token", "tokens"}
+KINDS |= {"concept", "concepts"}
 
 # From the bottom: a package imports only those before it, and itself.
 LAYERS = [

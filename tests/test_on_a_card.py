@@ -110,6 +110,15 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         },
         {"shape_functions"},
     ),
+    "concepts": (
+        {
+            "data": {"name": "shapes", "samples": 100, "test_samples": 30},
+            "partition": {"kind": "iid", "clients": 3},
+            "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [4]}},
+            "train": {"rounds": 1},
+        },
+        {"concepts"},
+    ),
     "trees": (
         {
             "data": {"name": "digits", "subset": 0.3},

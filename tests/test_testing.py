@@ -20,7 +20,7 @@ from fedsim.errors import ExperimentError
 from fedsim.explain import Explainer
 from fedsim.methods.fedavg import FedAvg
 from fedsim.models import models
-from fedsim.objectives import Classification, Regression
+from fedsim.objectives import Classification, Concepts, Regression
 from fedsim.testing import (
     check_explainer,
     check_method,
@@ -55,6 +55,8 @@ class TestBuiltIns:
     def test_objectives(self) -> None:
         check_objective(Classification(), labelled())
         check_objective(Regression(), datasets.parse({"name": "friedman"}).load())
+        of_concepts = datasets.parse({"name": "shapes", "samples": 40, "test_samples": 40}).load()
+        check_objective(Concepts(), of_concepts, {"name": "concept_bottleneck"})
 
     def test_a_user_s_own(self) -> None:
         check_objective(MultiLabel(), Tagged().load())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.config.registry import nearest
+from fedsim.data.concepts import Concept, check_concepts
 from fedsim.data.encoding import BLANK, UNSCALED, Feature, Preprocessing, Scaling, feature_of, fit
 from fedsim.data.splits import ClientSplits, Indices
 from fedsim.data.stored import AnyArray, StoredArray, as_float32, select
@@ -21,6 +22,7 @@ TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
+_OF_TEXTS = (("classes", str), ("features", str), ("concepts", str))
 BY_NAME = ("columns", "test_columns", "test_blanks", "truth")  # dicts of arrays
 
 
@@ -68,6 +70,8 @@ class Dataset:
         truth: which parts of each test input are of a kind, as far as that is known, by the kind's
             name: words (M, L), features (M, F) or pixels (M, height, width). `signal` is what the
             label is about.
+        concepts: those of the `columns` and `test_columns` that models of concepts predict on the
+            way to the label; NaN where they are not known.
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
         note: what the source made of its files, in a line for the user; empty for nothing.
@@ -100,6 +104,7 @@ class Dataset:
     sliced_by: str = ""
     test_blanks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    concepts: tuple[str, ...] = ()
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
     client_column: str = ""
@@ -157,7 +162,7 @@ class Dataset:
                 labels = name.endswith("y") and array.dtype.kind in "iu"
                 array = array.astype(np.int64, copy=False) if labels else array
                 object.__setattr__(self, name, _contiguous(array))
-        for name, kind in (("classes", str), ("features", str), ("mean", float), ("std", float)):
+        for name, kind in (*_OF_TEXTS, ("mean", float), ("std", float)):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise DataError(f"data: {name} must be a tuple, not {given!r:.80}")
@@ -257,6 +262,12 @@ class Dataset:
         return np.isnan(np.asarray(x)[:, firsts])
 
     @property
+    def further_targets(self) -> list[NDArray[np.generic]]:
+        """What models may learn to predict beside `y`, of training and of test examples."""
+        both = (self.columns, self.test_columns)
+        return [columns[name] for columns in both for name in self.concepts]
+
+    @property
     def num_loaded(self) -> int:
         """The number of training examples in the source, without the changed copies at the end."""
         return len(self.y) - self.copies
@@ -272,6 +283,7 @@ class Dataset:
             self.parts,
             self.padding if self.tokenizer else None,
             self.classes,
+            tuple(Concept.of(name, self.columns[name]) for name in self.concepts),
         )
 
     @property
@@ -293,6 +305,7 @@ class DataSpec:
     parts: NDArray[np.int64] | None = None
     padding: int | None = None  # of a tokenizer: its own id, which has changed places with 0
     classes: tuple[str, ...] = ()
+    concepts: tuple[Concept, ...] = ()
 
 
 def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, tuple[int, int]]:
@@ -411,6 +424,8 @@ def check_parts(dataset: Dataset, where: str) -> None:
                     f"{where}: {name}['{key}'] of shape {array.shape} must be {shape}, an entry "
                     f"for each of the {'training' if name == 'columns' else 'test'} examples"
                 )
+    of_parts = {"columns": dataset.columns, "test_columns": dataset.test_columns}
+    check_concepts(dataset.concepts, of_parts, dataset.features, where)
     for name in ("classes", "features"):
         names = getattr(dataset, name)
         if len(set(names)) < len(names):

@@ -39,6 +39,7 @@ class Inputs:
         x: (n, ...) inputs as in the data set.
         names: the name of each input.
         labels: the true class of each, or its target in its own units; None if unknown.
+        rows: their rows of the central test set; empty if they are none of it.
         blank: (n, F) which features of a table had blank cells, and were filled; empty for none.
         words: for documents, the words that the model reads; otherwise empty.
         marks: for documents, which of these words determine the label; empty if unknown.
@@ -54,6 +55,7 @@ class Inputs:
     marks: tuple[tuple[bool, ...], ...] = ()
     suffix: str = ""
     notes: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
     blank: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ class Inputs:
         none = np.zeros(len(data.test_y), np.bool_)
         cells = [data.test_blanks.get(name, none)[list(rows)] for name in data.features]
         blank = np.array(cells).reshape(len(cells), len(rows)).T
-        return cls(x, names, labels, words, marks, suffix, blank=blank)
+        return cls(x, names, labels, words, marks, suffix, rows=tuple(rows), blank=blank)
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:

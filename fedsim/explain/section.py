@@ -28,6 +28,7 @@ from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, F
 from fedsim.explain.explainers import explainers
 from fedsim.explain.scores.relevance import parts_compared
 from fedsim.explain.share import QUALITY, Share
+from fedsim.models import Model
 from fedsim.objectives import Metric
 from fedsim.support.rng import keyed_rng
 
@@ -272,9 +273,13 @@ class Explain(Config):
         return None
 
     def with_explainers(self, usual: str) -> Explain:
-        """The section, by default with a model's usual explainer and `random`."""
+        """The section, by default with a model's usual explainer and `random`.
+
+        Integrated gradients where the usual one has no relevances of an input's parts.
+        """
         if self.explainers:
             return self
+        usual = usual if usual in _fitting() else Model.explainer
         return self.model_copy(update={"explainers": _by_name([usual, "random"])})
 
     @property

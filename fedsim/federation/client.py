@@ -340,7 +340,8 @@ class Client:
         linear = None if linear is None else self._apart(linear)
         x, y, eta = examples.x, examples.y, self.lr
         job = TrainingJob(
-            *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps)
+            *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps),
+            facts=examples.facts,
         )
         for condition in self.context.spec.conditions:
             job = condition.training(self, job)
@@ -374,7 +375,7 @@ class Client:
         """
         if len(self.test) == 0:
             return
-        batch = Batch(self.test.x, self.test.y)
+        batch = Batch(self.test.x, self.test.y, facts=self.test.facts)
         totals = evaluate(self.objective, self.context.as_network(model), batch)
         calibrates = self.objective.calibrates
         held_out = self.context.validated(model, self.round) if calibrates else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from fedsim.federation.on_card import keep_on_card
 from fedsim.federation.wire import to_arrays
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, evaluate
+from fedsim.objectives.objective import Context
 from fedsim.objectives.slices import slices_of
 from fedsim.support.memory import give_back_memory
 from fedsim.support.rng import keyed_torch_rng
@@ -48,14 +49,21 @@ class Examples:
         y: (n,) int64 labels, or (n, ...) float32 targets.
         arrays: returns the same x and y as the data set has them, before scaling and
             normalisation.
+        facts: what the objective needs of them beside (`Objective.facts`).
     """
 
     x: Tensor
     y: Tensor
     arrays: Callable[[], tuple[NDArray[Any], NDArray[Any]]] | None = None
+    facts: Context = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def at(self, rows: Tensor | slice) -> Examples:
+        """Some of them."""
+        facts = {name: fact[rows] for name, fact in self.facts.items()}
+        return Examples(self.x[rows], self.y[rows], facts=facts)
 
     @property
     def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -171,6 +179,7 @@ class WorkerContext:
         self.slices = slices_of(spec.objective, dataset, splits)
         self.dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
+        self._has_facts = type(spec.objective).facts is not Objective.facts
         self._networks: dict[str, FlatModel] = {}
         self._made: dict[str, Any] = {}
 
@@ -199,7 +208,8 @@ class WorkerContext:
         if len(few) < 5:
             return "there are too few examples to try it"
         try:
-            return self.stack.why_not(few.x, few.y, self.spec.train, self.spec.objective.loss)
+            loss = self.spec.objective.loss
+            return self.stack.why_not(few.x, few.y, self.spec.train, loss, few.facts)
         except Exception as error:  # a user's network may raise anything
             if lacks_memory(error):
                 raise
@@ -231,24 +241,34 @@ class WorkerContext:
         """Training examples by index."""
         data = self.dataset
         if self._on_card is None:
-            return self.prepare(data.x[indices], data.y[indices])
-        x, y = self._on_card.rows(indices)
-        return self._scaled(x, y, lambda: (data.x[indices], data.y[indices]))
+            found = self.prepare(data.x[indices], data.y[indices])
+        else:
+            x, y = self._on_card.rows(indices)
+            found = self._scaled(x, y, lambda: (data.x[indices], data.y[indices]))
+        if not self._has_facts:
+            return found
+        return replace(found, facts=self._facts(data.columns, indices))
 
     def test_examples(self, indices: NDArray[np.int64] | slice) -> Examples:
         """Examples of the central test set by index."""
-        return self.prepare(self.dataset.test_x[indices], self.dataset.test_y[indices])
+        data = self.dataset
+        found = self.prepare(data.test_x[indices], data.test_y[indices])
+        if not self._has_facts:
+            return found
+        return replace(found, facts=self._facts(data.test_columns, indices))
 
     def test_batch(self, part: slice) -> Batch:
         """A part of the central test set to score models on, targets in full precision."""
         y = torch.tensor(self.dataset.test_y[part], device=self.device)
-        return Batch(self.test_examples(part).x, y, facts=self._facts(part))
+        examples = self.test_examples(part)
+        return Batch(examples.x, y, facts={**self._truth(part), **examples.facts})
 
     def validation_batch(self, part: slice) -> Batch:
         """A part of the validation set to score models on, targets in full precision."""
         rows = self.splits.held_out[part]
         y = torch.tensor(self.dataset.y[rows], device=self.device)
-        return Batch(self.examples(rows).x, y)
+        examples = self.examples(rows)
+        return Batch(examples.x, y, facts=examples.facts)
 
     def validated(self, model: Any, t: int) -> Totals:
         """The totals on the validation set of a model that is loaded in round t.
@@ -282,11 +302,17 @@ class WorkerContext:
     def central_batch(self) -> Batch:
         """The whole central test set to score clients' models on."""
         test = self.central_test
-        return Batch(test.x, test.y, facts=self._facts(slice(None)))
+        return Batch(test.x, test.y, facts={**self._truth(slice(None)), **test.facts})
 
-    def _facts(self, part: slice) -> dict[str, Tensor]:
+    def _truth(self, part: slice) -> dict[str, Tensor]:
         truth = self.dataset.truth
         return {name: torch.tensor(a[part], device=self.device) for name, a in truth.items()}
+
+    def _facts(
+        self, columns: Mapping[str, NDArray[Any]], rows: NDArray[np.int64] | slice
+    ) -> dict[str, Tensor]:
+        found = self.spec.objective.facts(columns, rows)
+        return {name: torch.tensor(a, device=self.device) for name, a in found.items()}
 
     @cached_property
     def central_test(self) -> Examples:

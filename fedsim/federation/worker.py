@@ -43,6 +43,7 @@ from fedsim.federation.wire import (
     to_tensors,
 )
 from fedsim.objectives import evaluate
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import keyed_torch_rng
 from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
@@ -259,9 +260,9 @@ class Worker:
             return wanted, f"{wanted} clients are trained at once, as requested"
         with_examples = [k for k in clients if len(context.splits.train[k])]
 
-        def examples(v: int) -> tuple[Tensor, Tensor]:
+        def examples(v: int) -> tuple[Tensor, Tensor, Context]:
             own = context.examples(context.splits.train[with_examples[v % len(with_examples)]])
-            return own.x, own.y
+            return own.x, own.y, own.facts
 
         spec = context.spec
         return choose_stack_size(

@@ -493,6 +493,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
                 *(np.random.default_rng(0), Hooks(spec.objective.loss)),
                 most_steps=1,
+                facts=few.facts,
             )
             # Of the first client with examples, as the experiment's conditions make it.
             holder = int(np.flatnonzero(context.splits.train.lengths * context.splits.present)[0])

@@ -65,6 +65,7 @@ class APFL(PersonalBesideGlobal):
             client.rng("batches"),
             Hooks(loss),
             most_steps=settings.local_steps,
+            facts=client.data.facts,
         )
         trained = train(pair, job, settings)
         w, v, w_statistics, v_statistics = trained.weights.tensor_split(

@@ -39,6 +39,7 @@ class Centralised(Method[State]):
             rng=fed.rng("batches"),
             hooks=Hooks(fed.server.objective.loss),
             most_steps=fed.settings.local_steps,
+            facts=union.facts,
         )
         trained = train(fed.server.model, job, fed.settings)
         fed.log(train_loss=trained.loss)

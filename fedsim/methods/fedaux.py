@@ -36,7 +36,7 @@ from fedsim.methods.shared.auxiliary import (
 from fedsim.methods.shared.classifiers import needs_classifier
 from fedsim.methods.shared.images import check_images
 from fedsim.models import Classifier
-from fedsim.objectives import Classification
+from fedsim.objectives import Classification, Concepts
 from fedsim.support.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -94,7 +94,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
 
     name: str = "fedaux"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,),
+        objectives=(Classification, Concepts),
         task_sequences="no",
         asks=("messages", "sizes"),
         averages=False,

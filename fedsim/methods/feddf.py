@@ -17,7 +17,7 @@ from fedsim.federation import Federation
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 from fedsim.methods.shared.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
-from fedsim.objectives import Classification
+from fedsim.objectives import Classification, Concepts
 
 
 @methods.register
@@ -39,7 +39,7 @@ class FedDF(AuxiliaryMethod[State]):
 
     name: str = "feddf"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), asks=("messages", "sizes"), averages=False
+        objectives=(Classification, Concepts), asks=("messages", "sizes"), averages=False
     )
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)

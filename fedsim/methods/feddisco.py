@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Classification
+from fedsim.objectives import Classification, Concepts
 
 UNKNOWN = -1.0
 
@@ -44,7 +44,7 @@ class FedDisco(Method[FedDiscoState]):
 
     name: str = "feddisco"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), task_sequences="no", asks=("messages", "sizes")
+        objectives=(Classification, Concepts), task_sequences="no", asks=("messages", "sizes")
     )
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)

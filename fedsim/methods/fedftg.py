@@ -25,7 +25,7 @@ from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.methods.shared.images import check_images
-from fedsim.objectives import Classification
+from fedsim.objectives import Classification, Concepts
 from fedsim.training import FlatModel
 
 Pixels = Literal["standardised", "unit"]
@@ -115,7 +115,7 @@ class FedFTG(Method[FedFTGState]):
 
     name: str = "fedftg"
     learns: ClassVar[Learns] = Learns(
-        objectives=(Classification,), asks=("messages", "sizes"), averages=False
+        objectives=(Classification, Concepts), asks=("messages", "sizes"), averages=False
     )
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)

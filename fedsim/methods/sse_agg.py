@@ -20,7 +20,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain.groups import group_parts, unit
 from fedsim.federation import Client, Federation, Gather, NotCounted, Vector, client_function
-from fedsim.federation.wire import nbytes
+from fedsim.federation.wire import nbytes, to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 
@@ -95,6 +95,7 @@ class SseAgg(Method[SseAggState]):
             weights=state.weights,
             x=NotCounted(reference.x.cpu().numpy()),
             y=NotCounted(reference.y.cpu().numpy()),
+            facts=NotCounted(to_arrays(reference.facts)),
             order=NotCounted(fed.rng("order").permutation(len(reference))),
         )
         models = {k: message["weights"] for k, message in sent.items()}
@@ -120,7 +121,13 @@ class SseAgg(Method[SseAggState]):
 
     @client_function("local_update")
     def local_update(
-        self, client: Client, weights: Tensor, x: Tensor, y: Tensor, order: Tensor
+        self,
+        client: Client,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        facts: Mapping[str, Tensor],
+        order: Tensor,
     ) -> dict[str, Tensor | NDArray[np.float64]]:
         """(client) w_k, as in FedAvg, and its sketch φ_k.
 
@@ -131,7 +138,7 @@ class SseAgg(Method[SseAggState]):
         groups = group_parts(tuple(x.shape[1:]), self.size, client.parts)
 
         def loss(changed: Tensor) -> float:
-            losses = client.objective.loss(network, changed, y, {})
+            losses = client.objective.loss(network, changed, y, facts)
             return float(losses.double().mean())
 
         network = client.model.module.eval()

@@ -3,6 +3,7 @@
 # ruff: noqa: F401  (modules that are not used here fill the registry)
 
 from fedsim.models import boosted_trees as _boosted_trees
+from fedsim.models import concept_bottleneck as _concept_bottleneck
 from fedsim.models import huggingface as _huggingface
 from fedsim.models import libraries as _libraries
 from fedsim.models import nam as _nam

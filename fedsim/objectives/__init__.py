@@ -2,6 +2,7 @@
 
 from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification
+from fedsim.objectives.concepts import ConceptRegression, Concepts
 from fedsim.objectives.objective import (
     VALIDATION,
     Batch,
@@ -25,6 +26,8 @@ __all__ = [
     "VALIDATION",
     "Batch",
     "Classification",
+    "ConceptRegression",
+    "Concepts",
     "FurtherMetric",
     "HeldOut",
     "Metric",

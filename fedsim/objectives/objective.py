@@ -103,7 +103,8 @@ class Batch:
         x: (n, ...) inputs.
         y: (n, ...) labels or targets.
         labels: the classes among which the model chooses; None for all.
-        facts: further facts about the examples, (n, ...) each, by name.
+        facts: further facts about the examples, (n, ...) each, by name: the objective's own
+            (`Objective.facts`), and which parts of the inputs are of a kind.
     """
 
     x: Tensor
@@ -171,6 +172,19 @@ class Objective(Component, ABC):
         """All displayed metrics: the objective's own and the additional ones."""
         return *self.metrics(data), *(f.shown for f in self._further if f.shown is not None)
 
+    def facts(
+        self, columns: Mapping[str, NDArray[Any]], rows: NDArray[np.int64] | slice
+    ) -> dict[str, NDArray[Any]]:
+        """What losses and scores need of examples beside x and y, (n, ...) each, by name.
+
+        Losses find it in their context, scores in `Batch.facts`. By default nothing.
+
+        Args:
+            columns: attributes of all training examples, or of all test examples.
+            rows: which of them.
+        """
+        return {}
+
     @abstractmethod
     def num_outputs(self, data: Dataset) -> int:
         """The number of outputs of a network for one input."""
@@ -188,7 +202,7 @@ class Objective(Component, ABC):
             x: (B, ...) inputs; images may be in channels-last memory format, so use `reshape`
                 instead of `view`.
             y: (B, ...) labels or targets.
-            context: the method's own vectors; see `Client.train`.
+            context: the method's own vectors, see `Client.train`, and the examples' `facts`.
         """
 
     def output_gradient(self) -> OutputGradient | None:

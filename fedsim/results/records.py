@@ -213,6 +213,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> di
         ],
     }
     contents["data_hash"] += dataset.spec.embeddings or ()
+    contents["data_hash"] += dataset.further_targets
     if splits.sequence is not None:
         contents["partition_hash"] += splits.sequence.arrays()
     found = {}

@@ -270,14 +270,16 @@ class TrainingJob:
     quadratic: float = 0.0  # a; (a/2)·‖w‖² is added to the loss
     most_steps: int | None = None  # even within an epoch; None for no limit
     dp_sgd: tuple[float, float] | None = None  # (C, z): clipping norm and noise multiplier
+    facts: Context = field(default_factory=dict)  # (n, ...) of the examples, for the loss
 
     def prepared(self, model: FlatModel) -> Context:
-        """What `prepare` returns for the examples: tensors with a row for each, by name."""
+        """What the loss needs of the examples: tensors with a row for each, by name."""
         prepare = self.hooks.prepare
         if prepare is None:
-            return {}
+            return self.facts
         with torch.no_grad():
-            return prepare(model.module, model.arranged(self.x), self.context)
+            found = prepare(model.module, model.arranged(self.x), self.context)
+        return {**self.facts, **found}
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ class DrawnBatch:
     def of(
         cls, job: TrainingJob, x: Tensor, y: Tensor, prepared: Context, rows: Tensor
     ) -> DrawnBatch:
-        """Draw what the job's losses need for a batch, beside its rows of what was prepared."""
+        """Draw what the job's losses need for a batch, beside its rows of what they know."""
         own = {name: part[rows] for name, part in prepared.items()}
         if job.hooks.draw is None:
             return cls(x, y, own, job.context)

@@ -65,7 +65,9 @@ class Stack:
         reasons = {known.why_not for known in self._captured} - {None}
         return {f"steps of stacks are not captured in CUDA graphs: {why}" for why in reasons}
 
-    def why_not(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
+    def why_not(
+        self, x: Tensor, y: Tensor, settings: Train, loss: Loss, facts: Context | None = None
+    ) -> str | None:
         """Why the network cannot be stacked, for the log; None if it can.
 
         Compares a stack with the loop on five examples.
@@ -87,7 +89,8 @@ class Stack:
         def job(k: int) -> TrainingJob:  # so that the second client's batch is padded
             part = slice(0, 5) if k == 0 else slice(1, 4)
             rng, lr = np.random.default_rng(k), settings.optimizer.lr
-            return TrainingJob(start, x[part], y[part], lr, 1, rng, Hooks(loss))
+            own = {name: fact[part] for name, fact in (facts or {}).items()}
+            return TrainingJob(start, x[part], y[part], lr, 1, rng, Hooks(loss), facts=own)
 
         alone, states = [], []
         for k in (0, 1):
@@ -189,9 +192,9 @@ class Stack:
         return results, [generators[place[k]].get_state() for k in range(len(jobs))]
 
     def _prepared(self, job: TrainingJob) -> Context:
-        """What a client's `prepare` returns, of the weights from which it starts."""
+        """What a client's losses need of its examples, at the weights from which it starts."""
         if job.hooks.prepare is None:
-            return {}
+            return job.facts
         before = self._model.vector.clone()
         self._model.load(job.weights)
         self._model.train()
@@ -269,7 +272,7 @@ class Stack:
 def choose_stack_size(
     stack: Stack,
     model: FlatModel,
-    examples: Callable[[int], tuple[Tensor, Tensor]],
+    examples: Callable[[int], tuple[Tensor, Tensor, Context]],
     settings: Train,
     loss: Loss,
     most: int,
@@ -292,9 +295,9 @@ def choose_stack_size(
         jobs = []
         for v in range(V):
             rng = np.random.default_rng(v)
-            jobs.append(
-                TrainingJob(start, *examples(v), settings.optimizer.lr, 1, rng, Hooks(loss))
-            )
+            x, y, facts = examples(v)
+            lr, hooks = settings.optimizer.lr, Hooks(loss)
+            jobs.append(TrainingJob(start, x, y, lr, 1, rng, hooks, facts=facts))
         before = finish()
         if V == 1:
             train(model, jobs[0], settings)

@@ -425,7 +425,7 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
     [n for n in NETWORK_METHODS if Classification in dict(methods.items())[n].learns.objectives],
 )
 def test_methods_for_classes_refuse_numbers(finish: Callable[..., Run], name: str) -> None:
-    message = f"{name} learns classification, and the objective is regression; methods .*fedavg"
+    message = f"{name} learns classification.*, and the objective is regression; methods .*fedavg"
     sections = {"method": {"name": name}, **NEEDS.get(name, {}), "train": {"rounds": 20}}
     partition = {**SMALL["partition"], **sections.pop("partition", {})}
     with pytest.raises(ExperimentError, match=message):

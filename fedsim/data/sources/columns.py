@@ -362,6 +362,19 @@ def column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
     return np.array(words)
 
 
+def concept(path: Path, frame: pd.DataFrame, name: str) -> Floats:
+    """(N,) a column of numbers, or of true and false as 1 and 0; NaN where it is blank."""
+    if name not in frame.columns:
+        near = nearest(name, map(str, frame.columns))
+        raise DataError(f"data.concepts: {path}: has no column '{name}'{near}")
+    series = frame[name]
+    refuse_objects(path, series)
+    if not is_numeric(series) and _are_flags(path, series.dropna()):
+        series = series.map(lambda value: _FLAGS[text_of(value).lower()] == "True", "ignore")
+        series = series.astype(np.float64)
+    return numbers(path, series, np.float64, "; data.concepts are numbers, or true and false")
+
+
 def kind_of(labels: NDArray[np.generic]) -> str:
     """What labels are: text, flags or numbers."""
     return {"U": "text", "b": "flags"}.get(labels.dtype.kind, "numbers")

@@ -21,7 +21,7 @@ _PLAIN = tuple(
     field.name for field in fields(Dataset) if field.name not in (*ARRAYS, *BY_NAME, *_SCALINGS)
 )  # words, numbers and flags
 # Written where they say something.
-_FURTHER = ("encoding", "preprocessing", "client_column", "tokenizer", "padding")
+_FURTHER = ("encoding", "preprocessing", "client_column", "tokenizer", "padding", "concepts")
 
 
 def keep(dataset: Dataset) -> dict[str, str]:

@@ -16,6 +16,8 @@ from fedsim.data.encoding import Scaling
 from fedsim.data.source import Source, check_memory, datasets
 from fedsim.support.rng import keyed_rng
 
+SIDE = 16  # pixels, of images of shapes
+
 
 @datasets.register
 class Digits(Source):
@@ -85,6 +87,70 @@ class Synthetic(Source):
         x *= self.noise
         x += centres[y]
         return x, y
+
+
+@datasets.register
+class Shapes(Source):
+    """Images of shapes whose label follows from named concepts, generated at load time.
+
+    Grey images of 16×16 pixels. Half of them have a `square` of 4×4 pixels, half a `ring` around
+    4×4, half a `stripe` across the image and half a `frame` at its edge, each independently, the
+    first three at random places; the background's `brightness` is uniform in [0, 1]. An example is
+    of class `yes` if square + ring − stripe + 2·brightness > 1.25, whatever the frame, which is
+    the case of 59 %. Shapes are 0.5 brighter than what is below them, and the background
+    0.5·brightness.
+
+    Args:
+        samples: number of training examples.
+        test_samples: number of test examples.
+        noise: standard deviation of each pixel's normal noise.
+        seed: seed of the generated data, independent of the experiment's seed.
+    """
+
+    name: str = "shapes"
+    samples: PositiveInt = 2000
+    test_samples: PositiveInt = 500
+    noise: NonNegativeFloat = 0.2
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """x is float32 (samples, 1, 16, 16)."""
+        check_memory(self, (self.samples + self.test_samples) * 3 * 4 * SIDE**2)
+        x, columns = self._draw(self.samples, "shapes train")
+        test_x, test_columns = self._draw(self.test_samples, "shapes test")
+        y, test_y = (
+            c["square"] + c["ring"] - c["stripe"] + 2 * c["brightness"] > 1.25
+            for c in (columns, test_columns)
+        )
+        return Dataset(
+            *(x, y.astype(np.int64), test_x, test_y.astype(np.int64), ("no", "yes")),
+            columns=dict(columns),
+            test_columns=dict(test_columns),
+            concepts=tuple(columns),
+        )
+
+    def _draw(
+        self, count: int, purpose: str
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float64]]]:
+        stream = keyed_rng(self.seed, purpose)
+        there = {s: stream.random(count) < 0.5 for s in ("square", "ring", "stripe", "frame")}
+        brightness = stream.random(count)
+        x = np.full((count, 1, SIDE, SIDE), 0.5) * brightness[:, None, None, None]
+        places = stream.integers(1, SIDE - 6, (count, 5))
+        for k, (image, (i, j, a, b, row)) in enumerate(zip(x[:, 0], places, strict=True)):
+            if there["square"][k]:
+                image[i : i + 4, j : j + 4] += 0.5
+            if there["ring"][k]:
+                image[a : a + 6, b : b + 6] += 0.5
+                image[a + 1 : a + 5, b + 1 : b + 5] -= 0.5
+            if there["stripe"][k]:
+                image[row + 2] += 0.5
+            if there["frame"][k]:
+                image += 0.5
+                image[1:-1, 1:-1] -= 0.5
+        x += self.noise * stream.standard_normal(x.shape)
+        columns = {name: own.astype(np.float64) for name, own in there.items()}
+        return x.astype(np.float32), columns | {"brightness": brightness}
 
 
 @datasets.register

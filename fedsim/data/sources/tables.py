@@ -23,6 +23,7 @@ from fedsim.data.sources.columns import (
     as_entries,
     blanked,
     column,
+    concept,
     feature_of_column,
     is_numeric,
     kind_of,
@@ -154,6 +155,8 @@ class Table(Source):
             sums that clients could send (`federated`: the same numbers, and their bytes are
             counted as sent before the first round); or each client at its own examples (`client`;
             the central test set is treated as if pooled, and so is a regression's target).
+        concepts: columns that models of concepts predict on the way to the label, of numbers or
+            true and false; they are not features. Blank cells are values that are not known.
         columns: columns to partition by; they are not features unless also listed in `features`.
         client_column: the column that names the client of each row, for `partition.kind=natural`.
         test_path: file of the test set, with the same columns.
@@ -179,6 +182,7 @@ class Table(Source):
     indicator: bool = False
     scale: Scale = "none"
     fit: Fit = "pooled"
+    concepts: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     client_column: str | None = None
     test_path: Path | None = None
@@ -207,12 +211,23 @@ class Table(Source):
         predicted = getattr(self, what)
         if predicted in (self.features or ()):
             raise unfit(f"the {what} '{predicted}' cannot be a feature as well")
+        for name in self.concepts:
+            if name == predicted:
+                raise unfit(f"concepts: '{name}' is the {what}; leave one out")
+            if name in (self.features or ()):
+                raise unfit(f"concepts: '{name}' is a feature as well; leave one out")
+            if name in self._parting:
+                raise unfit(
+                    f"concepts: '{name}' can be partitioned by already; leave it out of columns "
+                    "and client_column"
+                )
         if self.classes and self.label is None:
             raise unfit("classes are of a label, and a target is given")
         for key in ("categorical", "units"):
             named = getattr(self, key)
-            if not isinstance(named, str) and predicted in named:
-                raise unfit(f"{key}: '{predicted}' is what is predicted, and no feature")
+            for name in (predicted, *self.concepts):
+                if not isinstance(named, str) and name in named:
+                    raise unfit(f"{key}: '{name}' is what is predicted, and no feature")
         if self.fit == "federated" and self.missing == "median":
             raise unfit("fit: a median is no sum of clients' values; set missing: mean")
         if self.fit != "pooled" and not self._fits:
@@ -235,6 +250,8 @@ class Table(Source):
         frame = tables[0][1]
         y, test_y, classes = self._labels(tables)
         columns = {name: column(path, frame, name) for name in self._parting}
+        known = [{c: concept(*each, c) for c in self.concepts} for each in tables]
+        columns |= known[0]
         rows, aside = np.arange(len(y)), np.empty(0, np.intp)
         if len(tables) == 1:
             rows, aside = split_rows(y, classes, self.test_fraction, str(path))
@@ -253,6 +270,8 @@ class Table(Source):
         return Dataset(
             *(select(x, rows), y[rows], test_x, test_y, classes),
             columns={name: values[rows] for name, values in columns.items()},
+            test_columns={c: v[aside] if len(tables) == 1 else v for c, v in known[-1].items()},
+            concepts=self.concepts,
             unread_columns=tuple(name for name in names if name not in self._others),
             features=tuple(feature.name for feature in features),
             target=self.label or self.target or "",
@@ -273,7 +292,7 @@ class Table(Source):
     @property
     def _others(self) -> set[str]:
         """The columns that are no features unless asked for."""
-        return {self.label or self.target or "", *self._parting}
+        return {self.label or self.target or "", *self.concepts, *self._parting}
 
     def _read(self, path: Path) -> pd.DataFrame:
         """The table, without its features if they stay in the file."""
@@ -282,8 +301,9 @@ class Table(Source):
         by_column = self.blanks if isinstance(self.blanks, Mapping) else {"": self.blanks}
         words = {word for own in by_column.values() for word in own}
         seen: set[str] = set()
+        given = self._others - {*self.concepts}
         frame = read_tables(
-            path, lambda part: blanked(part, self.blanks, self._others, seen), frozenset(words)
+            path, lambda part: blanked(part, self.blanks, given, seen), frozenset(words)
         )
         if path == self.path and (unseen := sorted(map(repr, words - seen))):
             told = f"data.blanks: no cell of {path} is {in_short(unseen)}"
@@ -291,7 +311,7 @@ class Table(Source):
         if self.missing != "drop":
             return frame
         features, _ = self._layout(path, frame, np.arange(len(frame)))
-        others = [name for name in map(str, frame.columns) if name in self._others]
+        others = [name for name in map(str, frame.columns) if name in given]
         names = [*others, *(feature.name for feature in features)]
         kept = frame[names].notna().all(axis=1).to_numpy()
         if not kept.any():

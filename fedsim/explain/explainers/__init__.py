@@ -3,6 +3,7 @@
 from fedsim.explain.explainer import explainers
 from fedsim.explain.explainers import attention as _attention  # they fill the registry
 from fedsim.explain.explainers import captum as _captum
+from fedsim.explain.explainers import concepts as _concepts
 from fedsim.explain.explainers import control as _control
 from fedsim.explain.explainers import gradcam as _gradcam
 from fedsim.explain.explainers import gradients as _gradients
@@ -18,5 +19,16 @@ from fedsim.explain.explainers import tasks as _tasks
 from fedsim.explain.explainers import trees as _trees
 
 __all__ = ["explainers"]
-del _attention, _captum, _control, _gradcam, _gradients, _lrp, _mimic, _occlusion, _rationales
+del (
+    _attention,
+    _captum,
+    _concepts,
+    _control,
+    _gradcam,
+    _gradients,
+    _lrp,
+    _mimic,
+    _occlusion,
+    _rationales,
+)
 del _rules, _sage, _shape_functions, _shared_images, _tasks, _trees

@@ -88,7 +88,7 @@ class ShapeFunctions(OfDecision):
     ) -> NDArray[np.float32]:
         network = model.network
         assert isinstance(network, AdditiveClassifier)
-        found = _of_scores(network.contributions(x)) - _mean(network, data, _training_rows(data))
+        found = of_scores(network.contributions(x)) - _mean(network, data, _training_rows(data))
         return found[torch.arange(len(x)), :, y].float().cpu().numpy()
 
 
@@ -98,7 +98,7 @@ def _training_rows(data: ExplainedData) -> NDArray[Any]:
     return np.asarray(data.dataset.x)[rows if data.splits is None else data.splits.training_rows]
 
 
-def _of_scores(outputs: Tensor) -> Tensor:
+def of_scores(outputs: Tensor) -> Tensor:
     """Contributions (B, F, C) to outputs as those to scores: z_c − mean of z_k, k ≠ c."""
     C = outputs.shape[2]
     return outputs if C == 1 else (outputs - outputs.mean(dim=2, keepdim=True)) * (C / (C - 1))
@@ -110,7 +110,7 @@ def _contributions(
     """Contributions (n, F, C) to scores of rows (N, W) as in the data set, some at a time."""
     for start in range(0, len(raw), EVALUATION_BATCH):
         x = data.prepare(raw[start : start + EVALUATION_BATCH])
-        yield _of_scores(network.contributions(x))
+        yield of_scores(network.contributions(x))
 
 
 def _mean(network: AdditiveClassifier, data: ExplainedData, raw: NDArray[Any]) -> Tensor:
@@ -133,7 +133,7 @@ def _shapes(
     mean = _mean(network, data, raw)
     both = [torch.cat([*_contributions(network, data, rows)]) - mean for rows in (grid, raw)]
     at, own = (found[:, :, shown].cpu().numpy() for found in both)
-    bias = _of_scores(network.head.bias.double()[None, None])[0, 0]
+    bias = of_scores(network.head.bias.double()[None, None])[0, 0]
     base = (bias + mean.sum(dim=0))[shown].cpu().numpy()
     importance = np.abs(own).mean(axis=0)
     if not dataset.classes:

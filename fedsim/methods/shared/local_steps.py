@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def batches_of(client: Client) -> Iterator[Examples]:
         for _ in range(settings.most_epochs):
             order = torch.from_numpy(epoch_order(data.y, rng, settings)[:end]).to(client.device)
             for rows in torch.split(order, size):
-                yield Examples(data.x[rows], data.y[rows])
+                yield data.at(rows)
 
     return islice(batches(), settings.local_steps)
 
@@ -42,10 +42,11 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
     model.train()
     g, total = torch.zeros(model.num_parameters, device=client.device), 0.0
     sizes = part_sizes(model, len(data), settings.accumulate, EVALUATION_BATCH)
-    parts = (torch.split(part, sizes) for part in (data.x, data.y))
-    for x, y in zip(*parts, strict=True):
+    for end, size in zip(accumulate(sizes), sizes, strict=True):
+        part = data.at(slice(end - size, end))
         with in_precision(settings, client.device):
-            losses = client.objective.loss(model.module, model.arranged(x), y, {})
+            x = model.arranged(part.x)
+            losses = client.objective.loss(model.module, x, part.y, part.facts)
         loss = losses.sum() / len(data)
         g += model.gradient(loss)
         total += float(loss.detach())
@@ -58,6 +59,7 @@ def mean_loss(client: Client, weights: Tensor) -> float:
     """(client) F_k(w), w (size,): the mean loss on its training examples, in evaluation mode."""
     client.model.load(weights)
     network, data = client.model.module.eval(), client.data
-    parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
-    losses = [client.objective.loss(network, x, y, {}) for x, y in zip(*parts, strict=True)]
+    starts = range(0, len(data), EVALUATION_BATCH)
+    parts = [data.at(slice(start, start + EVALUATION_BATCH)) for start in starts]
+    losses = [client.objective.loss(network, part.x, part.y, part.facts) for part in parts]
     return float(torch.cat(losses).double().mean())

@@ -1,0 +1,335 @@
+"""Concept bottlenecks, against their losses and scores written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim import Dataset, Run
+from fedsim.data import datasets, load_dataset
+from fedsim.errors import DataError
+from fedsim.models import models
+from fedsim.models.concept_bottleneck import ConceptClassifier
+from fedsim.objectives import Batch, ConceptRegression, Concepts, evaluate, merged, scores_of
+
+N, J = 40, 3  # two binary concepts and a number
+BINARY = torch.tensor([True, True, False])
+SHAPES: dict[str, Any] = {
+    "data": {"name": "shapes", "samples": 240, "test_samples": 60},
+    "partition": {"kind": "iid", "clients": 4, "test_fraction": 0.2},
+    "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [12]}},
+    "train": {"rounds": 2, "optimizer": {"lr": 0.05}},
+}
+Finish = Callable[..., Run]
+
+
+def table(classes: int = 3, unknown: bool = True, seed: int = 0) -> Dataset:
+    rng = np.random.default_rng(seed)
+    x, test_x = rng.normal(size=(2, N, 5)).astype(np.float32)
+    columns, test_columns = (
+        {
+            "fever": (of[:, 0] > 0).astype(float),
+            "cough": (of[:, 1] > 0).astype(float),
+            "age": 50 + 9 * of[:, 2].astype(float),
+        }
+        for of in (x, test_x)
+    )
+    if unknown:
+        for own in (columns, test_columns):
+            own["cough"][::3] = own["age"][1::4] = np.nan
+    y = rng.integers(0, classes, (2, N)) if classes else rng.normal(size=(2, N)).astype(np.float32)
+    names = tuple("abc"[:classes])
+    further = {"columns": columns, "test_columns": test_columns, "concepts": tuple(columns)}
+    return Dataset(x, y[0], test_x, y[1], names, **further)  # type: ignore[arg-type]
+
+
+def learner(data: Dataset, **fields: Any) -> tuple[Any, Any, Batch]:
+    """A network, its objective, and the test examples."""
+    torch.manual_seed(0)
+    model = models.parse(
+        {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [6]}, **fields}
+    )
+    objective = model.objective(data)
+    objective.check(data)
+    objective = objective.fitted(data)
+    network = model.build_for(data.spec, objective.num_outputs(data))
+    assert isinstance(network, ConceptClassifier)
+    facts = objective.facts(data.test_columns, slice(None))
+    x, y = torch.from_numpy(np.asarray(data.test_x)), torch.from_numpy(data.test_y)
+    return network, objective, Batch(x, y, facts={"concepts": torch.from_numpy(facts["concepts"])})
+
+
+def true_of(data: Dataset) -> Tensor:
+    """(N, J) the true concepts of test examples; numbers are scaled by training examples."""
+    age = data.columns["age"]
+    scaled = (data.test_columns["age"] - np.nanmean(age)) / np.nanstd(age)
+    both = [data.test_columns["fever"], data.test_columns["cough"], scaled]
+    return torch.from_numpy(np.stack(both, axis=1)).float()
+
+
+@pytest.mark.parametrize("classes", [3, 0])
+@pytest.mark.parametrize("learning", ["joint", "sequential", "independent"])
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+def test_the_loss_is_its_formula(learning: str, weight: float, classes: int) -> None:
+    data = table(classes)
+    network, objective, batch = learner(data, learning=learning, weight=weight)
+    true = true_of(data)
+    losses = objective.loss(network, batch.x, batch.y, batch.facts)
+    for i in range(N):
+        z = network.features.network(batch.x[i : i + 1])[0].double()
+        own = true[i].double()
+        of_concepts = torch.zeros((), dtype=torch.float64)
+        for j in range(J):
+            if not own[j].isnan():
+                p = torch.sigmoid(z[j])
+                entropy = -own[j] * p.log() - (1 - own[j]) * (1 - p).log()
+                of_concepts = of_concepts + (entropy if BINARY[j] else (z[j] - own[j]) ** 2)
+        c = torch.where(BINARY, torch.sigmoid(z), z)
+        if learning == "independent":
+            c = torch.where(own.isnan(), c, own)
+        outputs = network.head.weight.double() @ c + network.head.bias.double()
+        if classes:
+            task = -(outputs.log_softmax(dim=0)[batch.y[i]])
+        else:
+            task = (outputs[0] - batch.y[i]) ** 2
+        expected = (task + weight * of_concepts).float()
+        torch.testing.assert_close(losses[i], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_g_and_f_learn_from() -> None:
+    """Of the label, g learns if they learn jointly; f learns it from what it gets."""
+    data, found = table(), {}
+    for learning in ("joint", "sequential", "independent"):
+        network, objective, batch = learner(data, learning=learning, weight=0.5)
+        objective.loss(network, batch.x, batch.y, batch.facts).mean().backward()
+        found[learning] = [p.grad.clone() for p in network.parameters()]
+    network, _, batch = learner(data, weight=0.5)
+    raw, true = network.features.raw(batch.x), true_of(data)
+    known = ~true.isnan()
+    of_binary = torch.nn.functional.softplus(raw) - raw * true.nan_to_num()
+    of_each = torch.where(BINARY, of_binary, (raw - true.nan_to_num()).square())
+    (0.5 * (of_each * known).sum(dim=1).mean()).backward()
+    alone = [p.grad for p in network.features.parameters()]
+    for learning in ("sequential", "independent"):
+        for grad, expected in zip(found[learning], alone, strict=False):
+            torch.testing.assert_close(grad, expected)
+    heads = {learning: grads[-2] for learning, grads in found.items()}
+    torch.testing.assert_close(heads["joint"], heads["sequential"])
+    assert not torch.allclose(heads["joint"], heads["independent"])
+    assert not torch.allclose(found["joint"][0], found["sequential"][0])
+
+
+@pytest.mark.parametrize("classes", [3, 2, 0])
+def test_contributions_sum_to_the_outputs(classes: int) -> None:
+    network, _, batch = learner(table(classes))
+    concepts = network.features(batch.x)
+    sums = network.contributions(concepts).sum(dim=1) + network.head.bias.double()
+    torch.testing.assert_close(sums.float(), network(batch.x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 0])
+def test_scores_are_those_by_hand(classes: int) -> None:
+    data = table(classes)
+    network, objective, batch = learner(data)
+    network.eval()
+    scores = scores_of(objective, evaluate(objective, network, batch))
+    with torch.no_grad():
+        c, true = network.features(batch.x), true_of(data)
+        known = ~true.isnan()
+        right = ((c > 0.5) == (true > 0.5))[:, BINARY][known[:, BINARY]]
+        error = (c - true)[:, 2][known[:, 2]].abs().mean()
+        intervened = network.head(torch.where(known, true, c))
+    assert scores["concept_accuracy"] == pytest.approx(float(right.float().mean()))
+    assert scores["concept_error"] == pytest.approx(float(error), rel=1e-5)
+    if classes:
+        accuracy = (intervened.argmax(dim=1) == batch.y).float().mean()
+        assert scores["intervened_accuracy"] == pytest.approx(float(accuracy))
+    else:
+        squared = float((intervened[:, 0] - batch.y).square().mean())
+        assert scores["intervened_loss"] == pytest.approx(squared, rel=1e-5)
+    parts = [evaluate(objective, network, batch.at(slice(k, k + 7))) for k in range(0, N, 7)]
+    assert scores_of(objective, merged(parts)) == pytest.approx(scores, rel=1e-5)
+    for metric in objective.metrics(data):
+        assert metric.column in scores
+
+
+def test_concepts_that_nobody_knows_have_no_score() -> None:
+    data = table()
+    blank = {name: np.full(N, np.nan) for name in data.test_columns}
+    network, objective, batch = learner(replace(data, test_columns=blank))
+    scores = scores_of(objective, evaluate(objective, network, batch))
+    assert np.isnan([scores["concept_accuracy"], scores["concept_error"]]).all()
+    assert scores["intervened_accuracy"] == scores["accuracy"]
+    losses = objective.loss(network, batch.x, batch.y, batch.facts)
+    plain = torch.nn.functional.cross_entropy(network(batch.x), batch.y, reduction="none")
+    torch.testing.assert_close(losses, plain)
+
+
+def test_the_objective_is_that_of_the_labels() -> None:
+    model = models.parse({"name": "concept_bottleneck"})
+    assert isinstance(model.objective(table(3)), Concepts)
+    assert isinstance(model.objective(table(0)), ConceptRegression)
+
+
+# runs
+
+
+def test_stacks_come_to_the_same(finish: Finish) -> None:
+    alone, stacked = (
+        finish(**SHAPES, engine={"kind": "local", "clients_per_step": V}) for V in (1, 4)
+    )
+    assert (alone.manifest["clients_per_step"], stacked.manifest["clients_per_step"]) == (1, 4)
+    for layer, tensor in alone.weights().items():
+        torch.testing.assert_close(stacked.weights()[layer], tensor, rtol=0, atol=1e-4)
+
+
+def test_parts_of_batches_come_to_the_same(finish: Finish) -> None:
+    whole, parts = (
+        finish(**{**SHAPES, "train": {**SHAPES["train"], "accumulate": n}}) for n in (1, 4)
+    )
+    for layer, tensor in whole.weights().items():
+        torch.testing.assert_close(parts.weights()[layer], tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.1}},
+        {"evaluate": {"validation": 0.2, "conformal": {}, "metrics": ["macro_f1"]}},
+        {"adversaries": {"share": 0.5, "attack": {"name": "label_flip"}}},
+        {"explain": {"inputs": 3}},
+        {"adapters": {"r": 2}},
+    ],
+    ids=lambda sections: next(iter(sections)),
+)
+def test_it_meets_other_sections(finish: Finish, sections: dict[str, Any]) -> None:
+    done = finish(**SHAPES, **sections)
+    assert (
+        done.rounds[["concept_accuracy", "concept_error", "intervened_accuracy"]]
+        .notna()
+        .all(axis=None)
+    )
+
+
+def test_clients_own_test_examples_have_their_concepts(finish: Finish) -> None:
+    done = finish(**SHAPES, method={"name": "fedper"}, evaluate={"clients": True})
+    own = done.clients[["test_concept_accuracy", "test_intervened_accuracy"]]
+    assert own.notna().to_numpy().any()
+    assert own.stack().between(0, 1).all()  # type: ignore[operator]
+
+
+def test_concepts_are_learnt(finish: Finish) -> None:
+    """With true concepts, a head that has learnt from true ones is nearly always right."""
+    done = finish(
+        data={"name": "shapes", "samples": 600, "test_samples": 200, "noise": 0.05},
+        partition={"kind": "iid", "clients": 3},
+        model={**SHAPES["model"], "network": {"name": "cnn"}, "learning": "independent"},
+        train={"rounds": 10, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}},
+        engine={"kind": "local", "clients_per_step": 3},
+    )
+    last = done.rounds.iloc[-1]
+    assert last["concept_accuracy"] > 0.85
+    assert last["concept_error"] < 0.3
+    assert last["intervened_accuracy"] > 0.9 > last["accuracy"]
+
+
+def test_other_models_do_not_see_concepts(finish: Finish) -> None:
+    data = load_dataset(datasets.parse(SHAPES["data"]))
+    bare = replace(data, concepts=())
+    sections = {"partition": SHAPES["partition"], "model": {"name": "mlp"}, "train": {"rounds": 1}}
+    runs = [finish(data=given, **sections) for given in (data, bare)]
+    for layer, tensor in runs[0].weights().items():
+        assert torch.equal(tensor, runs[1].weights()[layer])
+
+
+# data
+
+
+def test_labels_of_shapes_follow_from_their_concepts() -> None:
+    data = load_dataset(datasets.parse({"name": "shapes", "samples": 2000}))
+    for columns, y in ((data.columns, data.y), (data.test_columns, data.test_y)):
+        c = {name: columns[name] for name in data.concepts}
+        score = c["square"] + c["ring"] - c["stripe"] + 2 * c["brightness"]
+        assert ((score > 1.25) == y).all()
+    assert abs(data.y.mean() - 0.59) < 0.03
+    plain = load_dataset(datasets.parse({"name": "shapes", "noise": 0.0}))
+    background = np.median(plain.x, axis=(1, 2, 3))
+    np.testing.assert_allclose(background, plain.columns["brightness"] / 2, atol=1e-6)
+    framed = plain.x[:, 0, 0, 0] > background + 0.4
+    assert (framed == plain.columns["frame"]).all()
+
+
+def test_concepts_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "patients.csv"
+    lines = ["age,fever,cough,weight,sick"]
+    for i in range(20):
+        cough = ["true", "false", ""][i % 3]
+        lines.append(f"{20 + i},{i % 2},{cough},{-999 if i == 4 else 60 + i},{'ab'[i % 2]}")
+    path.write_text("\n".join(lines))
+    section = {"name": "table", "path": path, "label": "sick"}
+    section |= {"concepts": ["fever", "cough", "weight"], "blanks": [-999]}
+    data = load_dataset(datasets.parse(section))
+    assert data.features == ("age",)
+    assert [c.binary for c in data.spec.concepts] == [True, True, False]
+    rows = np.round(data.x[:, 0]).astype(int) - 20
+    np.testing.assert_array_equal(data.columns["fever"], rows % 2)
+    expected = np.array([1, 0, np.nan])[rows % 3]
+    np.testing.assert_array_equal(data.columns["cough"], expected)
+    np.testing.assert_array_equal(data.columns["weight"], np.where(rows == 4, np.nan, 60.0 + rows))
+    test = np.round(data.test_x[:, 0]).astype(int) - 20
+    np.testing.assert_array_equal(data.test_columns["fever"], test % 2)
+    kept = load_dataset(datasets.parse({**section, "missing": "drop"}))
+    assert len(kept.y) == len(data.y)  # an unknown concept is no reason to leave out a row
+    apart = load_dataset(datasets.parse({**section, "test_path": _copy(path)}))
+    assert len(apart.test_columns["weight"]) == len(apart.test_y) == 20
+
+
+def _copy(path: Path) -> Path:
+    other = path.with_name("others.csv")
+    other.write_text(path.read_text())
+    return other
+
+
+WRONG: dict[str, Any] = {
+    "has 'fever' twice": {"concepts": ("fever", "fever")},
+    "'fevr' is not one of columns; did you mean 'fever'?": {"concepts": ("fevr",)},
+    "'age' is not one of test_columns": {"test_columns": {"fever": np.zeros(N)}},
+    "columns['fever'] must hold finite numbers": {
+        "columns": {name: np.array(["x"] * N) for name in ("fever", "cough", "age")}
+    },
+    "'fever' is known of no training example": {
+        "columns": {name: np.full(N, np.nan) for name in ("fever", "cough", "age")}
+    },
+    "the concept 'fever' is a feature as well": {"features": ("fever", "a", "b", "c", "d")},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_concepts_that_cannot_be(said: str, finish: Finish) -> None:
+    order = ("fever",) if "test_columns" not in said else ("fever", "age")
+    data = replace(table(), **{"concepts": order, **WRONG[said]})
+    with pytest.raises(DataError) as refused:
+        finish(data=data, partition={"kind": "iid", "clients": 2}, model={"name": "mlp"})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_subsets_keep_the_concepts_of_their_examples(finish: Finish) -> None:
+    whole = load_dataset(datasets.parse({"name": "shapes", "samples": 100}))
+    some = load_dataset(
+        datasets.parse({"name": "shapes", "samples": 100, "subset": 30, "test_subset": 20})
+    )
+    places = {row.tobytes(): i for i, row in enumerate(whole.x)}
+    at = [places[row.tobytes()] for row in some.x]
+    np.testing.assert_array_equal(some.columns["ring"], whole.columns["ring"][at])
+    assert len(some.test_columns["ring"]) == 20
+    model = SHAPES["model"]
+    done = finish(data=some, partition={"kind": "iid", "clients": 2}, model=model)
+    assert "concept_accuracy" in done.rounds
