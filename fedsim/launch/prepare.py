@@ -120,7 +120,7 @@ def prepare(
         outputs=objective.num_outputs(dataset),
         conditions=_in_order(_conditions(experiment, splits)),
         setup_bytes=setup_bytes,
-        adapt=adapters and adapters.adapting(experiment.method.adapts),
+        adapt=None if adapters is None else adapters.adapting(experiment.method.adapts),
     )
     network = _try_model(spec)
     frozen = {n: p.detach() for n, p in network.named_parameters() if not p.requires_grad}

@@ -118,7 +118,7 @@ def _content(experiment: Experiment, key: str) -> Any:
 def _network(experiment: Experiment, spec: RunSpec, weights: Path) -> nn.Module:
     """The network of another experiment on the run's data, with weights from a file."""
     adapters = experiment.adapters
-    adapt = adapters and adapters.adapting(experiment.method.adapts)
+    adapt = None if adapters is None else adapters.adapting(experiment.method.adapts)
     network = replace(spec, train=experiment.train, adapt=adapt, frozen={}).build_model()
     load_weights(weights, network)
     return network.eval()
@@ -168,8 +168,8 @@ def with_reference(
     yield f"the reference of explanations: {words}, {primary.label} {score:.3g}"
     with folder.writing():
         atomic.write(folder.path / REFERENCE, save(maps))
-    sums = {**folder.files, REFERENCE: atomic.checksum(folder.path / REFERENCE)}
-    folder.update(reference=about, files=sums)
+        about["checksum"] = atomic.checksum(folder.path / REFERENCE)
+    folder.update(reference=about)
     return kept(folder, spec)
 
 
@@ -183,9 +183,9 @@ def kept(folder: RunFolder, spec: RunSpec) -> RunSpec:
         return spec
     path = folder.path / REFERENCE
     try:
-        atomic.check(path, folder.files.get(REFERENCE))
+        atomic.check(path, folder.manifest["reference"]["checksum"])
         maps = load_file(path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, KeyError) as error:
         raise Damaged(f"{path}: is missing") from error
     except (OSError, SafetensorError) as error:
         raise Damaged(f"{path}: is damaged: {error}") from error
@@ -235,4 +235,5 @@ def _trained(experiment: Experiment, engine: Engine, device: torch.device) -> by
     except RunError as error:
         raise RunError(f"{KEY}={experiment.method.name}: {error}") from error
     arrays = experiment.method.global_model(federation_of(runner), state)
-    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    content: bytes = save({name: np.asarray(a, order="C") for name, a in arrays.items()})
+    return content
