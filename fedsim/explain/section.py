@@ -263,12 +263,12 @@ class Explain(Config):
                     problem = f"{name} needs inputs of the central test set; set inputs_from: test"
                     raise _unfit("scores", problem)
             if self.reference is not None:
-                raise _unfit("reference", "explains inputs of its own; set inputs_from: test")
-        if self.scores is not None and ("reference_agreement" in self.scores) != (
-            self.reference is not None
-        ):
-            problem = "reference_agreement among `scores` and `reference` need each other"
-            raise _unfit("reference", problem)
+                raise _unfit("reference", "is explained on common inputs; set inputs_from: test")
+        compared = self.scores is None or "reference_agreement" in self.scores
+        if self.reference is not None and not compared:
+            raise _unfit("reference", "has no effect without reference_agreement among `scores`")
+        if self.reference is None and self.scores is not None and compared:
+            raise _unfit("scores", "reference_agreement needs `reference`: centralised, or a run")
         without_global = self.of is not None and "global" not in self.of
         if without_global and "global_agreement" in (self.scores or ()):
             raise _unfit("scores", "global_agreement needs the global model among `of`")

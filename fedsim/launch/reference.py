@@ -58,8 +58,6 @@ def check_reference(
             raise ExperimentError(
                 f"{KEY}={source}: method.name={source} {why}; name a finished run instead"
             )
-        if not len(splits.train.values):
-            raise ExperimentError(f"{KEY}={source}: clients have no labelled examples to train on")
         _alone(experiment, source)
 
 
