@@ -229,8 +229,8 @@ class Explanations(Condition):
         relevance = None if given is None else given.cpu().numpy()
         return self._explained(context, about, number, self.inputs(context), None, relevance)
 
-    def maps_of(self, context: WorkerContext, model: Any) -> dict[str, NDArray[np.float32]]:
-        """(m, P) each explainer's maps of another model of the same kind, by its name.
+    def of_reference(self, context: WorkerContext, model: Any) -> dict[str, Explained]:
+        """Each explainer's maps of another model of the same kind, without scores.
 
         They are of round 0: what explainers draw is independent of what they draw in the rounds.
 
@@ -240,7 +240,7 @@ class Explanations(Condition):
         unscored = self.section.model_copy(update={"scores": ()})
         alone = self.model_copy(update={"section": unscored})
         return {
-            explainer.label: alone.piece(context, number, 0, {"model": model}).relevance
+            explainer.label: alone.piece(context, number, 0, {"model": model})
             for number, explainer in enumerate(self.section.explainers)
         }
 

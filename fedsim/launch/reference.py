@@ -19,6 +19,7 @@ from fedsim.conditions.explaining import Explanations
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import BadInput, Damaged, ExperimentError, RunError
 from fedsim.experiment import Evaluate, Experiment
+from fedsim.explain.scores.relevance import informative
 from fedsim.federation import Engine, RoundRunner, RunSpec
 from fedsim.federation.context import WorkerContext
 from fedsim.federation.federation import federation_of
@@ -159,12 +160,19 @@ def with_reference(
     if isinstance(model, nn.Module):
         model = model.to(device)
     (explanations,) = (c for c in spec.conditions if isinstance(c, Explanations))
-    maps = explanations.maps_of(context, model)
+    found = explanations.of_reference(context, model)
+    for name, one in found.items():
+        if silent := int((~informative(one.relevance, present=one.present)).sum()):
+            yield (
+                f"warning: of the reference, explainer {name} says nothing about {silent} of "
+                f"{len(one.inputs)} inputs, and agreement with it is what chance gives"
+            )
     totals = evaluate(spec.objective, context.as_network(model), context.central_batch)
     primary = next(metric for metric in spec.shown(dataset) if metric.primary)
     about[primary.column] = score = scores_of(spec.objective, totals)[primary.column]
     yield f"the reference of explanations: {words}, {primary.label} {score:.3g}"
     with folder.writing():
+        maps = {name: one.relevance for name, one in found.items()}
         atomic.write(folder.path / REFERENCE, save(maps))
         about["checksum"] = atomic.checksum(folder.path / REFERENCE)
     folder.update(reference=about)

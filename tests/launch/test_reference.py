@@ -128,6 +128,16 @@ def test_the_control_is_at_chance(finish: Finish) -> None:
     assert abs(last["random/reference_agreement_cosine"]) < 0.4
 
 
+def test_a_reference_that_says_nothing(tmp_path: Path) -> None:
+    told: list[Any] = []
+    sections = {**DOCUMENTS, "model": {"name": "rationale", "hidden": 4}, "train": {"rounds": 1}}
+    explain = {"explainers": ["rationale"], "every": 1}
+    done = run(small_experiment(**explained(sections, **explain)), tmp_path, told.append)
+    said = "warning: of the reference, explainer rationale says nothing about 4 of 4 inputs, and "
+    assert [line for line in told if str(line).startswith(said)]
+    assert done.rounds["rationale/reference_agreement_rank"].iloc[-1] == 0
+
+
 PERSONAL = {"of": ["cohort", "personal"]}
 METHODS: dict[str, tuple[Sections, list[str]]] = {
     "scaffold": ({}, ["", "client_"]),
