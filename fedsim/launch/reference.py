@@ -118,7 +118,8 @@ def _network(experiment: Experiment, spec: RunSpec, weights: Path) -> nn.Module:
     """The network of another experiment on the run's data, with weights from a file."""
     adapters = experiment.adapters
     adapt = None if adapters is None else adapters.adapting(experiment.method.adapts)
-    network = replace(spec, train=experiment.train, adapt=adapt, frozen={}).build_model()
+    train = spec.train.model_copy(update={"initial_weights": None})  # the file has all of them
+    network = replace(spec, train=train, adapt=adapt, frozen={}).build_model()
     load_weights(weights, network)
     return network.eval()
 
