@@ -40,7 +40,7 @@ from fedsim.federation.federation import federation_of
 from fedsim.methods import State
 from fedsim.objectives import Metric, Objective
 from fedsim.results.describe import describe
-from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, LABELS, REFERENCE, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.records import (
     chained,
@@ -200,7 +200,8 @@ class Rounds:
             contiguous = {n: np.asarray(array, order="C") for n, array in arrays.items()}
             atomic.write(weights, save(contiguous, about))
             files = [table.file for table in self.tables.values()]
-            written = [f for f in (*files, folder.path / LABELS, weights) if f.exists()]
+            files += [folder.path / LABELS, folder.path / REFERENCE, weights]
+            written = [f for f in files if f.exists()]
             folder.update(
                 result_hash=result_hash(ledger["chain"], state),
                 files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},

@@ -173,7 +173,7 @@ def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
                 run(trial.experiment, out / f"runs-{number}")
             except FedsimError as error:
                 errors[trial.path] = str(error)
-            (made,) = out.glob(f"runs-{number}/*/*")
+            (made,) = out.glob(f"runs-{number}/*/[!.]*")
             trial.path.parent.mkdir(parents=True, exist_ok=True)
             made.rename(trial.path)
             shutil.rmtree(out / f"runs-{number}")
@@ -193,7 +193,7 @@ def interrupted(experiment: Experiment, out: Path, after: int) -> Path:
 
     with pytest.raises(KeyboardInterrupt):
         run(experiment, out, interrupt)
-    (folder,) = out.glob("*/*")
+    (folder,) = out.glob("*/[!.]*")
     return folder
 
 

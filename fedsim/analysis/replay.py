@@ -48,6 +48,7 @@ from fedsim.explain.sanity import Sanity, check
 from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
 from fedsim.launch.prepare import dealt, prepare
+from fedsim.launch.reference import kept
 from fedsim.launch.run import same_data
 from fedsim.methods import State
 from fedsim.methods.shared.pool import ShowsShared
@@ -241,8 +242,9 @@ def replay(
     after = last if after is None else after
     if after:
         _check_round(run, after)
-    dataset, splits, spec = prepare(experiment, dataset)
+    dataset, splits, spec = prepare(experiment, dataset, begun=True)
     folder = RunFolder.open(run.path)
+    spec = kept(folder, spec)
     same_data(folder, dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)

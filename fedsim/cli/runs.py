@@ -47,6 +47,7 @@ MAIN_SCORES = (
     "insertion",
     "agreement_rank",
     "global_agreement_rank",
+    "reference_agreement_rank",
     "relevance_mass_signal",
 )
 

@@ -39,6 +39,7 @@ class Explanations(Condition):
         section: the experiment's `explain` section, resolved.
         scored: the columns of rounds.parquet that it adds.
         backgrounds: raw inputs (m, ...) of baselines that all models have in common, by label.
+        reference: (m, P) maps of the section's reference, by explainer; on the server alone.
     """
 
     name: str = "explain"
@@ -47,6 +48,7 @@ class Explanations(Condition):
     section: Explain
     scored: tuple[str, ...]
     backgrounds: dict[str, Any] = Field(default_factory=dict, repr=False)
+    reference: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -136,7 +138,7 @@ class Explanations(Condition):
             name: {k: explained[k][name] for k in keys if name in explained[k]}
             for name in (explainer.label for explainer in self.section.explainers)
         }
-        added = recorded(self.section, found, ledger.get("maps", {}))
+        added = recorded(self.section, found, ledger.get("maps", {}), self.reference)
         round.runner.record("explanations", added.rows)
         round.runner.record("maps", added.maps)
         for name in sorted(
@@ -226,6 +228,21 @@ class Explanations(Condition):
         given = arguments.get("given", {}).get(number)
         relevance = None if given is None else given.cpu().numpy()
         return self._explained(context, about, number, self.inputs(context), None, relevance)
+
+    def of_reference(self, context: WorkerContext, model: Any) -> dict[str, Explained]:
+        """Each explainer's maps of another model of the same kind, without scores.
+
+        They are of round 0: what explainers draw is independent of what they draw in the rounds.
+
+        Args:
+            model: a network, or arrays by name.
+        """
+        unscored = self.section.model_copy(update={"scores": ()})
+        alone = self.model_copy(update={"section": unscored})
+        return {
+            explainer.label: alone.piece(context, number, 0, {"model": model})
+            for number, explainer in enumerate(self.section.explainers)
+        }
 
     def inputs(self, context: WorkerContext) -> ExplainedInputs:
         """The inputs of the central test set whose predictions are explained."""

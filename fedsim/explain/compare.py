@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,15 @@ def recorded(
     section: Explain,
     found: Mapping[str, Mapping[Key, Explained]],
     before: Mapping[str, Mapping[str, Mapping[str, NDArray[Any]]]],
+    reference: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> Recorded:
+    """Compare and tabulate a round's explanations.
+
+    Args:
+        found: by explainer and model.
+        before: the maps of the time before.
+        reference: (m, P) the reference's maps of the same inputs, by explainer.
+    """
     wanted = section.scores or ()
     columns: dict[str, float] = {}
     rows: list[Row] = []
@@ -57,15 +66,18 @@ def recorded(
             if "drift" in wanted and same and old["relevance"].shape == one.relevance.shape:
                 alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
+            if explainer in reference:
+                alike = _alike(alike_by, one.relevance, reference[explainer], one.present)
+                scored[key] |= {f"reference_agreement_{how}": a for how, a in alike.items()}
         for whose in section.whose:
             of_clients = {key: one for key, one in of_models.items() if key[0] == whose}
             if whose != "global":
                 if "agreement" in wanted and whose != "shared":
                     _agreement(scored, of_clients, alike_by)
                 if "global_agreement" in wanted and ("global", None) in of_models:
-                    reference = of_models["global", None].relevance
+                    whole = of_models["global", None].relevance
                     for key, one in of_clients.items():
-                        alike = _alike(alike_by, one.relevance, reference, one.present)
+                        alike = _alike(alike_by, one.relevance, whole, one.present)
                         scored[key] |= {f"global_agreement_{how}": a for how, a in alike.items()}
             own = [scored[key] for key in of_clients]
             for column in dict.fromkeys(name for one in own for name in one):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -61,8 +62,9 @@ class Score:
         best: whether `max` or `min` is better.
         about: `input`, a relevance map and the model; `truth`, a map and the parts of the input
             that are known to be of one kind; `clients`, maps of several clients; `global`, a
-            client's map and that of the global model; `before`, the map of the same model and
-            inputs the time before, if it was explained then.
+            client's map and that of the global model; `reference`, a map and that of the
+            section's reference; `before`, the map of the same model and inputs the time before, if
+            it was explained then.
         usual: computed unless `scores` says otherwise; the others take many more calls.
         numbers: only for inputs of floating point, not for documents.
         again: is of the explainer, which may explain the model again; there is none of an
@@ -79,7 +81,7 @@ class Score:
 
     label: str
     best: Literal["max", "min"]
-    about: Literal["input", "truth", "clients", "global", "before"] = "input"
+    about: Literal["input", "truth", "clients", "global", "reference", "before"] = "input"
     usual: bool = True
     numbers: bool = False
     again: bool = False
@@ -132,6 +134,9 @@ SCORES: Mapping[str, Score] = {
     "agreement": Score("agreement of clients", "max", "clients", chance="similarity"),
     "global_agreement": Score(
         "agreement with the global model", "max", "global", chance="similarity"
+    ),
+    "reference_agreement": Score(
+        "agreement with the reference", "max", "reference", chance="similarity"
     ),
     "drift": Score("drift since the last time", "min", "before", chance="similarity"),
 }
@@ -199,6 +204,14 @@ class Explain(Config):
         maps: store the relevances themselves in maps.parquet.
         share: have clients send their explanations, see `fedsim.explain.share.Share`; by default
             they keep them.
+        reference: a model whose explanations of the same inputs all others are compared with, in
+            each round (`reference_agreement`); by default none. `centralised` trains it before the
+            first round, on the union of the clients' data: the same seed, initial weights, model,
+            adapters, objective, validation set and `train` section, without anything that belongs
+            to a federation (privacy, adversaries, devices, compression, the cohort). Or the folder
+            of a finished run of the same data and model: its final global model. The reference's
+            maps are kept in the run's folder; the centralised weights, in `.references` beside it,
+            are shared by the runs of a grid or a search.
 
     Example:
         >>> Explain(explainers=["integrated_gradients", {"name": "occlusion", "size": 2}]).every
@@ -220,6 +233,7 @@ class Explain(Config):
     top_k: int | None = Field(None, ge=1)
     maps: bool = False
     share: Share | None = None
+    reference: Literal["centralised"] | Path | None = None
 
     @field_validator("scores")
     @classmethod
@@ -246,9 +260,16 @@ class Explain(Config):
             if self.slice is not None:
                 raise _unfit("slice", "slices are of the central test set; set inputs_from: test")
             for name in self.scores or ():
-                if SCORES[name].about in ("truth", "clients", "global"):
+                if SCORES[name].about in ("truth", "clients", "global", "reference"):
                     problem = f"{name} needs inputs of the central test set; set inputs_from: test"
                     raise _unfit("scores", problem)
+            if self.reference is not None:
+                raise _unfit("reference", "is explained on common inputs; set inputs_from: test")
+        compared = self.scores is None or "reference_agreement" in self.scores
+        if self.reference is not None and not compared:
+            raise _unfit("reference", "has no effect without reference_agreement among `scores`")
+        if self.reference is None and self.scores is not None and compared:
+            raise _unfit("scores", "reference_agreement needs `reference`: centralised, or a run")
         without_global = self.of is not None and "global" not in self.of
         if without_global and "global_agreement" in (self.scores or ()):
             raise _unfit("scores", "global_agreement needs the global model among `of`")
@@ -360,6 +381,8 @@ class Explain(Config):
             return of != ("global",) and self.clients > 1 and self.inputs_from == "test"
         if score.about == "global":
             return "global" in of and len(of) > 1 and self.inputs_from == "test"
+        if score.about == "reference":
+            return self.reference is not None
         if score.images and len(dataset.shape) != 3:
             return False
         return not (score.numbers and dataset.words)

@@ -23,8 +23,9 @@ class Without(Config):
 
     Everything else stays as it is with them: the other clients' data and names, all random
     streams, and cohorts, in which their places stay empty. So do constants of a method that depend
-    on the number of clients, such as 1/K in SCAFFOLD, and scales that were fitted to the pooled
-    data. A run without clients that never took part has the result of the run with them.
+    on the number of clients, such as 1/K in SCAFFOLD, scales that were fitted to the pooled data,
+    and the reference of explanations. A run without clients that never took part has the result
+    of the run with them.
 
     Args:
         clients: their numbers.

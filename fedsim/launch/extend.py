@@ -17,7 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import begin, same_data
-from fedsim.results.folder import RunFolder, new_path
+from fedsim.results.folder import REFERENCE, RunFolder, new_path
 from fedsim.results.run import Run
 from fedsim.results.tables import Table
 from fedsim.results.verify import damage_of_run
@@ -40,6 +40,7 @@ def extend(
     The result is a new run with its own hash, whose tables begin with the rounds of the old one;
     `manifest["continues"]` says which that is. Its weights are those of a run that was as long
     from the start, unless learning rates depend on the number of rounds (`train.schedule`).
+    A reference of its explanations (`explain.reference`) stays the one of the old run.
 
     Args:
         run: the finished run, or its folder (`runs/NAME` means the latest).
@@ -77,7 +78,7 @@ def extend(
         raise ExperimentError(
             f"train.rounds={experiment.train.rounds}: the run has {done} rounds already; set more"
         )
-    dataset, splits, spec = prepare(experiment)
+    dataset, splits, spec = prepare(experiment, begun=True)
     if splits.sequence is not None:
         raise ExperimentError(
             "sequences of tasks are divided among all rounds; start a new run instead"
@@ -127,9 +128,17 @@ def copy_rounds(old: RunFolder, new: RunFolder, t: int, stopping_anew: bool = Fa
         content["progress"]["ledger"].pop("best", None)
     write_tree(weights / first.name, content)
     about = old.manifest
+    copy_reference(old, new)
     new.update(
         checkpoints=[t],
         clients_per_step=about["clients_per_step"],
         halved=about.get("halved", []),
         continues={"folder": str(old.path), "round": t, "result_hash": about["result_hash"]},
     )
+
+
+def copy_reference(old: RunFolder, new: RunFolder) -> None:
+    """Have a new run explain beside the reference of another one, if that has one."""
+    if "reference" in old.manifest:
+        shutil.copyfile(old.path / REFERENCE, new.path / REFERENCE)
+        new.update(reference=old.manifest["reference"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.runner import RESERVED
 from fedsim.federation.worker import Rehearsal
 from fedsim.launch.loggers import check_loggers
+from fedsim.launch.reference import check_reference
 from fedsim.methods.learns import Problem
 from fedsim.models.adapters import check_adapted
 from fedsim.objectives import VALIDATION, FurtherMetric, Objective
@@ -59,9 +59,14 @@ CLIENT_COLUMNS = {
 
 
 def prepare(
-    experiment: Experiment, dataset: Dataset | None = None
+    experiment: Experiment, dataset: Dataset | None = None, begun: bool = False
 ) -> tuple[Dataset, ClientSplits, RunSpec]:
-    """Load the data, deal it out, and check that the experiment can be carried out."""
+    """Load the data, deal it out, and check that the experiment can be carried out.
+
+    Args:
+        dataset: the data of the experiment, if already loaded.
+        begun: whether there is a run of it already, which may have taken what it needs of others.
+    """
     check_loggers(experiment)
     if experiment.engine.kind != "local" and (found := defined_here(experiment)):
         raise ExperimentError(
@@ -102,7 +107,7 @@ def prepare(
         )
     objective = _with_further(experiment, objective, dataset, splits)
     check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
-    in_tasks = splits.sequence is not None
+    in_tasks, adapters = splits.sequence is not None, experiment.adapters
     experiment.method.check_fit(Problem(experiment.model, objective, in_tasks, experiment.hidden))
     _check_rounds(experiment, splits)
     spec = RunSpec(
@@ -116,7 +121,7 @@ def prepare(
         conditions=_in_order(_conditions(experiment, splits)),
         setup_bytes=setup_bytes,
         without=experiment.without,
-        adapt=_adapted(experiment),
+        adapt=None if adapters is None else adapters.adapting(experiment.method.adapts),
     )
     network = _try_model(spec)
     frozen = {n: p.detach() for n, p in network.named_parameters() if not p.requires_grad}
@@ -141,6 +146,7 @@ def prepare(
     size = sum(tensor.numel() for tensor in (*trained, *network.buffers()))
     if experiment.explain is not None:
         section, common = _check_explain(experiment, dataset, splits, network)
+        check_reference(experiment, dataset, splits, spec, begun)
         scored = tuple(metric.column for metric in section.metrics(dataset))
         explanations = Explanations(section=section, scored=scored, backgrounds=common.rows)
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
@@ -153,14 +159,6 @@ def prepare(
     of_clients = {name: one.name for one in spec.conditions for name in one.client_columns}
     spec = replace(spec, size=size, columns=COLUMNS | columns)
     return dataset, splits, replace(spec, client_columns=CLIENT_COLUMNS | of_clients)
-
-
-def _adapted(experiment: Experiment) -> Callable[[nn.Module], nn.Module] | None:
-    """What the network becomes with the experiment's adapters."""
-    adapters, how = experiment.adapters, experiment.method.adapts
-    if adapters is None:
-        return None
-    return partial(adapters.applied, fixed=how == "b", added=how == "both, exactly")
 
 
 def dealt(

@@ -27,6 +27,7 @@ from fedsim.federation import Engine, LocalEngine, RunSpec, cohort_size, limit_t
 from fedsim.launch.loggers import environment, with_loggers
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import RunProgress
+from fedsim.launch.reference import with_reference
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.manifest import is_at
 from fedsim.results.records import facts, hashes
@@ -112,7 +113,7 @@ def resume(
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         for line in folder.repaired:
             shown(line)
-        dataset, splits, spec = prepare(folder.experiment)
+        dataset, splits, spec = prepare(folder.experiment, begun=True)
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec, shown) as actors:
             _announce(folder, shown, on_start)
@@ -141,7 +142,7 @@ def drive(
     import ray
 
     loaded = ray.get(data)
-    dataset, splits, spec = prepare(experiment, loaded)
+    dataset, splits, spec = prepare(experiment, loaded, begun=is_at(path))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -404,6 +405,7 @@ def _logged(
     log = logging.getLogger(__name__)
     try:
         with _log_file(folder):
+            spec = yield from with_reference(folder, spec, dataset, splits, engine)
             events = simulate(folder, spec, dataset, splits, engine)
             for event in with_loggers(folder, events):
                 if isinstance(event, str):

@@ -14,7 +14,7 @@ from fedsim.data import ClientSplits
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Condition, RunSpec, Without, draw_cohort
-from fedsim.launch.extend import CHANGEABLE, copy_rounds
+from fedsim.launch.extend import CHANGEABLE, copy_reference, copy_rounds
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import begin, resume, same_data
 from fedsim.results.folder import RunFolder
@@ -71,12 +71,12 @@ def without(
     path = Path(out or old.path / "without", folder_name(experiment.without)).absolute()
     if is_at(path):
         return _there(path, experiment, progress, on_start)
-    dataset, splits, spec = prepare(experiment)
+    dataset, splits, spec = prepare(experiment, begun=True)
     same_data(old, dataset, splits)
     shared = common_rounds(Run(old), experiment, splits, spec)
     known = [t for t in old.checkpoints().rounds() if t <= shared]
-    fill = partial(copy_rounds, old, t=known[-1]) if known else lambda _: None
-    return begin(experiment, dataset, splits, spec, path, progress, on_start, fill)
+    copy = partial(copy_rounds, old, t=known[-1]) if known else partial(copy_reference, old)
+    return begin(experiment, dataset, splits, spec, path, progress, on_start, copy)
 
 
 def experiment_without(

@@ -63,6 +63,10 @@ class Adapters(Config):
                 f"adapters: model.name={model.name} is a {model.kind}, and has no layers"
             )
 
+    def adapting(self, how: str) -> Callable[[nn.Module], nn.Module]:
+        """What makes a network one with adapters, for a method that `adapts` so."""
+        return partial(self.applied, fixed=how == "b", added=how == "both, exactly")
+
     def applied(self, network: nn.Module, fixed: bool, added: bool) -> nn.Module:
         """Freeze a network and put adapters into it, from torch's current random state.
 

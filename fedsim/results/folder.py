@@ -28,6 +28,7 @@ from fedsim.support import atomic
 from fedsim.support.hardware import hardware
 
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
+REFERENCE = "reference.safetensors"  # maps of the reference of its explanations
 LABELS = "labels.parquet"  # who holds which labels
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 

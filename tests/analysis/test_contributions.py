@@ -58,6 +58,15 @@ def subsets(clients: Iterable[int]) -> list[frozenset[int]]:
         {"uplink": {"name": "topk", "fraction": 0.1}},
         {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 1.0}},
         {"explain": {"of": ["global"], "inputs": 2}, "train": {"rounds": 2}},
+        {
+            "explain": {"of": ["global"], "inputs": 2, "reference": "centralised"},
+            "train": {"rounds": 2, "participation": 0.5},
+        },
+        {
+            "explain": {"of": ["global", "personal"], "inputs": 2, "reference": "centralised"},
+            "method": {"name": "ditto"},
+            "train": {"rounds": 2},
+        },
         {"model": {"name": "cnn"}, "engine": {"clients_per_step": 2}, "train": {"rounds": 2}},
     ],
     ids=lambda given: "-".join(f"{key}" for key in given) or "plain",

@@ -143,7 +143,7 @@ WRONG = {
     **{
         f"{{inputs_from: own, scores: [{name}]}}": f"scores: {name} needs inputs of the central "
         "test set; set inputs_from: test"
-        for name in ("relevance_mass", "agreement", "global_agreement")
+        for name in ("relevance_mass", "agreement", "global_agreement", "reference_agreement")
     },
     "{of: [cohort], scores: [global_agreement]}": "scores: global_agreement needs the global model"
     " among `of`",
@@ -154,6 +154,12 @@ WRONG = {
         "`of`: cohort or personal"
         for name in ("agreement", "global_agreement")
     },
+    "{inputs_from: own, reference: centralised}": "reference: is explained on common inputs; set "
+    "inputs_from: test",
+    "{reference: centralised, scores: [deletion]}": "reference: has no effect without "
+    "reference_agreement among `scores`",
+    "scores: [reference_agreement]": "scores: reference_agreement needs `reference`: centralised, "
+    "or a run",
     "share: {noise: -1}": "share.noise: must be greater than or equal to 0, not -1",
     "share: {poisoned: 1.5}": "share.poisoned: must be less than or equal to 1, not 1.5",
     "share: {aggregation: meen}": "share.aggregation: must be 'mean', 'quality' or 'median', not "
@@ -330,6 +336,7 @@ class TestDefaults:
             (TABLE, ("signal",), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
             (TABLE, ("signal",), {"clients": 1}, "both", {"agreement"}),
             (LOCAL, ("signal",), {}, "cohort", {"global_agreement"}),
+            (LOCAL, ("signal",), {"reference": "centralised"}, "cohort", {"global_agreement"}),
             (LOCAL, ("signal",), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
         ],
     )
@@ -339,7 +346,8 @@ class TestDefaults:
         dataset = loaded(data) if isinstance(data, str) else images(*data)
         found = resolved(sections, dataset, **explain)
         assert found.of == (("global", "cohort") if of == "both" else (of,))
-        possible = (USUAL | LOCATED) - lacking
+        beside = {"reference_agreement"} if "reference" in explain else set()
+        possible = (USUAL | LOCATED | beside) - lacking
         assert found.scores == tuple(name for name in SCORES if name in possible)
 
     def test_what_is_asked_for_stays(self) -> None:

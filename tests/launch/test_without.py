@@ -113,6 +113,7 @@ def test_it_is_made_once_and_resumed(tmp_path: Path) -> None:
         {"devices": {"over_selection": 2.0, "deadline": 1.0}},
         {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
         {"explain": {"of": ["cohort", "global"], "inputs": 2}},
+        {"explain": {"of": ["global"], "inputs": 2, "reference": "centralised"}},
         {"explain": {"explainers": [{"name": "kernel_shap", "baseline": {"clients": 2}}]}},
         {"aggregation": {"name": "median"}, "train": {**FEW, "participation": 0.6}},
         {"secure_aggregation": {}, "train": {**FEW, "participation": 0.6}},

@@ -27,6 +27,8 @@ from fedsim.errors import BadInput, Damaged, FedsimError, RunError, RunFolderErr
 from fedsim.experiment import Experiment
 from fedsim.federation import LocalEngine, RoundRunner, RunSpec, Without, draw_cohort
 from fedsim.launch.prepare import prepare
+from fedsim.launch.reference import kept as with_kept
+from fedsim.launch.reference import maps_of, with_maps
 from fedsim.launch.run import same_data
 from fedsim.launch.without import experiment_without, joins_by_cohort
 from fedsim.methods import State
@@ -76,11 +78,11 @@ class Coalitions:
             )
         self.run, self._tell = run, tell
         self._loaded = load_dataset(experiment.data)
-        prepared = prepare(experiment, self._loaded)
-        same_data(RunFolder.open(run.path), *prepared[:2])
-        self._player = Player(
-            experiment, self._loaded, prepared, _first_rounds(run, *prepared[1:])
-        )
+        dataset, splits, spec = prepare(experiment, self._loaded, begun=True)
+        folder, first = RunFolder.open(run.path), _first_rounds(run, splits, spec)
+        same_data(folder, dataset, splits)
+        prepared = dataset, splits, with_kept(folder, spec)
+        self._player = Player(experiment, self._loaded, prepared, first)
         self.clients = tuple(run.client_ids)
         self.active = frozenset(self._player.first)
         self._file = run.path / FILE
@@ -142,8 +144,8 @@ class Coalitions:
                 num_gpus=engine.gpus_per_actor,
                 max_retries=RETRIES,
             )
-            given = (experiment, ray.put(self._loaded), self._player.first, manifest, os.getcwd())
-            left = {task.remote(piece, *given): piece for piece in pieces}
+            player, folder = ray.put(self._player), os.getcwd()
+            left = {task.remote(piece, player, manifest, folder): piece for piece in pieces}
             try:
                 while left:
                     (ready, *_), _ = ray.wait(list(left))
@@ -166,16 +168,10 @@ def _found(get: Callable[[Any], list[Outcome]], ready: Any) -> list[Outcome]:
 
 
 def _outcomes(
-    coalitions: Sequence[Coalition],
-    experiment: Experiment,
-    loaded: Dataset,
-    first: Mapping[int, int],
-    manifest: Mapping[str, Any],
-    folder: str,
+    coalitions: Sequence[Coalition], player: Player, manifest: Mapping[str, Any], folder: str
 ) -> list[Outcome]:
     """What a worker on Ray does."""
     enter(folder)
-    player = Player(experiment, loaded, prepare(experiment, loaded), first)
     return player.outcomes(coalitions, manifest)
 
 
@@ -213,7 +209,7 @@ class Player:
         """Refuse an experiment that cannot do without the others of a coalition."""
         if others := self._others(coalition):
             try:
-                prepare(experiment_without(self.experiment, others), self.loaded)
+                prepare(experiment_without(self.experiment, others), self.loaded, begun=True)
             except BadInput as refusal:
                 raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
@@ -251,8 +247,10 @@ class Player:
         dataset, splits, spec = self.prepared
         others = self._others(coalition)
         if apart and others and coalition:
-            prepared = prepare(experiment_without(self.experiment, others), self.loaded)
-            dataset, splits, spec = prepared
+            alone = experiment_without(self.experiment, others)
+            maps = maps_of(spec)
+            dataset, splits, spec = prepare(alone, self.loaded, begun=True)
+            spec = with_maps(spec, maps)
         elif others:
             splits = splits.leaving_out({*splits.absent, *others})
             spec = replace(spec, without=Without(clients=splits.absent))
