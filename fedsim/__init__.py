@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.attacks.report import Audit
     from fedsim.analysis.clusters import Clusters, clusters
     from fedsim.analysis.comparison import Comparison, compare
+    from fedsim.analysis.drifts import Drifts, drifts
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
@@ -33,6 +34,7 @@ __all__ = [
     "Clusters",
     "Comparison",
     "Dataset",
+    "Drifts",
     "Experiment",
     "Explanations",
     "Federation",
@@ -46,6 +48,7 @@ __all__ = [
     "audit",
     "clusters",
     "compare",
+    "drifts",
     "errors",
     "explanations",
     "extend",
@@ -66,6 +69,7 @@ _MODULES = {
     "fedsim.analysis.attacks.report": ("Audit",),
     "fedsim.analysis.clusters": ("Clusters", "clusters"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
+    "fedsim.analysis.drifts": ("Drifts", "drifts"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),
