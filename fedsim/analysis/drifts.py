@@ -311,7 +311,8 @@ def _trained(run: Run) -> dict[int, list[int]]:
     if not columns:
         return {}
     took = rows[rows[columns].notna().any(axis=1) & (rows["round"] > 1)]
-    return {int(t): own["client"].tolist() for t, own in took.groupby("round")}
+    times = took["round"].unique().tolist()
+    return {t: took["client"][took["round"] == t].tolist() for t in times}
 
 
 @dataclass
