@@ -2,9 +2,9 @@
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, and for glass_box
-Mortgage and OpenFL-XAI's data; drift and mimic_tree need nothing. Writes a row for each run to
-results/NAME.csv, pictures beside it, and prints the tables of the README. The searches are in
-fronts.py.
+Mortgage and OpenFL-XAI's data; drift, detectors and mimic_tree need nothing. Writes a row for each
+run to results/NAME.csv, pictures beside it, and prints the tables of the README. The searches are
+in fronts.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import detectors
 import drift
 import glass_box
 import mimic_tree
@@ -30,6 +31,7 @@ QUESTIONS: dict[str, Any] = {
     "skew": skew,
     "shortcut": shortcut,
     "drift": drift,
+    "detectors": detectors,
     "glass_box": glass_box,
     "mimic_tree": mimic_tree,
     "share": share,

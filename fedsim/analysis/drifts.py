@@ -9,6 +9,7 @@ is known, and detectors are scored. An analysis of finished runs: nothing is add
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -142,7 +143,8 @@ class Drifts:
             own = self.alarms[self.alarms["detector"] == detector].dropna(subset="alarm")
             lines.append(f"\n{detector}: alarms about {len(own)} clients")
             for row in own.to_dict("records"):
-                late = f"{row['delay']:.0f} rounds late" if row["delay"] else "at once"
+                rounds = f"{row['delay']:.0f} round{'s' * (row['delay'] != 1)}"
+                late = f"{rounds} late" if row["delay"] else "at once"
                 late = "false" if math.isnan(row["delay"]) else late
                 what = f": {in_short(row['features'])}" if row["features"] else ""
                 who = client_name(row["client"], self.names)
@@ -442,7 +444,10 @@ class _Watching:
         """The smallest corrected p-value of features (n, F), and which have moved."""
         from scipy.stats import ks_2samp
 
-        p = np.asarray(ks_2samp(before, now, axis=0).pvalue) * before.shape[1] * self.looks
+        with warnings.catch_warnings():  # of chances too small to be exact
+            warnings.simplefilter("ignore", RuntimeWarning)
+            p = np.asarray(ks_2samp(before, now, axis=0).pvalue)
+        p *= before.shape[1] * self.looks
         clear = [int(f) for f in np.argsort(p, kind="stable") if p[f] < LEVEL]
         of = clear if parts is None else parts[clear].tolist()
         names = tuple(dict.fromkeys(_part_name(f, self.again.dataset) for f in of))
