@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.comparison import Comparison, compare
     from fedsim.analysis.contributions.contributions import Contributions, contributions
     from fedsim.analysis.contributions.influence import Influence, influence
+    from fedsim.analysis.drifts import Drifts, drifts
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
@@ -37,6 +38,7 @@ __all__ = [
     "Comparison",
     "Contributions",
     "Dataset",
+    "Drifts",
     "Experiment",
     "Explanations",
     "Federation",
@@ -52,6 +54,7 @@ __all__ = [
     "clusters",
     "compare",
     "contributions",
+    "drifts",
     "errors",
     "explanations",
     "extend",
@@ -76,6 +79,7 @@ _MODULES = {
     "fedsim.analysis.contributions.contributions": ("Contributions", "contributions"),
     "fedsim.analysis.contributions.influence": ("Influence", "influence"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
+    "fedsim.analysis.drifts": ("Drifts", "drifts"),
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),

@@ -2,7 +2,7 @@
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, and for glass_box
-Mortgage and OpenFL-XAI's data; concepts, drift and mimic_tree need nothing. Writes a row for each
+Mortgage and OpenFL-XAI's data; concepts, detectors, drift and mimic_tree need nothing. Writes a row for each
 run to results/NAME.csv, pictures beside it, and prints the tables of the README. The searches are
 in fronts.py.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import concepts
+import detectors
 import drift
 import glass_box
 import mimic_tree
@@ -31,6 +32,7 @@ QUESTIONS: dict[str, Any] = {
     "skew": skew,
     "shortcut": shortcut,
     "drift": drift,
+    "detectors": detectors,
     "glass_box": glass_box,
     "concepts": concepts,
     "mimic_tree": mimic_tree,

@@ -20,14 +20,13 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedsim.analysis.explanations import Wanted, explainer_of, file_format
+from fedsim.analysis.explanations import Wanted, drawn_to, explainer_of
 from fedsim.analysis.replay import ModelSnapshot, Whose, as_errors
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers.embedding import embed
-from fedsim.explain.pictures.canvas import picture
 from fedsim.explain.pictures.clusters import Panel, draw_clusters
 from fedsim.explain.pictures.images import as_pixels
 from fedsim.explain.scores.measure import relevances_of
@@ -174,13 +173,10 @@ class Clusters:
         Raises:
             OSError: it cannot be written.
         """
-        where = self.run.path / "explanations" if folder is None else Path(folder)
-        ending = file_format(where)
-        (where.parent if ending else where).mkdir(parents=True, exist_ok=True)
         labels = list(dict.fromkeys(self.apart["label"]))
         by_gap = self.classes.sort_values("eigengap", ascending=False, kind="stable")
         labels = (labels or by_gap["label"].tolist()[:1])[:MOST_DRAWN]
-        path = where if ending else picture(where, self.file)
+        path = drawn_to(self.run, folder, self.file)
         draw_clusters([self._panel(label) for label in labels], path, self.title)
         return [path]
 

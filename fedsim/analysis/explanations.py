@@ -23,7 +23,7 @@ from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures.canvas import as_html, drawing_as
+from fedsim.explain.pictures.canvas import as_html, drawing_as, picture
 from fedsim.launch.prepare import dealt
 from fedsim.launch.progress import LineProgress
 from fedsim.results.run import Run
@@ -124,6 +124,17 @@ class Explanations:
 
 def file_format(where: Path) -> str:
     return picture_format(where) if where.suffix and not where.is_dir() else ""
+
+
+def drawn_to(run: Run, folder: str | Path | None, name: str) -> Path:
+    """Where the only picture of a result goes: a file, or one of that name in a folder.
+
+    The folder is made; by default it is `explanations` in the run's.
+    """
+    where = run.path / "explanations" if folder is None else Path(folder)
+    ending = file_format(where)
+    (where.parent if ending else where).mkdir(parents=True, exist_ok=True)
+    return where if ending else picture(where, name)
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Commands that attack and explain finished runs, and cluster their explanations."""
+"""Commands that attack and explain finished runs, cluster explanations, and detect drift."""
 
 from __future__ import annotations
 
@@ -203,6 +203,32 @@ def clusters_command(
             most=most,
             progress=status.update,
         )
+    out.print(found.text())
+    with writing():
+        drawn = found.save(pictures)
+    say_written(drawn)
+
+
+@app.command("drifts")
+def drifts_command(
+    folder: RunArgument,
+    explainer: OneExplainer = None,
+    inputs: Annotated[
+        int, typer.Option(help="Most examples of a client that are compared with as many.")
+    ] = 100,
+    pictures: Pictures = None,
+    trust: Trust = False,
+) -> None:
+    """Watch clients' data for drift: whose have changed, in which round, in which features?
+
+    By losses (ADWIN), inputs (Kolmogorov-Smirnov tests) and losses attributed to features. If the
+    data drift (`data.name=drift`), say how well that was found. The run's rounds are recomputed.
+    """
+    from fedsim.analysis.drifts import drifts
+
+    run = latest(folder, "run", trust)
+    with out.status("") as status:
+        found = drifts(run, explainer, inputs=inputs, progress=status.update)
     out.print(found.text())
     with writing():
         drawn = found.save(pictures)
