@@ -224,12 +224,12 @@ def explanations(
             f"{what[:1].lower()}{what[1:]}"
         )
     if check and strip:
-        raise BadInput("give only one of strip and check")
+        raise BadInput("strip: give only one of strip and check")
     if strip and not ways:
-        raise BadInput("strip follows one input: name a row, an input or a text")
+        raise BadInput("strip: follows one input; name a row, an input or a text")
+    none = f"maps of relevance, and explainer {chosen.name} gives none"
     if (check or strip) and not isinstance(chosen, FeatureExplainer):
-        does = "check compares" if check else "strip draws"
-        raise BadInput(f"{does} maps of relevance, and explainer {chosen.name} gives none")
+        raise BadInput(f"check compares {none}" if check else f"strip: draws {none}")
     if chosen.whole_run:
         if times or of or (clients and not chosen.takes_clients):
             which = "round" if times else "client"
@@ -247,10 +247,10 @@ def explanations(
     inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text, check)
     if strip:
         if len(inputs.names) != 1:
-            raise BadInput(f"strip follows one input, not {len(inputs.names)}")
+            raise BadInput(f"strip: follows one input, not {len(inputs.names)}")
         times = times or spread(run, clients if cohort else [])
         if len(set(times)) > MOST_ROUNDS:
-            raise BadInput(f"strip has at most {MOST_ROUNDS} rounds, not {len(set(times))}")
+            raise BadInput(f"strip: at most {MOST_ROUNDS} rounds, not {len(set(times))}")
     found, about = [], []
     again: Replay | None = None
     asked: list[int | None] = [*sorted(set(times))] or [None]  # a replay goes forward
@@ -276,6 +276,8 @@ def explanations(
             for model in models:
                 explain = model.check if check else model.explain
                 found.append(explain(chosen, inputs))
+                if strip and found[-1].attributed is None:
+                    raise BadInput(f"strip: draws {none}")
                 when: dict[str, Any] = {"round": model.again.after, "client": model.client}
                 if model.client is not None and run.manifest.get("client_names"):
                     when["client_name"] = run.client_name(model.client)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedsim.analysis.replay import Whose, common_round, trained_rounds, whose_models
-from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.pictures.canvas import picture
@@ -132,10 +131,7 @@ def strip_of(
     """One explanation of all of them, which are of one input."""
     cells: dict[int | None, list[Attributed]] = {}
     for one, when in zip(found, about, strict=True):
-        if one.attributed is None:
-            raise BadInput(
-                f"strip draws maps of relevance, and explainer {explainer.name} gives none"
-            )
+        assert one.attributed is not None
         cells.setdefault(when["client"], []).append(one.attributed)
     own = "'s own" if (of or whose_models(run)) == "personal" else ""
     names = ["global" if k is None else f"{run.client_name(k)}{own}" for k in cells]

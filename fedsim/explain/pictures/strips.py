@@ -110,13 +110,14 @@ def draw_strip(
                 if j == 0:
                     names = [plain(wrapped(parts[k], 24, 1)) for k in order]
                     axes.set_yticks(range(len(order)), names, fontsize=_FONT - 1)
-                if i == len(models) - 1:
+                if (i, j) == (len(models) - 1, 0):
                     ends = f"−{largest:.3g}", "0", f"+{largest:.3g}"
                     axes.set_xticks((-largest, 0, largest), ends, fontsize=_FONT - 1)
             axes.set_title(plain(told[i][j]), fontsize=_FONT, loc="left", pad=3)
     if image is None and not words:
         few = f"; the {len(order)} most relevant of {len(parts)} features"
-        note = f"relevance; red: for the {what} predicted in each cell, blue: against it"
+        note = f"relevance; red: for the {what} predicted in each cell, blue: against it; "
+        note += "one scale for all"
         figure.text(first / width, -0.25 / height, note + few * (len(order) < len(parts)),
                     fontsize=_FONT - 1, va="top")  # fmt: skip
     else:
