@@ -120,6 +120,13 @@ def test_a_client_that_did_not_take_part(say: Say) -> None:
         strip_of(ran(train={"rounds": 13}), after=[*range(1, 14)])
 
 
+def test_an_explainer_without_maps() -> None:
+    sections = {**TABLE, "model": {"name": "tsk", "rules": 3}, "method": {"name": "openfl_xai"}}
+    run = ran(**sections, train={"rounds": 1})
+    with pytest.raises(BadInput, match=r"^strip: draws maps of relevance, and explainer rules "):
+        explanations(run, row=0, strip=True)
+
+
 def test_a_report_shows_its_svg_with_an_alternative_text(tmp_path: Path) -> None:
     shutil.copytree(ran(train={"rounds": 2}).path, tmp_path / "run")
     found = explanations(tmp_path / "run", "gradient", row=0, strip=True, progress=False)
