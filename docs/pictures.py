@@ -24,6 +24,7 @@ import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
 from fedsim.explain.explainers.gradients import IntegratedGradients  # noqa: E402
 from fedsim.explain.groups import by_feature  # noqa: E402
+from fedsim.explain.pictures.canvas import AGAINST, FOR  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
@@ -84,7 +85,7 @@ def front(folder: Path) -> None:
         *(1, 4), figsize=(10, 3.1), sharey=True, sharex=True, layout="constrained"
     )
     for panel, name, own, chance in zip(panels, names, relevance, chances[:, row], strict=True):
-        colours = np.where(own[order] > 0, "#c62828", "#1565c0")
+        colours = np.where(own[order] > 0, FOR, AGAINST)
         panel.barh(range(len(order)), own[order], color=colours)
         panel.axvline(0, color="black", linewidth=0.8)
         verdict = f"ill ({chance:.0%})" if chance > 0.5 else f"healthy ({1 - chance:.0%})"
@@ -99,7 +100,17 @@ def front(folder: Path) -> None:
     keep(folder / "front.png", HERE / "pictures" / "front.png")
 
 
+def strip(folder: Path) -> None:
+    """The strip of the guide to explanations."""
+    page = (HERE / "guides" / "explain.md").read_text(encoding="utf-8")
+    part = folder / "part.md"
+    part.write_text(page[: page.index("(../pictures/strip.png)")], encoding="utf-8")
+    run_page(part, folder)
+    keep(next(folder.rglob("strip-*.png")), HERE / "pictures" / "strip.png")
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         gallery(Path(folder).resolve())
         front(Path(folder).resolve())
+        strip(Path(folder).resolve())

@@ -311,6 +311,8 @@ def written() -> Iterator[Row]:
             yield Row(partial(reads, yaml.safe_load(data), yaml.safe_load(model)), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)
+    for words, said in table["explain"].items():
+        yield Row(f"explain run {words}", said, change=lambda run: None)
     for change, said in table["runs"].items():
         changes = partial(lambda change, run: evaluated(change, run=run), change)
         yield Row("resume run", f"HERE/run{said}", change=changes)

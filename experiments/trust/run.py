@@ -2,9 +2,9 @@
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, and for glass_box
-Mortgage and OpenFL-XAI's data; concepts, detectors, drift and mimic_tree need nothing. Writes a row for each
-run to results/NAME.csv, pictures beside it, and prints the tables of the README. The searches are
-in fronts.py.
+Mortgage and OpenFL-XAI's data; concepts, detectors, drift and mimic_tree need nothing. Writes a
+row for each run to results/NAME.csv, pictures beside it, and prints the tables of the README. The
+searches are in fronts.py.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Clusters:
             parts = self.dataset.feature_names or tuple(map(str, range(relevance.shape[1])))
         near = min(30, (len(own) - 1) // 3)
         return Panel(
-            title=self._class(label),
+            title=f"class {self._class(label)}" if self.dataset.classes else "all examples",
             places=embed(self.vectors[which], near, _ITERATIONS, seed=0).places.astype(float),
             clusters=own["cluster"].to_numpy(),
             clients=own["client"].to_numpy(),

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
+from fedsim.analysis.replay import (
+    ModelSnapshot,
+    Replay,
+    Whose,
+    common_round,
+    explain_run,
+    insist_on_client,
+    insist_on_round,
+    usual_inputs,
+    whose_models,
+)
+from fedsim.analysis.strips import MOST_ROUNDS, spread, strip_of
 from fedsim.config.arguments import checked
 from fedsim.config.registry import first_line, nearest
 from fedsim.data import Dataset, load_dataset
@@ -150,6 +161,7 @@ def explanations(
     text: str | None = None,
     settings: Mapping[str, Any] | None = None,
     check: bool = False,
+    strip: bool = False,
     progress: bool | Callable[[str], None] = True,
 ) -> Explanations:
     """Explain the global model or clients' models of a finished run, after any round.
@@ -169,7 +181,7 @@ def explanations(
             whole run: the clients to show), by number, or by name if the data name them
             (hospitals). By default the global model.
         after: round, or sequence of rounds, after which the model is explained; by default the
-            last.
+            last. Rounds are repeated once, for all of them.
         of: which of a client's models: `cohort`, as it was trained and sent; or `personal`, with
             which it predicts, the default of methods with personal models.
         row: row, or sequence of rows, of the central test set, counted from 0, whose prediction is
@@ -181,6 +193,9 @@ def explanations(
         check: instead of explaining, tell whether the explainer's maps depend on the network's
             weights: how alike they are to those of the network as its layers, from the top, get
             random weights; see `fedsim.explain.sanity.check`.
+        strip: put the explanations of one input side by side: a line for the global model and for
+            each client, a column for each round, by default 6 spread over the run; see
+            `fedsim.analysis.strips.Strip`.
         progress: True shows a progress bar of the repeated rounds in a terminal or a notebook,
             False shows nothing. A function is called with a line for each round.
 
@@ -219,18 +234,37 @@ def explanations(
             f"row, input and text select inputs, but explainer {chosen.name} takes none: "
             f"{what[:1].lower()}{what[1:]}"
         )
-    if check and not isinstance(chosen, FeatureExplainer):
-        raise BadInput(f"check compares maps of relevance, and explainer {chosen.name} gives none")
+    if check and strip:
+        raise BadInput("strip: give only one of strip and check")
+    if strip and not ways:
+        raise BadInput("strip: follows one input; name a row, an input or a text")
+    none = f"maps of relevance, and explainer {chosen.name} gives none"
+    if (check or strip) and not isinstance(chosen, FeatureExplainer):
+        raise BadInput(f"check compares {none}" if check else f"strip: draws {none}")
     if chosen.whole_run:
         if times or of or (clients and not chosen.takes_clients):
             which = "round" if times else "client"
             raise BadInput(f"explainer {chosen.name} explains the run as a whole, not one {which}")
         return Explanations(run, (explain_run(run, chosen, clients),), ({},))
     run.result_hash  # noqa: B018  # raises if it is not finished
+    cohort = (of or whose_models(run)) == "cohort"
+    for k in clients:
+        insist_on_client(run, k)
+    for t in times:
+        insist_on_round(run, t)
+        if clients and cohort:
+            common_round(run, clients, t)
     dataset = load_dataset(run.experiment.data)
     inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text, check)
+    if strip:
+        if len(inputs.names) != 1:
+            raise BadInput(f"strip: follows one input, not {len(inputs.names)}")
+        times = times or spread(run, clients if cohort else [])
+        if len(set(times)) > MOST_ROUNDS:
+            raise BadInput(f"strip: at most {MOST_ROUNDS} rounds, not {len(set(times))}")
     found, about = [], []
-    asked: list[int | None] = [*times] or [None]
+    again: Replay | None = None
+    asked: list[int | None] = [*sorted(set(times))] or [None]  # a replay goes forward
     with LineProgress(progress) as tell:
         for t in asked:
             last = t or run.last_round
@@ -242,18 +276,26 @@ def explanations(
             if t is not None and not trained.empty:
                 trained = trained[trained["round"] <= t]
             whose = clients or ([] if explainer else experiment.method.explained_clients(trained))
+            models: list[ModelSnapshot] = []
             if whose:
-                models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset, of)
-            else:
-                models = [ModelSnapshot.of(run, None, t, on_round, dataset, of)]
+                models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset, of, again)
+                again = models[0].again
+            if not whose or (strip and experiment.method.has_global_model):
+                kind = None if whose else of
+                models.insert(0, ModelSnapshot.of(run, None, t, on_round, dataset, kind, again))
+                again = models[0].again
             for model in models:
                 explain = model.check if check else model.explain
                 found.append(explain(chosen, inputs))
+                if strip and found[-1].attributed is None:
+                    raise BadInput(f"strip: draws {none}")
                 when: dict[str, Any] = {"round": model.again.after, "client": model.client}
                 if model.client is not None and run.manifest.get("client_names"):
                     when["client_name"] = run.client_name(model.client)
                 about.append({**when, "explainer": chosen.label})
-    if len(found) > 1:
+    if strip:
+        found, about = [strip_of(run, chosen, found, about, of)], [{"explainer": chosen.label}]
+    elif len(found) > 1:
         found = [each.beside(found) for each in found]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
 

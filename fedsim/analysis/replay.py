@@ -109,7 +109,7 @@ class Replay:
             on_client_done: called with each client after each client function of the round.
         """
         t = self.after + 1
-        _check_round(self.run, t)
+        insist_on_round(self.run, t)
         self.engine.on_client_done(on_client_done)
         self.runner.clients_per_step = clients_per_step(self.run.manifest, t)
         self.state = one_round(self.runner, self.experiment, self.state, t)
@@ -183,7 +183,7 @@ def _same(value: Any, known: Any) -> bool:
     return bool(value == known)
 
 
-def _check_round(run: Run, t: int) -> None:
+def insist_on_round(run: Run, t: int) -> None:
     if not 1 <= t <= run.last_round:
         raise RunFolderError(f"{run.path}: there is no round {t}; it has {run.last_round}")
 
@@ -217,6 +217,7 @@ def replay(
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
+    again: Replay | None = None,
 ) -> Replay:
     """Restore a finished run after any round: its clients, in this process, and its server state.
 
@@ -230,6 +231,8 @@ def replay(
             latest checkpoint before it, or from the start, and compared with the run's records.
         on_round: called before each of these rounds.
         dataset: the data of the experiment, if already loaded.
+        again: the run after an earlier round, which goes on from there and is returned, unless
+            there is a later checkpoint.
 
     Raises:
         BadInput: the run is not finished, its data has changed, there is no such round, or its
@@ -241,9 +244,13 @@ def replay(
     last = run.last_round
     after = last if after is None else after
     if after:
-        _check_round(run, after)
-    dataset, splits, spec = prepare(experiment, dataset, begun=True)
+        insist_on_round(run, after)
     folder = RunFolder.open(run.path)
+    if again is not None and again.after <= after:
+        later = [t for t in folder.checkpoints().rounds() if again.after < t <= after]
+        if not later:
+            return _forward(again, after, on_round)
+    dataset, splits, spec = prepare(experiment, dataset, begun=True)
     spec = kept(folder, spec)
     same_data(folder, dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
@@ -264,10 +271,14 @@ def replay(
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
     runner.use_ledger(ledger)
     again = Replay(run, runner, state, begin, dataset, splits, spec, engine, ledger)
+    return _forward(again, after, on_round)
+
+
+def _forward(again: Replay, after: int, on_round: OnRound) -> Replay:
     while again.after < after:
         on_round(again.after + 1)
         again.next_round()
-    runner.begin(again.after)  # checkpoints do not set the round
+    again.runner.begin(again.after)  # checkpoints do not set the round
     return again
 
 
@@ -279,11 +290,12 @@ def client_models(
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
     of: Whose | None = None,
+    again: Replay | None = None,
 ) -> tuple[dict[int, ClientModel], Replay]:
     """Clients' models after a round, and the run after that round.
 
     Args:
-        run, on_round, dataset: as for `replay`.
+        run, on_round, dataset, again: as for `replay`.
         after: a round, for `cohort` one in which all of these clients were trained; by default the
             last such round.
         of: `cohort`, what a client trained in that round and sent, before aggregation; or
@@ -298,7 +310,7 @@ def client_models(
     for k in clients:
         insist_on_client(run, k)
     if after is not None:
-        _check_round(run, after)
+        insist_on_round(run, after)
     method = run.experiment.method
     if (of or whose_models(run)) == "personal":
         if not method.keeps_models:
@@ -306,11 +318,11 @@ def client_models(
                 f"{run.path}: clients of method.name={method.name} have no personal models; "
                 "what they trained is of=cohort"
             )
-        again = replay(run, after, on_round, dataset)
+        again = replay(run, after, on_round, dataset, again)
         models = again.own_models(clients)
     else:
-        after = _common_round(run, clients, after)
-        again = replay(run, after - 1, on_round, dataset)
+        after = common_round(run, clients, after)
+        again = replay(run, after - 1, on_round, dataset, again)
         models, look = _noted(clients)
         on_round(after)
         again.next_round(look)
@@ -325,13 +337,18 @@ def whose_models(run: Run) -> Whose:
     return "personal" if run.experiment.method.keeps_models else "cohort"
 
 
-def _common_round(run: Run, clients: Collection[int], after: int | None) -> int:
+def trained_rounds(run: Run, clients: Collection[int]) -> dict[int, list[int]]:
+    """The rounds in which each of some clients was trained."""
+    if run.clients.empty:
+        return {k: [] for k in clients}
+    columns = [name for name in ("steps", "rules") if name in run.clients]
+    trained = run.clients[run.clients[columns].notna().any(axis=1)]
+    return {k: sorted(trained["round"][trained["client"] == k].astype(int)) for k in clients}
+
+
+def common_round(run: Run, clients: Collection[int], after: int | None) -> int:
     """The round after which models are wanted, or the last in which all clients were trained."""
-    learnt: dict[int, list[int]] = {k: [] for k in clients}
-    if not run.clients.empty:
-        columns = [name for name in ("steps", "rules") if name in run.clients]
-        trained = run.clients[run.clients[columns].notna().any(axis=1)]
-        learnt = {k: sorted(trained["round"][trained["client"] == k].astype(int)) for k in clients}
+    learnt = trained_rounds(run, clients)
     if after is None:
         common = set.intersection(*map(set, learnt.values()))
         if not common and all(learnt.values()):
@@ -374,6 +391,7 @@ class ModelSnapshot:
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
         of: Whose | None = None,
+        again: Replay | None = None,
     ) -> ModelSnapshot:
         """Take a model of a finished run after a round; see `client_models` and `replay`.
 
@@ -384,8 +402,8 @@ class ModelSnapshot:
             raise RunFolderError(f"of={of} is about models of clients; name a client")
         run = Run.of(run)
         if client is not None:
-            return cls.of_clients(run, [client], after, on_round, dataset, of)[0]
-        again = replay(run, after, on_round, dataset)
+            return cls.of_clients(run, [client], after, on_round, dataset, of, again)[0]
+        again = replay(run, after, on_round, dataset, again)
         own = again.global_model()
         if own is None:
             raise RunFolderError(
@@ -403,12 +421,13 @@ class ModelSnapshot:
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
         of: Whose | None = None,
+        again: Replay | None = None,
     ) -> list[ModelSnapshot]:
         """Take the models of several clients after a round; see `client_models`.
 
         In continual learning, the model for the task of that round, limited to its classes.
         """
-        models, again = client_models(run, clients, after, on_round, dataset, of)
+        models, again = client_models(run, clients, after, on_round, dataset, of, again)
         return [cls(models[k], again, k, of or whose_models(again.run)) for k in clients]
 
     @property

@@ -113,6 +113,14 @@ def explain_command(
             "layers get random weights, one after the other from the top.",
         ),
     ] = False,
+    strip: Annotated[
+        bool,
+        typer.Option(
+            "--strip",
+            help="Put the explanations of one input side by side, in PNG and SVG: a line for the "
+            "global model and for each --client, a column for each --round, by default 6.",
+        ),
+    ] = False,
     most: Annotated[
         int | None,
         typer.Option(help=r"How many rules to print, by decreasing weight. \[default: 10]"),
@@ -148,6 +156,7 @@ def explain_command(
             text=text,
             settings={} if most is None else {"most": most},
             check=check,
+            strip=strip,
             progress=status.update,
         )
     if npy is not None:

@@ -31,6 +31,8 @@ from fedsim.training import logits
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedsim.explain.explainers.attributed import Attributed
+
 
 @dataclass(frozen=True)
 class ExplainedModel:
@@ -151,6 +153,11 @@ class Explanation(ABC):
             others: explanations of the same inputs by the same explainer, this one among them.
         """
         return self
+
+    @property
+    def attributed(self) -> Attributed | None:
+        """The relevance of the parts of its inputs, if it gives that."""
+        return None
 
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:

@@ -92,16 +92,19 @@ class Sanity(Explanation):
         path, n = picture(folder, self.file), len(self.layers)
         figure = new_figure(6.0, 3.4)
         axes = place(figure, 0.7, 0.1, 5.1, 1.9)
-        axes.axhline(ALIKE, color="0.5", linewidth=0.8, linestyle="--")
+        alike = f"above: do not depend on the weights ({ALIKE:g})"
+        axes.axhline(ALIKE, color="0.5", linewidth=0.8, linestyle="--", label=alike)
         axes.plot(range(n), self.rank, marker="o", label="|ρ| of ranks")
         if self.ssim:
             axes.plot(range(n), self.ssim, marker="s", label="SSIM")
-        axes.set_xticks(range(n), [plain(name) for name in self.layers], rotation=90, fontsize=6)
+        axes.set_xticks(range(n), [plain(name) for name in self.layers], rotation=90, fontsize=7)
         axes.set_ylim(min(0.0, np.nanmin([0.0, *self.ssim])) - 0.02, 1.02)
         axes.set_ylabel("agreement with the maps before", fontsize=8)
         axes.legend(fontsize=8, frameon=False)
         axes.tick_params(axis="y", labelsize=8)
-        save(figure, path, f"{self.title}, {self.explainer}: random weights, layer by layer")
+        axes.spines[["top", "right"]].set_visible(False)
+        title = f"{self.title}, {self.explainer}: random weights, layer by layer"
+        save(figure, path, title, self.verdict)
         return [path]
 
 

@@ -69,7 +69,7 @@ class Attributed(Explanation):
             lines.append(f"\n{title}")
             if why := self._silence(k):
                 lines.append(f"  {why}, so this says nothing")
-            elif self._images:
+            elif self.images:
                 lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
             else:
                 words = {"for": "for it", "against": "against it"}
@@ -85,7 +85,7 @@ class Attributed(Explanation):
         for k, name in enumerate(self.inputs.names):
             found.append({"input": name, "decision": self.decisions[k]})
             found[k] |= {"probability": self._chances[k], "label": self.inputs.labels[k]}
-            if self._images:
+            if self.images:
                 found[k]["half"] = None if self._silence(k) else self._half(k)
             else:
                 found[k] |= {about: self._most(k, about) for about in ("for", "against")}
@@ -94,15 +94,16 @@ class Attributed(Explanation):
         return found
 
     @property
-    def _images(self) -> bool:
+    def images(self) -> bool:
+        """Whether its inputs are images."""
         return len(self.dataset.shape) == 3
 
     def _silence(self, k: int) -> str:
         """Why the relevances of an input say nothing; empty if they do."""
         own = self.relevance[k].ravel()
-        if self._images:
+        if self.images:
             return silence(own, "pixels")
-        return silence(own[: len(self._parts(k))], "words" if self.dataset.words else "features")
+        return silence(own[: len(self.parts(k))], "words" if self.dataset.words else "features")
 
     def _half(self, k: int) -> float:
         """The share of an image's pixels that has half of the relevance."""
@@ -113,13 +114,13 @@ class Attributed(Explanation):
         """The most relevant parts `for` or `against` a decision: "lovely +1.2, head +0.3"."""
         if self._silence(k):
             return ""
-        own, parts = self.relevance[k].ravel(), self._parts(k)
+        own, parts = self.relevance[k].ravel(), self.parts(k)
         order = np.argsort(-own[: len(parts)], kind="stable").tolist()
         some = order[:MOST_NAMED] if about == "for" else order[::-1][:MOST_NAMED]
         told = [i for i in some if (own[i] > 0) == (about == "for") and own[i]]
         return ", ".join(f"{parts[i]} {own[i]:+.4g}" for i in told)
 
-    def _parts(self, k: int | None) -> tuple[str, ...]:
+    def parts(self, k: int | None) -> tuple[str, ...]:
         """The parts of an input that is not an image; those of all of them for None."""
         data = self.dataset
         if data.words and k is not None:
@@ -128,25 +129,41 @@ class Attributed(Explanation):
             return data.feature_names if k is None else self.inputs.shown(data, k)
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
+    @property
+    def attributed(self) -> Attributed:
+        return self
+
+    @property
+    def _largest(self) -> list[float]:
+        """The largest relevance of each input in all models' maps; empty for one model's alone."""
+        if not self.compared.size:
+            return []
+        size = np.where(np.isfinite(self.compared), np.abs(self.compared), 0)
+        return size.reshape(-1, len(self.relevance), self.relevance[0].size).max((0, 2)).tolist()
+
     def save(self, folder: Path) -> list[Path]:
         path, title = picture(folder, self.file), f"{self.title}, {self.attribution}"
-        data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
+        data, x, largest = self.dataset, self.inputs.x[:MOST_DRAWN], self._largest[:MOST_DRAWN]
         title += some(len(self.inputs.x), "inputs")
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
             about = zip(self.decisions, self.probabilities, self.inputs.labels, strict=True)
             shown = list(zip(self.inputs.words, about, relevance.tolist(), strict=False))
             documents = [Weighed(words, *of, tuple(r[: len(words)])) for words, of, r in shown]
-            draw_weighed(documents, path, title)
-        elif self._images:
+            draw_weighed(documents, self.inputs.names[: len(x)], path, title, largest)
+        elif self.images:
             captions = [  # a line for the name, the decision and the truth each
                 title.replace(": ", "\n", 1).replace(", true", "\ntrue", 1) for title in titles
             ]
-            draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
+            images = list(as_pixels(x, data))
+            draw_relevances(images, list(relevance), captions, path, title, largest)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
             compared = self.compared.astype(np.float64).reshape(-1, rows.shape[1])
-            parts = self._parts(0 if len(x) == 1 else None)
-            xlabel = f"relevance for the predicted {'class' if self.probabilities else 'value'}"
-            draw_bars(rows, parts, titles, path, title=title, xlabel=xlabel, compared=compared)
+            parts = self.parts(0 if len(x) == 1 else None)
+            what, signs = "class", ("for it", "against it")
+            if not self.probabilities:
+                what, signs = "value", ("raises it", "lowers it")
+            words = f"relevance for the predicted {what}"
+            draw_bars(rows, parts, titles, path, 12, title, words, compared, signs)
         return [path]

@@ -109,5 +109,5 @@ class Rationales(Explanation):
     def save(self, folder: Path) -> list[Path]:
         path = picture(folder, f"rationales{self.suffix}")
         title = f"{self.title}: selected words{some(len(self.documents), 'documents')}"
-        draw_rationales(self.documents[:MOST_DRAWN], path, title)
+        draw_rationales(self.documents[:MOST_DRAWN], self.names[:MOST_DRAWN], path, title)
         return [path]

@@ -295,6 +295,10 @@ class Shapes(Explanation):
             shown = [*dict.fromkeys([*near.tolist(), *blank.tolist()])]
         return ", ".join(f"{axis.words[p]} → {self.values[p, f, s] + 0.0:+.3g}" for p in shown)
 
+    @property
+    def attributed(self) -> Attributed | None:
+        return self.local
+
     def rows(self) -> list[dict[str, float | int | str | None]]:
         """The functions value by value, the most important feature first."""
         return [

@@ -1,4 +1,8 @@
-"""Shared code of pictures: figures without a window, measured in inches."""
+"""The one style of pictures: figures without a window, measured in inches, with alt texts.
+
+Red speaks for a decision, blue against it. Each file says in words what it shows: the description
+of a PNG, the title of an SVG.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,14 @@ if TYPE_CHECKING:
 
 DPI = 150
 MOST_DRAWN = 100  # things in a picture
+_SMALL = 7  # points
 _NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # of a text
 # A legend without a frame, whose lower left corner is placed.
 LEGEND: dict[str, Any] = {"loc": "lower left", "frameon": False, "borderaxespad": 0}
-_format: ContextVar[str] = ContextVar("format", default="png")
+FOR, AGAINST = "#b2182b", "#2166ac"  # of bars, as in the colour map
+RELEVANCE = "RdBu_r"
+_format: ContextVar[str] = ContextVar("format", default="")
 
 
 @contextmanager
@@ -38,10 +45,10 @@ def drawing_as(ending: str) -> Iterator[None]:
         _format.reset(token)
 
 
-def picture(folder: Path, name: str) -> Path:
-    """The file of a picture, whose name is allowed on all systems."""
+def picture(folder: Path, name: str, ending: str = "png") -> Path:
+    """The file of a picture, whose name is allowed on all systems, PNG unless told otherwise."""
     allowed = re.sub(r"[^\w.-]", "-", name)
-    return folder / f"{allowed}.{_format.get()}"
+    return folder / f"{allowed}.{_format.get() or ending}"
 
 
 def some(count: int, what: str, most: int = MOST_DRAWN) -> str:
@@ -64,26 +71,94 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
     return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
 
 
-def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Save in the format of the path's ending, cropped to what was drawn."""
+def save(figure: Figure, path: Path, title: str = "", told: str = "") -> None:
+    """Save in the format of the path's ending, cropped to what was drawn.
+
+    Args:
+        told: what the picture shows, for those who do not see it; by default the panels' captions.
+    """
     _lay_out(figure)
+    title = title[:1].upper() + title[1:]
+    if not told:
+        captions = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+        told = "; ".join(" ".join(text.split()) for text in captions if text)
     if title:
         box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
-        text = textwrap.fill(title[:1].upper() + title[1:], letters)
         style: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "bottom"}
-        figure.text(box.x0 / W, (box.y1 + 0.12) / H, text, parse_math=False, **style)
-    save_cropped(figure, path)
+        words = textwrap.fill(title, letters)
+        figure.text(box.x0 / W, (box.y1 + 0.12) / H, words, parse_math=False, **style)
+    save_cropped(figure, path, ". ".join(filter(None, (title, told.replace(r"\$", "$")))))
 
 
-def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> None:
+def save_cropped(figure: Figure, where: Path | IO[bytes], alt: str = "") -> None:
     """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn."""
+    import matplotlib as mpl
+
     figure.set_dpi(DPI)
     _lay_out(figure)
     box = figure.get_tightbbox().padded(0.1)
-    ending = where.suffix[1:] if isinstance(where, Path) else "png"
-    figure.savefig(where, format=ending, dpi=DPI, bbox_inches=box, **options)
+    ending = where.suffix[1:].lower() if isinstance(where, Path) else "png"
+    about: dict[str, Any] = {
+        "png": {"Software": None, **({"Description": alt} if alt else {})},
+        "svg": {"Date": None, "Title": alt or None},
+        "pdf": {"CreationDate": None, "Title": alt or None},
+    }
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedsim"}):
+        figure.savefig(where, format=ending, dpi=DPI, bbox_inches=box, metadata=about.get(ending))
+
+
+def alt_of(path: Path) -> str:
+    """What a picture (PNG, SVG) says that it shows; empty if nothing."""
+    if path.suffix.lower() == ".svg":
+        found = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"), re.DOTALL)
+        return html.unescape(found[1]) if found else ""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return str(image.info.get("Description", ""))
+
+
+def inches(path: Path) -> float:
+    """The width of a picture (PNG, SVG) of fedsim; 0 if it is another's."""
+    if path.suffix.lower() == ".svg":
+        found = re.search(r'<svg [^>]*width="([\d.]+)pt"', path.read_text(encoding="utf-8"))
+        return float(found[1]) / 72 if found else 0
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.width / DPI
+
+
+def add_scale(
+    figure: Figure, left: float, top: float, words: str, largest: float = 0, pale: bool = False
+) -> None:
+    """Draw what the colours of relevances mean.
+
+    Args:
+        largest: the relevance of the darkest red; 0 if each map has its own.
+        pale: only the colours on which black words are readable, see `pale_colour`.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap
+
+    bar = place(figure, left, top, 2.4, 0.12)
+    colours = [pale_colour(r) for r in np.linspace(-1, 1, 256)]
+    mappable = ScalarMappable(cmap=ListedColormap(colours) if pale else RELEVANCE)
+    mappable.set_clim(-1, 1)
+    figure.colorbar(mappable, cax=bar, orientation="horizontal", ticks=(-1, 0, 1))
+    low, high = (f"\n−{largest:.3g}", f"\n+{largest:.3g}") if largest else ("", "")
+    bar.set_xticks((-1, 0, 1), labels=(f"against{low}", "0", f"for{high}"))
+    bar.tick_params(labelsize=_SMALL, length=2)
+    bar.set_xlabel(words, fontsize=_SMALL, loc="left")
+
+
+def pale_colour(relevance: float) -> tuple[float, ...]:
+    """The colour of a relevance from -1 to 1 as a ground for black letters."""
+    import matplotlib as mpl
+
+    return tuple(mpl.colormaps[RELEVANCE](0.5 + 0.3 * relevance))
 
 
 def _lay_out(figure: Figure) -> None:
@@ -121,7 +196,8 @@ def as_html(text: str, pictures: Sequence[Path], *tables: pd.DataFrame) -> str:
     for path in pictures:
         if kind := {".png": "image/png", ".svg": "image/svg+xml"}.get(path.suffix.lower()):
             content = base64.b64encode(path.read_bytes()).decode()
-            source = f'src="data:{kind};base64,{content}" alt="{html.escape(path.stem)}"'
+            alt = html.escape(alt_of(path) or path.stem)
+            source = f'src="data:{kind};base64,{content}" alt="{alt}"'
             parts.append(f'<img {source} style="max-width: 100%">')
     parts += [table.to_html(index=False, border=0, na_rep="") for table in tables]
     return "\n".join(parts)

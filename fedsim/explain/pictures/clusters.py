@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.explain.pictures.canvas import (
+    AGAINST,
+    FOR,
+    add_scale,
     class_colours,
     new_figure,
     place,
@@ -18,7 +21,7 @@ from fedsim.explain.pictures.canvas import (
     save,
     wrapped,
 )
-from fedsim.explain.pictures.images import flatness, show_image, show_relevance
+from fedsim.explain.pictures.images import flatness, framed, show_image, show_relevance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,6 +80,9 @@ def draw_clusters(panels: Sequence[Panel], path: Path, title: str) -> None:
         for c in range(min(int(panel.clusters.max()) + 1, _MOST_CLUSTERS)):
             left = (before + c) * (_SIDE + _GAP) + 0.75
             _draw_cluster(figure, panel, c, left, top, colours[c % 10])
+    if images:
+        words = "mean relevance; each map has its own scale"
+        add_scale(figure, _SIDE + _GAP + 0.75, high * len(panels) - 0.2, words)
     save(figure, path, title)
 
 
@@ -121,7 +127,7 @@ def _draw_cluster(figure: Any, panel: Panel, c: int, left: float, top: float, co
         return
     order = np.argsort(-np.abs(mean), kind="stable")[:_MOST_PARTS][::-1]
     axes = place(figure, left + 0.75, top, _SIDE - 0.75, _SIDE)
-    signs = ["#b2182b" if v > 0 else "#2166ac" for v in mean[order]]
+    signs = [FOR if v > 0 else AGAINST for v in mean[order]]
     axes.barh(range(len(order)), mean[order], color=signs)
     names = [plain(wrapped(panel.parts[i], 14, 1)) for i in order]
     axes.set_yticks(range(len(order)), names, fontsize=_FONT - 1)
@@ -133,7 +139,6 @@ def _draw_cluster(figure: Any, panel: Panel, c: int, left: float, top: float, co
 
 
 def _framed(figure: Any, left: float, top: float, high: float, colour: Any) -> Axes:
-    axes = place(figure, left, top, _SIDE, high)
-    axes.set(xticks=(), yticks=())
+    axes = framed(figure, left, top, _SIDE, high)
     axes.spines[:].set(color=colour, linewidth=1.5)
     return axes

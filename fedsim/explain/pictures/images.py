@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.stored import bounds
-from fedsim.explain.pictures.canvas import new_figure, place, plain, save, wrapped
+from fedsim.explain.pictures.canvas import (
+    RELEVANCE,
+    add_scale,
+    new_figure,
+    place,
+    plain,
+    save,
+    wrapped,
+)
 from fedsim.explain.scores.relevance import silence
 from fedsim.support.words import client_name
 
@@ -24,7 +32,7 @@ Array = NDArray[np.float32]
 
 _SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the rows' names, the gap between clients
 _FONT = 8  # points
-_ACROSS = 8  # explained images per line
+_ACROSS = 4  # explained images per line
 _LETTERS = 17  # of a caption's line, as wide as an image
 _ROWS = ("held", "relevance", "kept", "shared")
 
@@ -72,7 +80,7 @@ def draw_shared(
         top = clients.index(e.client) * of_client + _GAP
         for row, kind in enumerate(_ROWS):
             left, lower = _LEFT + column * _SIDE, top + (row + 0.06) * high
-            axes = _framed(figure, left, lower, 0.94 * _SIDE, 0.94 * high)
+            axes = framed(figure, left, lower, 0.94 * _SIDE, 0.94 * high)
             if kind == "relevance":
                 show_relevance(axes, e.heatmap)
             elif kind == "kept":
@@ -88,7 +96,7 @@ def draw_shared(
         figure.text(0.06 / width, 1 - (top - 0.12) / height, name, weight="bold", **about)
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * high) / height, kind, **about)
-    _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
+    add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
     save(figure, path, title)
 
 
@@ -104,6 +112,7 @@ def draw_relevances(
     captions: Sequence[str],
     path: Path,
     title: str = "",
+    largest: Sequence[float] = (),
 ) -> None:
     """Draw images, each above the relevance of its pixels (red for the decision, blue against).
 
@@ -112,6 +121,7 @@ def draw_relevances(
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
+        largest: the relevances that maps are scaled to instead, as in other models' pictures.
     """
     side, below = 1.3, 0.2
     high = side * flatness(heatmaps[0])
@@ -120,18 +130,23 @@ def draw_relevances(
     down = above + 2 * high + below
     lines = -(-len(images) // _ACROSS)
     figure = new_figure(side * min(len(images), _ACROSS), lines * down)
+    scales = list(largest) or [0.0] * len(images)
     for k, (image, heatmap, caption) in enumerate(zip(images, heatmaps, captions, strict=True)):
         left, top = k % _ACROSS * side, k // _ACROSS * down + above
         for row in range(2):
-            axes = _framed(figure, left, top + row * high, 0.94 * side, 0.94 * high)
+            axes = framed(figure, left, top + row * high, 0.94 * side, 0.94 * high)
             if row == 0:
                 show_image(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
-                scale = show_relevance(axes, heatmap)
+                scale = show_relevance(axes, heatmap, scales[k])
                 style = {"ha": "center", "va": "top", "color": "0.35", "fontsize": _FONT - 1}
                 axes.text(0.5, -0.03, scale, style, transform=axes.transAxes)
-    _add_scale(figure, 0, lines * down + 0.05, "relevance; each map has its own scale (±)")
+            if k % _ACROSS == 0:
+                axes.set_ylabel(("input", "relevance")[row], fontsize=_FONT)
+    whose = "each input has its own scale (±), one for all models" if largest else ""
+    whose = whose or "each map has its own scale (±)"
+    add_scale(figure, 0, lines * down + 0.05, f"relevance; {whose}")
     save(figure, path, title)
 
 
@@ -141,7 +156,7 @@ def flatness(heatmap: NDArray[np.floating]) -> float:
     return min(max(H / W, 0.25), 1)
 
 
-def _framed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+def framed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
     """Axes for an image, in a thin frame."""
     axes = place(figure, left, top, width, height)
     axes.set(xticks=(), yticks=())
@@ -157,26 +172,18 @@ def show_image(axes: Axes, image: Array) -> None:
         axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
 
 
-def show_relevance(axes: Axes, heatmap: NDArray[np.floating]) -> str:
-    """Show a map, or in words that it says nothing; returns its scale in words."""
+def show_relevance(axes: Axes, heatmap: NDArray[np.floating], largest: float = 0) -> str:
+    """Show a map, or in words that it says nothing; returns its scale in words.
+
+    Args:
+        largest: the relevance of the darkest colour; 0 for the map's own largest.
+    """
     why = silence(heatmap, "pixels")
     if not why:
-        largest = float(np.abs(heatmap).max())
-        axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        largest = largest or float(np.abs(heatmap).max())
+        axes.imshow(heatmap, cmap=RELEVANCE, vmin=-largest, vmax=largest)
         return f"±{largest:.3g}"
     axes.imshow(np.zeros_like(heatmap), cmap="gray", vmin=-5, vmax=1)
     middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
     axes.text(0.5, 0.5, wrapped(f"says nothing: {why}", 18, 6), fontsize=_FONT - 1, **middle)
     return ""
-
-
-def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
-    from matplotlib.cm import ScalarMappable
-
-    bar = place(figure, left, top, 2.4, 0.12)
-    colours = ScalarMappable(cmap="RdBu_r")
-    colours.set_clim(-1, 1)
-    figure.colorbar(colours, cax=bar, orientation="horizontal", ticks=(-1, 0, 1))
-    bar.set_xticks((-1, 0, 1), labels=("against", "0", "for"))
-    bar.tick_params(labelsize=_FONT - 1, length=2)
-    bar.set_xlabel(words, fontsize=_FONT - 1, loc="left")

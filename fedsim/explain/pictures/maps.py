@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.pictures.canvas import new_figure, place, save_cropped
+from fedsim.explain.pictures.canvas import add_scale, new_figure, place, save_cropped
 from fedsim.explain.pictures.images import flatness, show_relevance
 
 if TYPE_CHECKING:
@@ -85,10 +85,12 @@ def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> byt
                 axes.set_title(f"round {t}", fontsize=_FONT, pad=3)
             if column == 0:
                 axes.set_ylabel(names[row], fontsize=_FONT)
+    top = 0.35 + high * len(names)
+    add_scale(figure, 0.9, top, "relevance for the decision; each map has its own scale")
     return _png(figure)
 
 
 def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    save_cropped(figure, buffer, metadata={"Software": None})
+    save_cropped(figure, buffer)
     return buffer.getvalue()

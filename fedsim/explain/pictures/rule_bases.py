@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.pictures.canvas import CENTRED, LEGEND, new_figure, place, plain, save, wrapped
+from fedsim.explain.pictures.canvas import (
+    AGAINST,
+    CENTRED,
+    FOR,
+    LEGEND,
+    new_figure,
+    place,
+    plain,
+    save,
+    wrapped,
+)
 from fedsim.explain.scores.relevance import silence
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
@@ -32,7 +42,6 @@ _STEPS = 12_000  # of a sampled range; includes the peaks of up to 7 uniform fuz
 _SMALL, _FONT = 8, 9  # points
 _PANEL, _PANEL_OF_FEW, _GAP, _ROW = (1.65, 1.05), (2.6, 1.7), 0.2, 0.2  # inches
 _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
-_FOR, _AGAINST = "#c62828", "#1565c0"
 
 
 @dataclass(frozen=True)
@@ -396,11 +405,13 @@ def draw_bars(
     title: str = "",
     xlabel: str = "relevance",
     compared: Array | None = None,
+    signs: tuple[str, str] = ("for it", "against it"),
 ) -> None:
     """Draw the relevance (n, F) of features, a panel for each prediction, with the values.
 
-    Red bars speak for the prediction, blue ones against it. All panels have the same scale and
-    the same order of features: by the largest relevance in any of them, or in `compared` (m, F).
+    Red bars speak for the prediction, blue ones against it; `signs` says so. All panels have the
+    same scale and the same order of features: by the largest relevance in any of them, or in
+    `compared` (m, F).
     """
     from matplotlib.patches import Patch
 
@@ -423,7 +434,7 @@ def draw_bars(
     figure = new_figure(6.0, len(relevance) * (high + gap))
     for k, (row, caption, why) in enumerate(zip(relevance, captions, silent, strict=True)):
         axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
-        colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
+        colours = [FOR if row[i] > 0 else AGAINST for i in order]
         if not why:
             bars = axes.barh(range(shown), row[order], color=colours)
             texts = [f"{row[i]:+.3g}".replace("-", "−") for i in order]
@@ -437,7 +448,8 @@ def draw_bars(
         axes.set_title(plain(caption), fontsize=_FONT, loc="left", pad=3)
     axes.set_xlabel(xlabel, fontsize=_FONT)
     if low < 0:
-        signs = [Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")]
+        pairs = zip((FOR, AGAINST), signs, strict=True)
+        handles = [Patch(color=colour, label=label) for colour, label in pairs]
         style = {**LEGEND, "loc": "lower right", "ncols": 2, "fontsize": _SMALL, "borderpad": 0.1}
-        figure.legend(handles=signs, bbox_to_anchor=(5.8 / 6, 1), **style)
+        figure.legend(handles=handles, bbox_to_anchor=(5.8 / 6, 1), **style)
     save(figure, path, title)

@@ -48,7 +48,8 @@ def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[
         if entry.run is None:
             continue
         files = sorted((entry.run.path / "explanations").glob("*"))
-        pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
+        shown = {f.stem: f for f in files if f.suffix.lower() in (".png", ".svg")}  # SVG over PNG
+        pictures = [Picture.read(f) for f in shown.values()]
         tables = []
         if entry in first:
             tables = list(_rules(entry.run))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.explain.pictures.canvas import alt_of, inches
 from fedsim.results.figures.look import size, swatch
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.entries import Entry, Value
@@ -97,17 +98,25 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture file, made part of the page."""
+    """A picture, made part of the page.
+
+    Args:
+        words: its caption.
+        alt: what it shows, if more is known than that.
+        width: in CSS pixels, below which its letters are hard to read; a phone scrolls it.
+    """
 
     words: str
     uri: str
+    alt: str = ""
+    width: int = 0
 
     @classmethod
     def read(cls, path: Path) -> Picture:
         kind = {".png": "image/png", ".svg": "image/svg+xml"}[path.suffix.lower()]
         content = base64.b64encode(path.read_bytes()).decode()
         words = path.stem.replace("_", " ").replace("-", " ").strip()
-        return cls(words, f"data:{kind};base64,{content}")
+        return cls(words, f"data:{kind};base64,{content}", alt_of(path), int(64 * inches(path)))
 
 
 def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> PageTable:

@@ -129,7 +129,7 @@ def test_chosen_words_are_on_yellow_and_marked_ones_blue(
     document = Chosen(
         words, "positive", 0.9, "negative", (False, True, False, True), (False, True, True, False)
     )
-    draw_rationales([document], tmp_path / "x.png")
+    draw_rationales([document], ["row 0"], tmp_path / "x.png")
     (axes,) = kept[0].axes
     inks = {text.get_text(): text.get_color() for text in axes.texts if text.get_text() in words}
     assert inks == {"a": "black", "lovely": MARKED, "head": MARKED, "bitter": "black"}

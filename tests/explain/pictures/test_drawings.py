@@ -123,7 +123,7 @@ def test_a_hundred_are_drawn_and_more_are_said(
     drawn: list[tuple[int, str]] = []
 
     def draw(images: list[Any], *about: Any) -> None:
-        drawn.append((len(images), about[-1]))
+        drawn.append((len(images), about[-2]))
 
     monkeypatch.setattr(attributed, "draw_relevances", draw)
     for count in (100, 101):
