@@ -91,7 +91,7 @@ class Strip(Explanation):
         for path in paths:
             draw_strip(
                 np.array([[cell.relevance[0] for cell in cells] for cells in self.cells]),
-                self.rounds,
+                [f"round {t}" for t in self.rounds],
                 self.models,
                 [told[k : k + T] for k in range(0, len(told), T)],
                 path,

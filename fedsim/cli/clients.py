@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedsim.cli.console import RunArgument, Trust, app, latest, out
-from fedsim.cli.explain import OneExplainer
+from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written, writing
+from fedsim.cli.explain import OneExplainer, Pictures
 
 
 @app.command("contributions")
@@ -74,6 +74,7 @@ def influence_command(
     estimate: Annotated[
         bool, typer.Option(help="Also estimate influence from the run's updates.")
     ] = True,
+    pictures: Pictures = None,
     trust: Trust = False,
 ) -> None:
     """Which clients made the global model decide so about one input, and for which reasons.
@@ -86,3 +87,6 @@ def influence_command(
     with out.status("") as status:
         found = influence(run, row, explainer, estimate=estimate, progress=status.update)
     out.print(found.text())
+    with writing():
+        drawn = found.save(pictures)
+    say_written(drawn)

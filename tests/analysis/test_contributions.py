@@ -412,6 +412,11 @@ def test_influence(tmp_path: Path, sections: dict[str, Any]) -> None:
     if averages:  # of the same size and direction, on the whole
         assert table["influence"].corr(table["estimate"]) > 0.5
     assert f"row 3: {found.decision or 'output'}" in found.text()
+    (path,) = found.save(tmp_path / "drawn.svg")
+    drawn = path.read_text()
+    assert f"without client {found.heaviest}" in drawn
+    assert all(f"client {k}" in drawn for k in range(4))
+    assert found.save()[0].parent == whole.path / "explanations"
 
 
 def test_the_slope_of_an_output(tmp_path: Path) -> None:

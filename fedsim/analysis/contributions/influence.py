@@ -7,8 +7,9 @@ that it predicts, is f(w) − f(w without k): exact, by the run that client k ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.analysis.contributions.updates import updates_of
-from fedsim.analysis.explanations import Wanted, explainer_of
+from fedsim.analysis.explanations import Wanted, drawn_to, explainer_of
 from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.pictures.canvas import AGAINST, FOR, plain
+from fedsim.explain.pictures.images import as_pixels
+from fedsim.explain.pictures.strips import draw_strip
 from fedsim.explain.scores.faithfulness import present
 from fedsim.explain.scores.measure import relevances_of, similarity
 from fedsim.explain.scores.relevance import rank_correlation
+from fedsim.explain.section import map_shape
 from fedsim.launch.progress import LineProgress
 from fedsim.launch.without import without
 from fedsim.results.run import Run
@@ -35,6 +40,7 @@ from fedsim.support.words import client_name, short
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 Map = NDArray[np.float64]
 
@@ -55,6 +61,7 @@ class Influence:
         maps: (P,) the relevance map with all clients (None), and without each.
         dataset: the data as clients hold them.
         x: the input, as the data set has it.
+        explainer: what made the maps.
     """
 
     run: Run
@@ -65,6 +72,7 @@ class Influence:
     maps: dict[int | None, Map]
     dataset: Dataset
     x: NDArray[Any]
+    explainer: str
 
     @property
     def heaviest(self) -> int:
@@ -88,6 +96,58 @@ class Influence:
                 told += f", and {one['decision']} is predicted"
             lines.append(told)
         return "\n".join(lines)
+
+    def save(self, folder: str | Path | None = None) -> list[Path]:
+        """Draw the clients as bars, and the maps with all clients and without the heaviest.
+
+        Args:
+            folder: where to, created if missing, or a file (.png, .pdf, .svg, .jpg, …); by
+                default `explanations` in the run's folder, whose pictures `fedsim report` shows.
+
+        Returns:
+            The path of the picture.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = drawn_to(self.run, folder, f"influence-{self.explainer}-row-{self.row}")
+        names = self.run.manifest.get("client_names", ())
+        who = client_name(self.heaviest, names)
+        other = str(self.clients.set_index("client").loc[self.heaviest, "decision"])
+        shape = map_shape(self.dataset)
+        maps = [self.maps[None], self.maps[self.heaviest]]
+        images, words = len(self.dataset.shape) == 3, bool(self.dataset.words)
+        count = int((self.x != 0).sum()) if words else len(self.x.reshape(-1))
+        height = 0.5 + 0.18 * len(self.clients)
+        bars = partial(draw_influence, table=self.clients, names=names, what=self.what)
+        draw_strip(
+            np.stack([own.reshape(shape) for own in maps])[None],
+            ["with all clients", f"without {who}"],
+            [f"relevance for {self.decision}" if self.decision else "relevance"],
+            [[self.decision or f"{self.output:.3g}", other or self._without(self.heaviest)]],
+            path,
+            f"Whose doing is the decision on row {self.row}? ({self.explainer})",
+            what="class" if self.decision else "value",
+            image=as_pixels(self.x[None], self.dataset)[0] if images else None,
+            parts=() if images else self._parts(count),
+            words=words,
+            above=(height, bars),
+        )
+        return [path]
+
+    @property
+    def what(self) -> str:
+        """The output in words."""
+        return f"logit of {self.decision}" if self.decision else "output"
+
+    def _without(self, k: int) -> str:
+        lost = self.clients.set_index("client")["influence"][k]
+        return f"{self.output - lost:.3g}"
+
+    def _parts(self, count: int) -> tuple[str, ...]:
+        if self.dataset.words:
+            return tuple(self.dataset.words[i] for i in self.x[:count])
+        return self.dataset.feature_names or tuple(map(str, range(count)))
 
     def __repr__(self) -> str:
         return f"<influence of clients on row {self.row} of {short(self.run.path)}>"
@@ -163,7 +223,8 @@ def influence(
             )
     found = known.snapshot.dataset
     table = pd.DataFrame(rows)
-    return Influence(run, row, known.decision, known.output, table, maps, found, found.test_x[row])
+    about = known.decision, known.output, table, maps, found, found.test_x[row]
+    return Influence(run, row, *about, chosen.label)
 
 
 @dataclass(frozen=True)
@@ -245,3 +306,20 @@ def _slope(again: Replay, weights: NDArray[np.float32], known: _Decision) -> Map
         if (gradient := by_name.get(name)) is not None:
             found[place.reshape(-1).numpy()] = gradient.detach().cpu().numpy().reshape(-1)
     return found
+
+
+def draw_influence(axes: Axes, *, table: pd.DataFrame, names: Sequence[str], what: str) -> None:
+    """Draw a bar for each client, the heaviest first, and the estimates as marks."""
+    order = table["influence"].abs().sort_values(kind="stable").index
+    rows, places = table.loc[order], range(len(table))
+    colours = [FOR if value > 0 else AGAINST for value in rows["influence"]]
+    axes.barh(places, rows["influence"], color=colours, height=0.7)
+    if "estimate" in rows:
+        axes.plot(rows["estimate"], places, "|", color="black", markersize=9, label="estimate")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=7, frameon=False)
+    axes.axvline(0, color="black", linewidth=0.6)
+    who = [plain(client_name(int(k), names)) for k in rows["client"]]
+    axes.set_yticks(places, who, fontsize=7)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xlabel(f"by how much the {what} falls without the client", fontsize=7)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,9 +1,10 @@
-"""A strip: the reasons for one decision by round, a line for each model, all on one scale."""
+"""Maps of one input side by side: a line for each model, all on one scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from fedsim.explain.pictures.canvas import (
     FOR,
     add_scale,
     new_figure,
+    place,
     plain,
     save,
     wrapped,
@@ -21,15 +23,19 @@ from fedsim.explain.pictures.documents import LINE, grounds_of, in_lines, show_w
 from fedsim.explain.pictures.images import Array, flatness, framed, show_image, show_relevance
 from fedsim.explain.scores.relevance import silence
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _LEFT, _GAP, _FONT = 0.9, 0.12, 8  # inches: names of models; between cells; points
 _LETTER, _LINE = 0.07, 0.14  # inches of a caption
 _IMAGE, _BARS, _TEXT, _FEATURES = 1.3, 1.6, 2.1, 1.4  # inches: widths of cells, and of names
 _MOST = 10  # features
+_PANEL = 3.0  # inches: width of a panel above
 
 
 def draw_strip(
-    relevance: NDArray[np.float32],
-    rounds: Sequence[int],
+    relevance: NDArray[np.floating],
+    columns: Sequence[str],
     models: Sequence[str],
     captions: Sequence[Sequence[str]],
     path: Path,
@@ -39,15 +45,18 @@ def draw_strip(
     image: Array | None = None,
     parts: Sequence[str] = (),
     words: bool = False,
+    above: tuple[float, Callable[[Axes], None]] | None = None,
 ) -> None:
-    """Draw the maps (M, T, ...) of one input: a line for each model, a column for each round.
+    """Draw the maps (M, T, ...) of one input: a line for each model, with T columns.
 
     Args:
-        captions: by model, then round: what is predicted.
+        columns: what each column is, such as "round 3".
+        captions: by model, then column: what is predicted.
         what: what relevances are for, the predicted `class` or `value`.
         image: (C, H, W) the input in [0, 1], if it is an image.
         parts: else, its features with their values, or its words.
         words: parts are words, in their order, and the rest of the maps is padding.
+        above: the height in inches of a panel above them, and what draws it.
     """
     first = _LEFT
     if image is not None:
@@ -74,9 +83,10 @@ def draw_strip(
         [wrapped(text, int(wide / _LETTER), 6) for text in of]
         for of in (whole if image is None else captions)
     ]
-    above = [_LINE * (1 + max(text.count("\n") for text in of)) + 0.06 for of in told]
-    tops = np.cumsum([0.25, *(own + high + _GAP for own in above)])
-    across = [first + column * (wide + _GAP) for column in range(len(rounds))]
+    heads = [_LINE * (1 + max(text.count("\n") for text in of)) + 0.06 for of in told]
+    begin = 0.25 if above is None else above[0] + 0.75
+    tops = np.cumsum([begin, *(own + high + _GAP for own in heads)])
+    across = [first + column * (wide + _GAP) for column in range(len(columns))]
     width, height = across[-1] + wide, float(tops[-1])
     figure = new_figure(width, height)
 
@@ -84,13 +94,15 @@ def draw_strip(
         style = {"fontsize": _FONT, "va": "center", "weight": weight}
         figure.text(x / width, 1 - y / height, plain(text), style)
 
-    for x, t in zip(across, rounds, strict=True):
-        write(x, 0.12, f"round {t}")
+    if above is not None:
+        above[1](place(figure, _LEFT, 0, max(width - _LEFT, _PANEL), above[0]))
+    for x, name in zip(across, columns, strict=True):
+        write(x, begin - 0.13, name)
     for i, model in enumerate(models):
-        top = tops[i] + above[i]
+        top = tops[i] + heads[i]
         write(0, top + 0.5 * high, wrapped(model, int(_LEFT / _LETTER), 4))
         if image is not None and i == 0:
-            write(_LEFT, 0.12, "input")
+            write(_LEFT, begin - 0.13, "input")
             show_image(framed(figure, _LEFT, top, wide, high), image)
         for j, x in enumerate(across):
             own = relevance[i, j]
@@ -124,7 +136,7 @@ def draw_strip(
         note = f"relevance for the {what} predicted in each cell; one scale for all"
         add_scale(figure, first, height + 0.02, note, largest, pale=words)
     alt = [
-        f"{model}: " + ", ".join(f"round {t} {text}" for t, text in zip(rounds, of, strict=True))
+        f"{model}: " + ", ".join(f"{t} {text}" for t, text in zip(columns, of, strict=True))
         for model, of in zip(models, whole, strict=True)
     ]
     save(figure, path, title, "; ".join(alt))
