@@ -34,12 +34,13 @@ def texts(cell: NotebookNode) -> list[str]:
     return found
 
 
-def test_there_are_four() -> None:
+def test_there_are_five() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "01_quickstart",
         "02_write_your_own_method",
         "03_read_results_and_explanations",
         "04_which_model_looks_at_the_tag",
+        "05_which_hospital_taught_the_model",
     ]
 
 
