@@ -210,7 +210,8 @@ def weights_file(fed: Federation, arrays: Mapping[str, Any]) -> bytes:
     about = {"layers": json.dumps(list(arrays))}
     if arrays and fed.server.learner.builds_network:
         about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
-    return save({n: np.asarray(array, order="C") for n, array in arrays.items()}, about)
+    content: bytes = save({n: np.asarray(a, order="C") for n, a in arrays.items()}, about)
+    return content
 
 
 def carry_on(

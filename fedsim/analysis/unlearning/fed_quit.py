@@ -83,7 +83,7 @@ def global_logits(network: nn.Module, x: Tensor, context: Any) -> dict[str, Tens
     """Logits (n, C) of the model before it unlearns, in evaluation mode."""
     was_training = network.training
     network.eval()
-    found = torch.cat([network(batch) for batch in x.split(EVALUATION_BATCH)])
+    found = torch.cat([network(batch) for batch in torch.split(x, EVALUATION_BATCH)])
     network.train(was_training)
     return {"teacher": found}
 

@@ -32,7 +32,6 @@ from fedsim.federation import (
     Without,
     limit_threads,
 )
-from fedsim.federation.federation import federation_of
 from fedsim.methods import Method, State
 from fedsim.methods.shared.pool import SharesImages
 from fedsim.results.manifest import clients_per_step
@@ -182,7 +181,7 @@ class Forgetting:
         return f"client{plural} {in_short(list(map(str, self.clients)))}"
 
     def history(self, first: int) -> Iterator[tuple[int, Vector, dict[int, Vector]]]:
-        """Each round t from `first` on as it was: t, w^t before it, and the others' w_k^t after it.
+        """Each round t from `first` on as it was: t, w^t before it, and the others' w_k^t.
 
         A real server would have stored them.
         """

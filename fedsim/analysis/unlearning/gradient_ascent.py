@@ -82,7 +82,7 @@ class GradientAscent(Unlearning):
         loss = partial(negated, client.objective)
         for _ in range(self.epochs):
             order = torch.from_numpy(client.rng("order").permutation(n)).to(w.device)
-            for rows in order.split(size):
+            for rows in torch.split(order, size):
                 if len(rows) == 1 and client.model.has_batch_norm:
                     continue
                 batch = Examples(client.data.x[rows], client.data.y[rows])

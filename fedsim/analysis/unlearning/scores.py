@@ -137,7 +137,7 @@ class Judge:
 
 
 def _parts(array: Tensor) -> tuple[Tensor, ...]:
-    return array.split(EVALUATION_BATCH)
+    return torch.split(array, EVALUATION_BATCH)
 
 
 def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -157,8 +157,8 @@ def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[floa
 
     def below(of: NDArray[np.float64], among: NDArray[np.float64]) -> NDArray[np.float64]:
         ordered = np.sort(among)
-        sides = (np.searchsorted(ordered, of, side) for side in ("left", "right"))
-        return sum(sides) / 2 / len(among)  # type: ignore[no-any-return]
+        less, no_more = np.searchsorted(ordered, of), np.searchsorted(ordered, of, "right")
+        return (less + no_more) / 2 / len(among)
 
     error = below(members, others).var(ddof=1) / len(members)
     error += below(others, members).var(ddof=1) / len(others)

@@ -67,7 +67,8 @@ class Unlearned:
 
     def weights(self) -> dict[str, Tensor]:
         """Its weights by layer, as of `Run.weights`."""
-        return load_file(self.path / FINAL_WEIGHTS)
+        found: dict[str, Tensor] = load_file(self.path / FINAL_WEIGHTS)
+        return found
 
     def text(self) -> str:
         """The scores as `fedsim unlearn` prints them."""
@@ -140,11 +141,10 @@ def unlearn(
     forgotten = tuple(sorted({clients} if isinstance(clients, int) else {*clients}))
     _check(run, forgotten)
     experiment = run.experiment
-    maps = explainer_of(run, explainer)
-    if not isinstance(maps, FeatureExplainer):
-        if explainer is not None:
-            raise BadInput(f"explainer={maps.name}: gives no relevance maps to compare")
-        maps = None
+    chosen = explainer_of(run, explainer)
+    maps = chosen if isinstance(chosen, FeatureExplainer) else None
+    if maps is None and explainer is not None:
+        raise BadInput(f"explainer={chosen.name}: gives no relevance maps to compare")
     loaded = load_dataset(experiment.data)
     if (fitted := loaded.preprocessing) is not None and fitted.fit != "pooled":
         raise RunFolderError(
