@@ -54,8 +54,8 @@ class FedEraser(Unlearning):
     nothing to forget, and every Δt-th one after it. The server would have to store all updates of
     these rounds; here they are computed again by replay, and counted. A client scales its own
     update before it sends it, where in the paper the server does, so that the run's own mean,
-    codecs and adversaries apply to it. Calibration is plain local training, whatever the run's
-    method adds to the loss.
+    codecs and adversaries apply to it. Calibration is plain local training, and the mean is
+    FedAvg's, whatever the run's method adds to the loss or makes of the mean.
 
     Args:
         every: Δt.

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.analysis.explanations import Wanted, explainer_of, problem_of
@@ -28,6 +29,7 @@ from fedsim.launch.progress import LineProgress
 from fedsim.launch.without import experiment_without, folder_name, without
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.run import Run
+from fedsim.results.verify import damage_of_run
 from fedsim.simulate import weights_file
 from fedsim.support import atomic
 from fedsim.support.words import columns, duration, short, size
@@ -54,6 +56,7 @@ class Unlearned:
         method: how it was made to forget.
         clients: whom.
         path: folder of its weights (`weights/final.safetensors`, as of a run) and `scores.json`.
+        arrays: its weights, by layer.
         scores: a row for each model: `original`, `retrained`, and the method's own; see
             `fedsim.unlearn` for the columns.
     """
@@ -63,12 +66,12 @@ class Unlearned:
     method: Unlearning
     clients: tuple[int, ...]
     path: Path
+    arrays: Mapping[str, NDArray[Any]]
     scores: pd.DataFrame
 
     def weights(self) -> dict[str, Tensor]:
         """Its weights by layer, as of `Run.weights`."""
-        found: dict[str, Tensor] = load_file(self.path / FINAL_WEIGHTS)
-        return found
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
 
     def text(self) -> str:
         """The scores as `fedsim unlearn` prints them."""
@@ -138,6 +141,8 @@ def unlearn(
 
     run, how = Run.of(run), method_of(method)
     run.result_hash  # noqa: B018  # raises if it is not finished
+    if damage := damage_of_run(RunFolder.open(run.path)):
+        raise RunFolderError(f"{damage[0]}; only whole runs can be made to forget")
     forgotten = tuple(sorted({clients} if isinstance(clients, int) else {*clients}))
     _check(run, forgotten)
     experiment = run.experiment
@@ -182,8 +187,10 @@ def unlearn(
     rows = {name: judge.scores(w) | asdict(cost) for name, (w, cost) in models.items()}
     scores = pd.DataFrame.from_dict(rows, orient="index")
     path = run.path / "unlearned" / f"{how.name}-{folder_name(Without(clients=forgotten))}"
-    found = Unlearned(run, retrained, how, forgotten, path, scores)
-    _write(found, task, weights)
+    state = replace(task.again.state, weights=weights)
+    arrays = experiment.method.global_model(task.again.fed, state)
+    found = Unlearned(run, retrained, how, forgotten, path, arrays, scores)
+    _write(found, weights_file(task.again.fed, arrays))
     return found
 
 
@@ -211,7 +218,7 @@ def _check(run: Run, clients: tuple[int, ...]) -> None:
     elif not method.exchanges_models:
         why = f"method.name={method.name}: clients send no models that could be forgotten"
     elif len(clients) == len(run.client_ids):
-        why = "nobody would be left; keep a client"
+        why = "clients: nobody would be left; keep one"
     if why:
         raise RunFolderError(f"{run.path}: {why}")
     took_part = set() if run.clients.empty else set(run.clients["client"])
@@ -231,18 +238,16 @@ def _shown(name: str, row: pd.Series[float]) -> str:
     return f"{value:.4f}"
 
 
-def _write(found: Unlearned, task: Forgetting, weights: Any) -> None:
-    fed, method = task.again.fed, found.run.experiment.method
-    state = replace(task.again.state, weights=weights)
+def _write(found: Unlearned, weights: bytes) -> None:
+    content = {
+        "run": found.run.result_hash,
+        "without": found.retrained.result_hash,
+        "clients": list(found.clients),
+        "method": found.method.model_dump(mode="json"),
+        "scores": json.loads(found.scores.to_json(orient="index", double_precision=15)),
+    }
     file = found.path / FINAL_WEIGHTS
     with RunFolder.open(found.run.path).writing():
         file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(file, weights_file(fed, method.global_model(fed, state)))
-        content = {
-            "run": found.run.result_hash,
-            "without": found.retrained.result_hash,
-            "clients": list(found.clients),
-            "method": found.method.model_dump(mode="json"),
-            "scores": json.loads(found.scores.to_json(orient="index", double_precision=15)),
-        }
+        atomic.write(file, weights)
         atomic.write(found.path / SCORES, json.dumps(content, indent=2).encode())
