@@ -19,7 +19,14 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import fedsim
-from experiments import NETWORK_METHODS, WITHOUT_GLOBAL, by_day, small_experiment, with_method
+from experiments import (
+    NETWORK_METHODS,
+    WITHOUT_GLOBAL,
+    Say,
+    by_day,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run, run
 from fedsim.analysis.replay import Replay, client_models, replay
 from fedsim.analysis.unlearning import unlearning
@@ -499,3 +506,22 @@ def test_a_client_that_does_not_answer(tmp_path: Path) -> None:
     assert not late.empty
     with pytest.raises(RunError, match="did not answer"):
         unlearn(whole, "fed_quit", int(late["client"].iloc[0]))
+
+
+def test_the_command(say: Say, done: Run) -> None:
+    words = ["unlearn", str(done.path), "--client", "3", "--method", "fine_tune"]
+    code, text, _ = say(*words, "--set", "rounds=1")
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0].split() == ["original", "retrained", "fine_tune"]
+    assert [line.split()[0] for line in lines[1:3]] == ["weights", "disagreement"]
+    assert lines[-1].startswith("written: ")
+    assert lines[-1].endswith("unlearned/fine_tune-3")
+    for wrong, said in (
+        ("rounds", "override 'rounds': must read section.key=value"),
+        ("epochs=1", "method: epochs: unknown key; known: name, rounds"),
+    ):
+        code, _, complaint = say(*words, "--set", wrong)
+        assert code == 1
+        assert said in complaint
+    assert say("unlearn", str(done.path))[0] == 2  # no client
