@@ -161,6 +161,10 @@ def unlearn(
         task = Forgetting(run, forgotten, replay(run, dataset=loaded), tell=tell)
         if task.again.splits.sequence is not None:
             raise RunFolderError(f"{run.path}: learns a sequence of tasks; there is no one model")
+        held = task.again.splits.held(task.last).train
+        for k in forgotten:
+            if not len(held[k]):
+                raise RunFolderError(f"{run.path}: client {k} holds no labelled training example")
         how.check(task)
         rounds = experiment.train.rounds
 
