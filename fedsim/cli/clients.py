@@ -9,6 +9,7 @@ import typer
 from fedsim.cli.components import complete_unlearning
 from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written
 from fedsim.cli.explain import OneExplainer
+from fedsim.errors import BadInput
 
 if TYPE_CHECKING:
     from fedsim.analysis.contributions.shapley import How
@@ -85,6 +86,9 @@ def unlearn_command(
     from fedsim.analysis.unlearning.unlearn import unlearn
     from fedsim.config.file import RawConfig
 
+    for each in settings or ():
+        if "=" not in each:
+            raise BadInput(f"--set {each}: must read key=value")
     content = RawConfig({"name": method}).overridden(settings or []).content
     run = latest(folder, "run", trust)
     with out.status("") as status:

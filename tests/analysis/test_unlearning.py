@@ -518,10 +518,11 @@ def test_the_command(say: Say, done: Run) -> None:
     assert lines[-1].startswith("written: ")
     assert lines[-1].endswith("unlearned/fine_tune-3")
     for wrong, said in (
-        ("rounds", "override 'rounds': must read section.key=value"),
+        ("rounds", "--set rounds: must read key=value"),
+        ("rounds=[", "override 'rounds=['"),
         ("epochs=1", "method: epochs: unknown key; known: name, rounds"),
     ):
         code, _, complaint = say(*words, "--set", wrong)
-        assert code == 1
+        assert code == 2
         assert said in complaint
     assert say("unlearn", str(done.path))[0] == 2  # no client
