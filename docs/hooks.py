@@ -27,6 +27,7 @@ from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fedsim.analysis.unlearning import unlearning
 from fedsim.cli import app
 from fedsim.cli.schema import type_in_words
 from fedsim.conditions.adversaries import Adversaries, Attack, attacks
@@ -58,6 +59,7 @@ METHODS = DOCS / "methods" / "methods.yaml"
 GENERATED_FROM: Mapping[str, str] = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "fedsim/analysis/unlearning": "reference/unlearning.md",
     "fedsim/conditions/adversaries": "reference/attacks.md",
     "fedsim/conditions/aggregators": "reference/aggregators.md",
     "fedsim/cli": "reference/commands.md",
@@ -94,6 +96,7 @@ COMPONENTS: Mapping[str, tuple[str, Registry[Any], str]] = {
     "codecs": ("Codecs", codecs, "uplink"),
     "aggregators": ("Aggregation rules", aggregators, "aggregation"),
     "attacks": ("Attacks", attacks, "adversaries.attack"),
+    "unlearning": ("Unlearning methods", unlearning, "fedsim unlearn --method"),
 }
 SECTION_TYPES: Mapping[str, type[Config]] = {
     "train": Train,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
+    from fedsim.analysis.unlearning.unlearn import Unlearned, unlearn
     from fedsim.data import Dataset
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
@@ -49,6 +50,7 @@ __all__ = [
     "Run",
     "Search",
     "State",
+    "Unlearned",
     "Update",
     "audit",
     "clusters",
@@ -67,6 +69,7 @@ __all__ = [
     "resume",
     "run",
     "tune",
+    "unlearn",
     "without",
 ]
 __version__ = "0.1.0"
@@ -83,6 +86,7 @@ _MODULES = {
     "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),
+    "fedsim.analysis.unlearning.unlearn": ("Unlearned", "unlearn"),
     "fedsim.data": ("Dataset",),
     "fedsim.experiment": ("Experiment",),
     "fedsim.launch.extend": ("extend",),

@@ -189,16 +189,11 @@ class Rounds:
         """Write the final weights, whole tables, and the hash of the result."""
         fed, folder = federation_of(self.runner), self.folder
         arrays = self.experiment.method.global_model(fed, state)
-        # The order of layers, which safetensors changes; a network may have some under two names.
-        about = {"layers": json.dumps(list(arrays))}
-        if arrays and fed.server.learner.builds_network:
-            about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
         weights = folder.path / FINAL_WEIGHTS
         with folder.writing():
             for table in self.tables.values():
                 table.merge()
-            contiguous = {n: np.asarray(array, order="C") for n, array in arrays.items()}
-            atomic.write(weights, save(contiguous, about))
+            atomic.write(weights, weights_file(fed, arrays))
             files = [table.file for table in self.tables.values()]
             files += [folder.path / LABELS, folder.path / REFERENCE, weights]
             written = [f for f in files if f.exists()]
@@ -208,6 +203,16 @@ class Rounds:
             )
             for table in self.tables.values():
                 table.drop_parts()
+
+
+def weights_file(fed: Federation, arrays: Mapping[str, Any]) -> bytes:
+    """The content of a file of a global model's arrays; see `Run.weights`."""
+    # The order of layers, which safetensors changes; a network may have some under two names.
+    about = {"layers": json.dumps(list(arrays))}
+    if arrays and fed.server.learner.builds_network:
+        about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
+    content: bytes = save({n: np.asarray(a, order="C") for n, a in arrays.items()}, about)
+    return content
 
 
 def carry_on(

@@ -352,7 +352,7 @@ def find_explainer(wanted: Wanted, own: Iterable[Explainer] = ()) -> Explainer:
     try:
         found = _with(explainers.parse({"name": name}), settings)
     except ValidationError as error:
-        raise BadInput(f"explainer {name}: {_problem(error)}") from None
+        raise BadInput(f"explainer {name}: {problem_of(error)}") from None
     return _with(of_run[found.label], settings) if found.label in of_run else found
 
 
@@ -376,7 +376,8 @@ def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _problem(error: ValidationError) -> str:
+def problem_of(error: ValidationError) -> str:
+    """The first problem of settings, as a line."""
     first = error.errors()[0]
     what = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), what)))
@@ -392,7 +393,7 @@ def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
     try:
         return type(explainer).model_validate({**dict(explainer), **settings})
     except ValidationError as error:
-        raise BadInput(f"explainer {explainer.name}: {_problem(error)}") from None
+        raise BadInput(f"explainer {explainer.name}: {problem_of(error)}") from None
 
 
 def _inputs(

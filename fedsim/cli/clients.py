@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from fedsim.cli.components import complete_unlearning
 from fedsim.cli.console import RunArgument, Trust, app, latest, out, say_written, writing
 from fedsim.cli.explain import OneExplainer, Pictures
+from fedsim.errors import BadInput
 
 
 @app.command("contributions")
@@ -90,3 +92,38 @@ def influence_command(
     with writing():
         drawn = found.save(pictures)
     say_written(drawn)
+
+
+@app.command("unlearn")
+def unlearn_command(
+    folder: RunArgument,
+    client: Annotated[
+        list[int], typer.Option(help="The client to forget, by number; can be repeated.")
+    ],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How (`fedsim list unlearning`), or your own: package.module:Name.",
+            autocompletion=complete_unlearning,
+        ),
+    ] = "fed_eraser",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A hyper-parameter of the method: key=value; can be repeated."),
+    ] = None,
+    explainer: OneExplainer = None,
+    trust: Trust = False,
+) -> None:
+    """Make a run's model forget clients, and compare it with the run that never had them."""
+    from fedsim.analysis.unlearning.unlearn import unlearn
+    from fedsim.config.file import RawConfig
+
+    for each in settings or ():
+        if "=" not in each:
+            raise BadInput(f"--set {each}: must read key=value")
+    content = RawConfig({"name": method}).overridden(settings or []).content
+    run = latest(folder, "run", trust)
+    with out.status("") as status:
+        found = unlearn(run, client, content, explainer=explainer, progress=status.update)
+    out.print(found.text())
+    say_written([found.path])

@@ -32,6 +32,7 @@ KINDS = {  # kinds of components: their registry and description
     "codecs": ("fedsim.conditions.codecs", "compression of updates and models: uplink, downlink"),
     "aggregators": ("fedsim.conditions.aggregators", "rules to aggregate clients' updates by"),
     "attacks": ("fedsim.conditions.adversaries", "what adversaries among the clients do"),
+    "unlearning": ("fedsim.analysis.unlearning", "ways to make a finished run forget clients"),
 }
 
 
@@ -54,6 +55,10 @@ def complete_method(incomplete: str) -> list[str]:
 
 def complete_explainer(incomplete: str) -> list[str]:
     return [name for name in registered("explainers") if name.startswith(incomplete)]
+
+
+def complete_unlearning(incomplete: str) -> list[str]:
+    return [name for name in registered("unlearning") if name.startswith(incomplete)]
 
 
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:

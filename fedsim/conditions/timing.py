@@ -338,6 +338,10 @@ class DeviceClock:
         return self._condition.passed(self._round).began
 
     @property
+    def present(self) -> NDArray[np.bool_]:
+        return self._round.runner.present
+
+    @property
     def loss(self) -> float:
         devices = self._condition.settings
         return 1 - (1 - devices.dropout) * (1 - devices.packet_error)

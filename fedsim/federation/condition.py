@@ -218,6 +218,7 @@ class Clock(Protocol):
     Attributes:
         now: seconds since the first round began, at the start of this round.
         loss: chance that a client's update never arrives.
+        present: (K,) whether a client takes part in the federation; others never start.
         retry: seconds until a server that finds nobody looks again.
     """
 
@@ -227,6 +228,8 @@ class Clock(Protocol):
     def loss(self) -> float: ...
     @property
     def retry(self) -> float: ...
+    @property
+    def present(self) -> NDArray[np.bool_]: ...
 
     def online(self, now: float) -> NDArray[np.bool_]:
         """(K,) whether each client is online in this round, and at that time."""

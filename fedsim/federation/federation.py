@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.errors import RunError
 from fedsim.federation.client import plain
@@ -49,11 +48,6 @@ class Federation:
     def num_clients(self) -> int:
         """K, the number of clients."""
         return self._runner.num_clients
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """(K,) whether each client takes part in the federation; others are never asked."""
-        return self._runner.present
 
     @property
     def settings(self) -> Train:

@@ -120,7 +120,7 @@ class FedBuff(Method[FedBuffState]):
             count = min(M - len(at_work), len(idle))
             if count:
                 starting = rng.choice(idle, size=count, replace=False)
-                starting = starting[fed.present[starting]].tolist()
+                starting = starting[time.present[starting]].tolist()
                 seconds = time.planned_seconds(starting).tolist()
                 for k, takes in zip(starting, seconds, strict=True):
                     heapq.heappush(at_work, (clock + takes, k, steps))

@@ -139,7 +139,7 @@ class FedGen(Method[FedGenState]):
         )
 
     def round(self, fed: Federation, state: FedGenState, t: int) -> FedGenState:
-        trained = t > 1  # in round 1, G is untrained
+        trained = bool(state.classes.any())  # not before a first round
         sent = fed.gather(
             self.local_update,
             fed.sample(t),

@@ -29,7 +29,7 @@ CONTENT = {
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
 OF_RESULTS += ("contributions", "influence", "report")
-FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without")
+FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without", "unlearn")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
 WRONG = {
@@ -68,6 +68,12 @@ WRONG = {
         "row": ["a", {}, 1.5, True, None, [1], -1, 99],
         "explainer": [3, {}, "nope"],
         "estimate": [3, "a", None],
+        "progress": [3, "a", None],
+    },
+    "unlearn": {
+        "clients": ["a", {}, [], 1.5, True, None, [[1]], ["a"], -1, 99, range(3)],
+        "method": [3, None, "nope", {}, {"name": "nope"}, {"name": "fine_tune", "rounds": "a"}],
+        "explainer": [3, {}, "nope"],
         "progress": [3, "a", None],
     },
     "audit": {
@@ -177,7 +183,7 @@ def test_functions(
         keywords = {"overrides": {"train.rounds": 3}, **keywords}
     if name == "influence" and "row" not in keywords:
         keywords = {"row": 0, **keywords}
-    if name == "without" and "clients" not in keywords:
+    if name in ("without", "unlearn") and "clients" not in keywords:
         keywords = {"clients": 0, **keywords}
     line = refusal(lambda: getattr(fedsim, name)(*given, **keywords))
     for key, value in keywords.items():

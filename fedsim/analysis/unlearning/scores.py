@@ -1,0 +1,166 @@
+"""How far a model is from the retrained one, and what it still knows of the clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.analysis.attacks.membership import outcome
+from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors
+from fedsim.explain.compare import similarities
+from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.scores.faithfulness import present
+from fedsim.explain.scores.measure import relevances_of, similarity
+from fedsim.explain.scores.relevance import mean_defined
+from fedsim.federation import Examples, Vector
+from fedsim.objectives import Batch, Classification, evaluate, scores_of
+from fedsim.objectives.objective import EVALUATION_BATCH
+from fedsim.support.rng import keyed_rng
+from fedsim.training import logits
+
+EXPLAINED = 32  # test examples, evenly spread
+Z = 1.959964  # of an interval of 95 %
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores models beside the retrained one.
+
+    Args:
+        again: the run, whose data they are scored on.
+        clients: whom they are to forget.
+        retrained: (size,) the weights of the run without them.
+        explainer: whose maps are compared; None for no score of them.
+    """
+
+    again: Replay
+    clients: tuple[int, ...]
+    retrained: Vector
+    explainer: FeatureExplainer | None
+
+    def scores(self, weights: Vector) -> dict[str, float]:
+        """The scores of a model, by name; see `fedsim.unlearn`."""
+        away = np.linalg.norm(weights.astype(np.float64) - self.retrained)
+        norm = np.linalg.norm(self.retrained.astype(np.float64))
+        found = {"weights": float(away / norm)}
+        found |= self._predictions(weights)
+        if self.explainer is not None:
+            found |= self._explanations(weights, self.explainer)
+        model = self._snapshot(weights)
+        central = model.scores()
+        primary = self.again.run.primary_metric.column
+        found[primary] = central[primary]
+        network, objective = model.network(), self.again.spec.objective
+        for name, held in (("kept", self._kept), ("forgotten", self._forgotten)):
+            totals = evaluate(objective, network, Batch(held.x, held.y))
+            found[f"{primary}_{name}"] = scores_of(objective, totals)[primary]
+        inside, outside = (self._losses(network, each) for each in (self._forgotten, self._test))
+        found |= dict(zip(("mia", "mia_low", "mia_high"), auc(-inside, -outside), strict=True))
+        attack = self.again.experiment.adversaries and self.again.experiment.adversaries.attack
+        if attack and attack.success is not None:
+            found[attack.success.column] = central[attack.success.column]
+        return found
+
+    def _snapshot(self, weights: Vector) -> ModelSnapshot:
+        self.again.runner.begin(self.again.after)  # for the same random numbers
+        return ModelSnapshot(self.again.fed.server.tensor(weights), self.again, client=None)
+
+    def _held(self, clients: list[int]) -> Examples:
+        held = self.again.splits.held(self.again.after)
+        rows = np.sort(np.concatenate([held.train[k] for k in clients]))
+        return self.again.runner.context.examples(rows)
+
+    @cached_property
+    def _forgotten(self) -> Examples:
+        return self._held(list(self.clients))
+
+    @cached_property
+    def _kept(self) -> Examples:
+        there = np.flatnonzero(self.again.splits.present)
+        return self._held(np.setdiff1d(there, self.clients).tolist())
+
+    @property
+    def _test(self) -> Examples:
+        return self.again.fed.server.test_data
+
+    @torch.no_grad()
+    def _outputs(self, weights: Vector, x: Tensor) -> NDArray[np.float64]:
+        network, objective = self._snapshot(weights).network(), self.again.spec.objective
+        each = (objective.predictions(objective.outputs(network, part)) for part in _parts(x))
+        return torch.cat(list(each)).cpu().double().numpy()
+
+    def _predictions(self, weights: Vector) -> dict[str, float]:
+        """Distance in predictions on the test set, and on what is to be forgotten."""
+        found = {}
+        for name, x in (("", self._test.x), ("_forgotten", self._forgotten.x)):
+            p, own = self._outputs(self.retrained, x), self._outputs(weights, x)
+            if not isinstance(self.again.spec.objective, Classification):
+                found[f"difference{name}"] = float(np.sqrt(np.square(own - p).mean()))
+                continue
+            found[f"disagreement{name}"] = float((own.argmax(1) != p.argmax(1)).mean())
+            log_p, log_q = (torch.from_numpy(z).log_softmax(dim=1) for z in (p, own))
+            found[f"kl{name}"] = float((log_p.exp() * (log_p - log_q)).sum(dim=1).mean())
+        return found
+
+    def _explanations(self, weights: Vector, explainer: FeatureExplainer) -> dict[str, float]:
+        """Similarity of maps of what the retrained model decides on test examples."""
+        test, classes = self._test.x, bool(self.again.dataset.classes)
+        x = test[np.unique(np.linspace(0, len(test) - 1, EXPLAINED).astype(int))]
+        decided = torch.from_numpy(logits(self._snapshot(self.retrained).network(), x)).argmax(1)
+        there = present(x, self.again.dataset.parts)
+        maps = []
+        for own in (self.retrained, weights):
+            snapshot = self._snapshot(own)
+            model, data = snapshot.explained(), snapshot.data()
+            rng = keyed_rng(model.seed, f"unlearning/{explainer.label}")
+            with as_errors(explainer):
+                explainer.check(model, data)
+                maps.append(relevances_of(explainer, model, data, x, decided, rng))
+        found = {}
+        for how, alike in similarities(None, by_size=not classes).items():
+            mean = mean_defined(similarity(alike, there, *maps))
+            found[f"explanations_{how}"] = math.nan if mean is None else mean
+        return found
+
+    @torch.no_grad()
+    def _losses(self, network: nn.Module, examples: Examples) -> NDArray[np.float64]:
+        """(n,) the training loss of each example."""
+        objective, both = self.again.spec.objective, (_parts(examples.x), _parts(examples.y))
+        each = [objective.loss(network, x, y, {}) for x, y in zip(*both, strict=True)]
+        return torch.cat(each).cpu().double().numpy()
+
+
+def _parts(array: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(array, EVALUATION_BATCH)
+
+
+def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[float, float, float]:
+    """AUC of scores of members (n,) and others (m,), and its interval of 95 %.
+
+    The interval is ±1.96 standard errors, whose square is Var(V_i)/n + Var(W_j)/m: V_i is the
+    share of others below member i (ties count half), and W_j that of members above other j. NaN
+    if there are fewer than two of either.
+
+    Source:
+        DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated
+        Receiver Operating Characteristic Curves (Biometrics 1988).
+    """
+    value = outcome(members, others).auc
+    if min(len(members), len(others)) < 2:
+        return value, math.nan, math.nan
+
+    def below(of: NDArray[np.float64], among: NDArray[np.float64]) -> NDArray[np.float64]:
+        ordered = np.sort(among)
+        less, no_more = np.searchsorted(ordered, of), np.searchsorted(ordered, of, "right")
+        return (less + no_more) / 2 / len(among)
+
+    error = below(members, others).var(ddof=1) / len(members)
+    error += below(others, members).var(ddof=1) / len(others)
+    half = Z * math.sqrt(error)
+    return value, max(value - half, 0.0), min(value + half, 1.0)

@@ -1,0 +1,528 @@
+"""Unlearning methods: their formulas, what they cost, and how they are scored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import fedsim
+from experiments import (
+    NETWORK_METHODS,
+    WITHOUT_GLOBAL,
+    Say,
+    by_day,
+    small_experiment,
+    with_method,
+)
+from fedsim import Run, run
+from fedsim.analysis.replay import Replay, client_models, replay
+from fedsim.analysis.unlearning import unlearning
+from fedsim.analysis.unlearning.fed_quit import lowered
+from fedsim.analysis.unlearning.gradient_ascent import projected
+from fedsim.analysis.unlearning.scores import auc
+from fedsim.errors import BadInput, RunError
+
+# Batches of all examples, so that the order of the examples does not matter.
+WHOLE: dict[str, Any] = {
+    "data": {"name": "digits", "subset": 0.2},
+    "partition": {"kind": "dirichlet", "clients": 4, "alpha": 1.0},
+    "model": {"name": "mlp", "hidden": [8]},
+    "train": {"rounds": 3, "local_epochs": 2, "batch_size": 10_000, "optimizer": {"lr": 0.2}},
+}
+LR, FORGOTTEN, OTHERS = 0.2, 3, (0, 1, 2)
+METHODS = [name for name, _ in unlearning.items()]
+Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels
+
+
+def finished(out: Path, **sections: Any) -> Run:
+    return run(small_experiment(**{**WHOLE, **sections}), out, progress=False)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(tmp_path_factory.mktemp("runs"))
+
+
+def unlearn(done: Run, method: str, clients: Any = FORGOTTEN, **settings: Any) -> fedsim.Unlearned:
+    return fedsim.unlearn(done, clients, {"name": method, **settings}, progress=False)
+
+
+def flat(found: fedsim.Unlearned | Run) -> NDArray[Any]:
+    """(size,) weights, in the order of the network's layers."""
+    return np.concatenate([layer.numpy().ravel() for layer in found.weights().values()])
+
+
+# -- formulas, written out for a network of two layers -------------------------------------------
+
+
+@dataclass
+class ByHand:
+    """The tiny network as a function of its flat weights, and its clients' examples."""
+
+    again: Replay
+
+    @property
+    def last(self) -> NDArray[np.float64]:
+        return np.asarray(self.again.state.weights, np.float64)
+
+    def data(self, k: int) -> tuple[Tensor, Tensor]:
+        own = self.again.runner.context.examples(self.again.splits.train[k])
+        return own.x.double().flatten(1), own.y
+
+    def n(self, k: int) -> int:
+        return len(self.again.splits.train[k])
+
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        a, b = 64 * 8, 64 * 8 + 8
+        hidden = torch.relu(x @ w[:a].view(8, 64).T + w[a:b])
+        return hidden @ w[b : b + 80].view(10, 8).T + w[b + 80 :]
+
+    def step(self, w: NDArray[np.float64], k: int, loss: Loss) -> NDArray[np.float64]:
+        """A step of gradient descent on all examples of a client."""
+        x, y = self.data(k)
+        weights = torch.tensor(w, dtype=torch.float64, requires_grad=True)
+        loss(self.logits(weights, x), y).backward()
+        assert weights.grad is not None
+        return w - LR * weights.grad.numpy()
+
+    def trained(self, w: NDArray[np.float64], k: int, epochs: int) -> NDArray[np.float64]:
+        for _ in range(epochs):
+            w = self.step(w, k, torch.nn.functional.cross_entropy)
+        return w
+
+    def mean(self, models: Mapping[int, NDArray[np.float64]]) -> NDArray[np.float64]:
+        total = sum(self.n(k) for k in models)
+        return np.sum([self.n(k) * w for k, w in models.items()], axis=0) / total
+
+
+@pytest.fixture(scope="module")
+def by_hand(done: Run) -> ByHand:
+    hand = ByHand(replay(done))
+    models, _ = client_models(done, [*OTHERS, FORGOTTEN], after=2)
+    start = replay(done, 1).state.weights.astype(np.float64)
+    for k, own in models.items():  # the oracle itself trains as the run did
+        assert isinstance(own, Tensor)
+        assert np.allclose(hand.trained(start, k, 2), own.numpy(), atol=1e-5)
+    return hand
+
+
+def sent(done: Run, t: int) -> dict[int, NDArray[np.float64]]:
+    models, _ = client_models(done, OTHERS, after=t)
+    return {k: own.double().numpy() for k, own in models.items() if isinstance(own, Tensor)}
+
+
+def test_fed_eraser_by_hand(done: Run, by_hand: ByHand) -> None:
+    w = by_hand.mean(sent(done, 1))
+    for t in (2, 3):
+        before = replay(done, t - 1).state.weights
+        calibrated = {}
+        for k, own in sent(done, t).items():
+            change = by_hand.trained(w, k, 1) - w
+            calibrated[k] = w + np.linalg.norm(own - before) * change / np.linalg.norm(change)
+        w = by_hand.mean(calibrated)
+    found = unlearn(done, "fed_eraser", every=1, epochs=1)
+    assert np.allclose(flat(found), w, atol=1e-5)
+    assert found.scores.loc["fed_eraser", "rounds"] == 2  # the first is the server's alone
+    assert found.scores.loc["fed_eraser", "stored"] == 3 * 4 * 4 * len(w)
+    half = unlearn(done, "fed_eraser", every=1)
+    assert np.array_equal(flat(half), flat(found))  # half of two epochs
+    seldom = unlearn(done, "fed_eraser", every=5)
+    assert np.allclose(flat(seldom), by_hand.mean(sent(done, 1)), atol=1e-6)
+    assert seldom.scores.loc["fed_eraser", ["rounds", "bytes_up"]].tolist() == [0, 0]
+
+
+def test_gradient_ascent_by_hand(done: Run, by_hand: ByHand) -> None:
+    reference = by_hand.mean(sent(done, 3))
+    w, radius = reference, 0.5
+    for _ in range(3):
+        w = by_hand.step(w, FORGOTTEN, lambda z, y: -torch.nn.functional.cross_entropy(z, y))
+        away = w - reference
+        w = reference + away * min(1, radius / np.linalg.norm(away))
+    given = {"epochs": 3, "radius": radius, "rounds": 0}
+    found = unlearn(done, "gradient_ascent", **given)
+    assert np.allclose(flat(found), w, atol=1e-5)
+    assert np.linalg.norm(flat(found) - reference) <= radius + 1e-5
+    assert np.allclose(flat(unlearn(done, "gradient_ascent", **given | {"epochs": 0})), reference)
+    free = unlearn(done, "gradient_ascent", epochs=30, rounds=0)
+    wide = unlearn(done, "gradient_ascent", epochs=30, rounds=0, radius=1e6)
+    distance = [np.linalg.norm(flat(each) - reference) for each in (free, wide)]
+    assert 1 < distance[0] < distance[1]
+
+
+def test_fed_quit_by_hand(done: Run, by_hand: ByHand) -> None:
+    x, y = by_hand.data(FORGOTTEN)
+    z = by_hand.logits(torch.tensor(by_hand.last), x)
+    z[torch.arange(len(y)), y] = z.min(dim=1).values
+    p = z.softmax(dim=1)
+
+    def loss(student: Tensor, _: Tensor) -> Tensor:
+        q = student.log_softmax(dim=1)
+        return (p * (p.log() - q)).sum(dim=1).mean()
+
+    w = by_hand.last
+    for _ in range(2):
+        w = by_hand.step(w, FORGOTTEN, loss)
+    found = unlearn(done, "fed_quit", epochs=2, rounds=0)
+    assert np.allclose(flat(found), w, atol=1e-5)
+
+
+def test_fine_tuning_is_what_the_others_do_alone(done: Run, by_hand: ByHand) -> None:
+    w = by_hand.last
+    for _ in range(2):
+        w = by_hand.mean({k: by_hand.trained(w, k, 2) for k in OTHERS})
+    found = unlearn(done, "fine_tune", rounds=2)
+    assert np.allclose(flat(found), w, atol=1e-5)
+    row = found.scores.loc["fine_tune"]
+    assert row["rounds"] == 2
+    assert row["bytes_up"] == row["bytes_down"] == 2 * 3 * 4 * len(w)
+
+
+def test_several_clients(done: Run, by_hand: ByHand) -> None:
+    found = unlearn(done, "fed_quit", [FORGOTTEN, 1], rounds=0)
+    alone = {k: flat(unlearn(done, "fed_quit", k, rounds=0)) for k in (1, FORGOTTEN)}
+    assert np.allclose(flat(found), by_hand.mean(alone), atol=1e-6)
+    assert found.path.name == "fed_quit-1-3"
+    assert found.clients == (1, FORGOTTEN)
+
+
+# -- properties ----------------------------------------------------------------------------------
+
+
+def test_retraining_is_the_truth(done: Run) -> None:
+    found = unlearn(done, "retrain")
+    truth = fedsim.without(done, FORGOTTEN, progress=False)
+    assert found.retrained.result_hash == truth.result_hash
+    assert all(torch.equal(w, truth.weights()[name]) for name, w in found.weights().items())
+    own, retrained = found.scores.loc["retrain"], found.scores.loc["retrained"]
+    assert own.equals(retrained.rename("retrain"))
+    exact = ["weights", "disagreement", "kl", "disagreement_forgotten", "kl_forgotten"]
+    assert (own[exact] == 0).all()
+    assert own["explanations_cosine"] == pytest.approx(1)
+    assert own["rounds"] == 3
+    assert own["bytes_up"] == truth.rounds["bytes_up"].sum()
+    assert own["accuracy"] == truth.rounds["accuracy"].iloc[-1]
+
+
+def test_without_rounds_fine_tuning_leaves_the_model(done: Run) -> None:
+    found = unlearn(done, "fine_tune", rounds=0)
+    assert all(torch.equal(w, done.weights()[name]) for name, w in found.weights().items())
+    own, original = found.scores.loc["fine_tune"], found.scores.loc["original"]
+    assert own.equals(original.rename("fine_tune"))
+    assert own["accuracy"] == done.rounds["accuracy"].iloc[-1]
+
+
+def test_scores_by_hand(done: Run, by_hand: ByHand) -> None:
+    found = unlearn(done, "fed_quit", rounds=0)
+    truth, own = (flat(each).astype(np.float64) for each in (found.retrained, found))
+    row = found.scores.loc["fed_quit"]
+    assert row["weights"] == pytest.approx(np.linalg.norm(own - truth) / np.linalg.norm(truth))
+    test = by_hand.again.fed.server.test_data
+    for name, x in (("", test.x), ("_forgotten", by_hand.data(FORGOTTEN)[0])):
+        x = x.double().flatten(1)
+        p, q = (by_hand.logits(torch.tensor(w), x).log_softmax(dim=1) for w in (truth, own))
+        kl = (p.exp() * (p - q)).sum(dim=1).mean()
+        assert row[f"kl{name}"] == pytest.approx(float(kl), abs=1e-5)
+        differ = (p.argmax(dim=1) != q.argmax(dim=1)).double().mean()
+        assert row[f"disagreement{name}"] == pytest.approx(float(differ))
+    x, y = by_hand.data(FORGOTTEN)
+
+    def surprise(x: Tensor, y: Tensor) -> NDArray[Any]:
+        z = by_hand.logits(torch.tensor(own), x.double().flatten(1))
+        return z.log_softmax(dim=1)[torch.arange(len(y)), y].numpy()
+
+    inside, outside = surprise(x, y), surprise(test.x, test.y)
+    members = np.repeat([1, 0], [len(inside), len(outside)])
+    expected = roc_auc_score(members, np.concatenate([inside, outside]))
+    assert row["mia"] == pytest.approx(expected, abs=1e-3)
+    right = by_hand.logits(torch.tensor(own), x).argmax(dim=1) == y
+    assert row["accuracy_forgotten"] == pytest.approx(float(right.double().mean()))
+
+
+def test_what_is_written(done: Run) -> None:
+    found = unlearn(done, "fine_tune", rounds=1)
+    assert found.path == done.path / "unlearned" / "fine_tune-3"
+    content = json.loads((found.path / "scores.json").read_text())
+    assert content["method"] == {"name": "fine_tune", "rounds": 1}
+    assert content["clients"] == [FORGOTTEN]
+    assert content["run"] == done.result_hash
+    assert content["without"] == found.retrained.result_hash
+    kept = content["scores"]["fine_tune"]
+    assert kept == pytest.approx(found.scores.loc["fine_tune"].to_dict())
+    assert fedsim.load(done.path).status == "finished"  # with runs and weights below it
+    text = found.text()
+    assert text.splitlines()[0].split() == ["original", "retrained", "fine_tune"]
+    assert "nan" not in text
+
+
+@given(
+    w=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
+    center=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
+    radius=st.floats(1e-3, 1e3),
+)
+def test_projections_stay_within_the_ball(
+    w: list[float], center: list[float], radius: float
+) -> None:
+    point, reference = (torch.tensor(v, dtype=torch.float64) for v in (w, center))
+    found = projected(point, reference, radius)
+    assert (found - reference).norm() <= radius * (1 + 1e-9)
+    if (point - reference).norm() <= radius:
+        assert torch.equal(found, point)
+    else:  # on the line between them
+        assert (point - found).norm() + radius == pytest.approx(float((point - reference).norm()))
+
+
+def test_the_true_class_is_lowered_to_the_least() -> None:
+    z = torch.tensor([[3.0, 1.0, -2.0], [0.0, 5.0, 1.0]])
+    assert lowered(z, torch.tensor([0, 2])).tolist() == [[-2, 1, -2], [0, 5, 0]]
+
+
+def test_intervals_cover_the_truth() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    truth = 0.5 * math.erfc(-0.5)  # P(N(1, 1) > N(0, 1))
+    for _ in range(400):
+        value, low, high = auc(rng.normal(1, 1, 40), rng.normal(0, 1, 80))
+        assert 0 <= low <= value <= high <= 1
+        covered += low <= truth <= high
+    assert 0.92 < covered / 400 < 0.98
+    assert auc(np.array([1.0]), np.array([0.0, 0.5]))[0] == 1
+    assert math.isnan(auc(np.array([1.0]), np.array([0.0, 0.5]))[1])
+    assert auc(np.zeros(5), np.zeros(7)) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("method", ["fed_eraser", *by_day(["gradient_ascent"], [])])
+def test_the_same_bits_on_any_number_of_actors(tmp_path: Path, method: str) -> None:
+    found = []
+    for engine in ({"kind": "local"}, {"kind": "ray", "actors": 1}, {"kind": "ray", "actors": 3}):
+        train = {"rounds": 3, "participation": 0.75}
+        whole = finished(tmp_path, engine=engine, train=train)
+        k = int(whole.clients["client"].iloc[0])
+        settings = {"every": 1} if method == "fed_eraser" else {"rounds": 1}
+        each = unlearn(whole, method, k, **settings)
+        found.append((flat(each), each.scores.drop(columns="seconds")))
+    for weights, scores in found[1:]:
+        assert np.array_equal(weights, found[0][0])
+        assert scores.equals(found[0][1])
+
+
+def test_a_backdoor_and_what_is_left_of_it(tmp_path: Path) -> None:
+    attack = {"share": 0.25, "attack": {"name": "backdoor"}}
+    train = {"rounds": 8, "batch_size": 8}
+    whole = finished(tmp_path, adversaries=attack, train=train)
+    (k,) = whole.manifest["adversaries"]
+    found = unlearn(whole, "fed_eraser", k)
+    success = found.scores["backdoor_success"]
+    assert success["original"] == whole.rounds["backdoor_success"].iloc[-1]
+    assert success["original"] > success["retrained"]
+
+
+# -- with whatever a run may have ----------------------------------------------------------------
+
+# Why methods are refused, besides those without a global model.
+NOT_FOR = {
+    "centralised": dict.fromkeys(METHODS, "clients send no models"),
+    "fedbuff": dict.fromkeys(METHODS[:-1], "updates may still be on their way"),
+    "fedfed": dict.fromkeys(METHODS[:-1], "others hold what clients have shared"),
+    "fedxds": dict.fromkeys(METHODS[:-1], "others hold what clients have shared"),
+    **dict.fromkeys(
+        ("fedbabu", "fedex_lora", "flora"),
+        dict.fromkeys(
+            ("fed_eraser", "fed_quit", "gradient_ascent"), "train and send parts of the model"
+        ),
+    ),
+}
+SHORT = {"fine_tune": {"rounds": 1}, "gradient_ascent": {"epochs": 1, "rounds": 1}}
+
+
+@pytest.mark.parametrize("method", by_day([*NETWORK_METHODS]))
+@pytest.mark.filterwarnings("ignore")
+def test_every_method(tmp_path: Path, method: str) -> None:
+    given = with_method(method, train={"rounds": 4}, data={"name": "digits", "subset": 0.3})
+    whole = run(small_experiment(**given), tmp_path, progress=False)
+    k = 0 if whole.clients.empty else int(whole.clients["client"].iloc[0])
+    for how in METHODS:
+        why = NOT_FOR.get(method, {}).get(how)
+        if method in WITHOUT_GLOBAL:
+            why = "has no global model that could forget"
+        if why is None:
+            found = unlearn(whole, how, k, **SHORT.get(how, {}))
+            assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+            continue
+        with pytest.raises(BadInput, match=f"method.name={method}.*{why}") as refusal:
+            unlearn(whole, how, k)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"rounds": 4, "participation": 0.5}},
+        {"train": {"rounds": 3, "local_epochs": 1, "local_steps": 2, "batch_size": 8}},
+        {"train": {"rounds": 3, "schedule": {"name": "cosine"}, "batch_size": 8}},
+        {"train": {"rounds": 3, "optimizer": {"name": "adam", "lr": 0.01}}},
+        {"model": {"name": "networks:normalised"}, "train": {"rounds": 2, "batch_size": 8}},
+        {"model": {"name": "cnn"}, "engine": {"clients_per_step": 2}, "train": {"rounds": 2}},
+        {"devices": {"speed": {"median": 60, "sigma": 1}}},
+        {"aggregation": {"name": "median"}},
+        {"adversaries": {"share": 0.25, "attack": {"name": "sign_flip"}}},
+        {"adversaries": {"share": 0.25, "attack": {"name": "label_flip"}}},
+        {"uplink": {"name": "topk", "fraction": 0.1}},
+        {"downlink": {"name": "int8"}},
+        {"explain": {"of": ["cohort", "global"], "inputs": 2}},
+        {"evaluate": {"validation": 0.1, "early_stopping": {"patience": 1}}},
+        {
+            "evaluate": {"metrics": ["macro_f1"], "clients": True},
+            "partition": {"test_fraction": 0.2},
+        },
+        {"data": {"name": "friedman", "samples": 200}, "partition": {"kind": "iid", "clients": 4}},
+        {"without": [0]},
+    ],
+    ids=lambda given: "-".join(f"{key}" for key in given),
+)
+def test_sections(tmp_path: Path, sections: dict[str, Any]) -> None:
+    whole = finished(tmp_path, **sections)
+    k = int(whole.clients["client"].iloc[-1])
+    for how in METHODS:
+        if how == "fed_quit" and whole.label_axis == "target":
+            with pytest.raises(BadInput, match="there is no true class"):
+                unlearn(whole, how, k)
+            continue
+        found = unlearn(whole, how, k, **SHORT.get(how, {}))
+        assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+
+
+RULES: dict[str, Any] = {
+    "data": {"name": "friedman", "samples": 100},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "tsk"},
+    "method": {"name": "openfl_xai"},
+    "train": {"rounds": 1},
+}
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "method", "said"),
+    [
+        (4, "retrain", "there is no client 4; there are 4, counted from 0"),
+        (-1, "retrain", "there is no client -1; there are 4, counted from 0"),
+        (range(4), "retrain", "clients: nobody would be left; keep one"),
+        ([], "retrain", "clients: name one or several"),
+        (3, "retain", "method: name: unknown unlearning method 'retain'; did you mean 'retrain'?"),
+        (3, {}, "method: name: missing; known: fed_eraser, fed_quit, fine_tune"),
+        (
+            3,
+            {"name": "fine_tune", "round": 3},
+            "method: round: unknown key; did you mean 'rounds'",
+        ),
+        (3, {"name": "fine_tune", "rounds": -1}, "method: rounds: must be greater than or equal"),
+        (3, {"name": "fed_eraser", "every": 0}, "method: every: must be greater than or equal"),
+        (3, {"name": "gradient_ascent", "radius": 0}, "method: radius: must be greater than 0"),
+    ],
+)
+def test_refusals(done: Run, clients: Any, method: Any, said: str) -> None:
+    before = sorted(done.path.rglob("*"))
+    with pytest.raises(BadInput) as refusal:
+        fedsim.unlearn(done, clients, method, progress=False)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert sorted(done.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "method", "said"),
+    [
+        ({"privacy": {"clip": 1.0, "noise_multiplier": 0.1}}, "fine_tune", "privacy: further"),
+        ({"secure_aggregation": {}}, "fed_eraser", "secure_aggregation: hides clients' messages"),
+        ({"secure_aggregation": {}}, "fed_quit", "secure_aggregation: hides clients' messages"),
+        (RULES, "retrain", "only networks unlearn here"),
+        (
+            {"partition": {"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]] * 2}},
+            "fine_tune",
+            "learns a sequence of tasks",
+        ),
+        (
+            {"aggregation": {"name": "krum", "adversaries": 0.2}, "partition": {"clients": 5}},
+            "retrain",
+            "aggregation.name=krum",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_run_must_not_have(
+    tmp_path: Path, sections: dict[str, Any], method: str, said: str
+) -> None:
+    whole = finished(tmp_path, **{"train": {"rounds": 2}, **sections})
+    with pytest.raises(BadInput, match=said) as refusal:
+        unlearn(whole, method, 0)
+    assert "\n" not in str(refusal.value)
+    assert not (whole.path / "without").exists()
+    assert not (whole.path / "unlearned").exists()
+
+
+def test_secure_aggregation_lets_the_others_go_on(tmp_path: Path) -> None:
+    whole = finished(tmp_path, secure_aggregation={})
+    assert unlearn(whole, "fine_tune", rounds=1).scores.loc["fine_tune", "rounds"] == 1
+
+
+def test_who_never_took_part_and_who_is_left_out(tmp_path: Path) -> None:
+    whole = finished(tmp_path, train={"rounds": 2, "participation": 0.25}, without=[0])
+    never = min({1, 2, 3} - set(whole.clients["client"]))
+    with pytest.raises(BadInput, match=f"client {never} never took part: nothing is to forget"):
+        unlearn(whole, "fine_tune", never)
+    with pytest.raises(BadInput, match=r"client 0 is left out \(`without`\)"):
+        unlearn(whole, "fine_tune", 0)
+
+
+def test_damage_and_lost_checkpoints(tmp_path: Path) -> None:
+    whole = finished(tmp_path)
+    expected = flat(unlearn(whole, "fed_eraser", every=1))
+    again = flat(unlearn(fedsim.load(whole.path), "fed_eraser", every=1))
+    assert np.array_equal(again, expected)
+    for file in (whole.path / "weights").glob("round*"):
+        file.unlink()
+    with pytest.raises(BadInput, match="is missing; only whole runs can be made to") as refusal:
+        unlearn(fedsim.load(whole.path), "fed_eraser", 2)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_client_that_does_not_answer(tmp_path: Path) -> None:
+    whole = finished(tmp_path, devices={"speed": {"median": 60, "sigma": 1}, "deadline": 5.0})
+    rows = whole.clients
+    late = rows[rows.get("dropped", rows["client"]).notna()]
+    assert not late.empty
+    with pytest.raises(RunError, match="did not answer"):
+        unlearn(whole, "fed_quit", int(late["client"].iloc[0]))
+
+
+def test_the_command(say: Say, done: Run) -> None:
+    words = ["unlearn", str(done.path), "--client", "3", "--method", "fine_tune"]
+    code, text, _ = say(*words, "--set", "rounds=1")
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0].split() == ["original", "retrained", "fine_tune"]
+    assert [line.split()[0] for line in lines[1:3]] == ["weights", "disagreement"]
+    assert lines[-1].startswith("written: ")
+    assert lines[-1].endswith("unlearned/fine_tune-3")
+    for wrong, said in (
+        ("rounds", "--set rounds: must read key=value"),
+        ("rounds=[", "override 'rounds=['"),
+        ("epochs=1", "method: epochs: unknown key; known: name, rounds"),
+    ):
+        code, _, complaint = say(*words, "--set", wrong)
+        assert code == 2
+        assert said in complaint
+    assert say("unlearn", str(done.path))[0] == 2  # no client
