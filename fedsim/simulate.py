@@ -10,7 +10,6 @@ and around these three lines: records, checkpoints, and a hash of all that was c
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import (
@@ -39,7 +37,7 @@ from fedsim.federation.engine import Engine
 from fedsim.federation.federation import federation_of
 from fedsim.methods import State
 from fedsim.objectives import Metric, Objective
-from fedsim.results.describe import describe
+from fedsim.results.describe import describe, weights_file
 from fedsim.results.folder import FINAL_WEIGHTS, LABELS, REFERENCE, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.records import (
@@ -203,16 +201,6 @@ class Rounds:
             )
             for table in self.tables.values():
                 table.drop_parts()
-
-
-def weights_file(fed: Federation, arrays: Mapping[str, Any]) -> bytes:
-    """The content of a file of a global model's arrays; see `Run.weights`."""
-    # The order of layers, which safetensors changes; a network may have some under two names.
-    about = {"layers": json.dumps(list(arrays))}
-    if arrays and fed.server.learner.builds_network:
-        about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
-    content: bytes = save({n: np.asarray(a, order="C") for n, a in arrays.items()}, about)
-    return content
 
 
 def carry_on(

@@ -131,8 +131,9 @@ def strip_of(
     """One explanation of all of them, which are of one input."""
     cells: dict[int | None, list[Attributed]] = {}
     for one, when in zip(found, about, strict=True):
-        assert one.attributed is not None
-        cells.setdefault(when["client"], []).append(one.attributed)
+        shown = one.attributed
+        assert isinstance(shown, Attributed)
+        cells.setdefault(when["client"], []).append(shown)
     own = "'s own" if (of or whose_models(run)) == "personal" else ""
     names = ["global" if k is None else f"{run.client_name(k)}{own}" for k in cells]
     rounds = sorted({when["round"] for when in about})

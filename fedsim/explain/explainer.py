@@ -31,8 +31,6 @@ from fedsim.training import logits
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.explain.explainers.attributed import Attributed
-
 
 @dataclass(frozen=True)
 class ExplainedModel:
@@ -155,8 +153,8 @@ class Explanation(ABC):
         return self
 
     @property
-    def attributed(self) -> Attributed | None:
-        """The relevance of the parts of its inputs, if it gives that."""
+    def attributed(self) -> Explanation | None:
+        """The relevance of the parts of its inputs, an `Attributed`, if it gives that."""
         return None
 
     def _repr_html_(self) -> str:

@@ -27,7 +27,7 @@ from fedsim.federation import Engine, LocalEngine, RunSpec, cohort_size, limit_t
 from fedsim.launch.loggers import environment, with_loggers
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import RunProgress
-from fedsim.launch.reference import with_reference
+from fedsim.launch.train_reference import with_reference
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.manifest import is_at
 from fedsim.results.records import facts, hashes

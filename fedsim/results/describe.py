@@ -1,14 +1,18 @@
-"""The manifest's entries about a run that is about to start."""
+"""The manifest's entries about a run that is about to start, and the file of its final weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save
+
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.labels import label_rows
-from fedsim.federation import RunSpec, draw_cohort
+from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.engine import Engine
 from fedsim.results.folder import LABELS, RunFolder
 from fedsim.results.tables import write_table
@@ -42,3 +46,13 @@ def describe(
     wanted = experiment.explain and (experiment.explain.of or ("cohort",))
     if wanted and "cohort" in wanted and not method.trains_clients:
         yield f"clients do not train models with method.name={method.name}"
+
+
+def weights_file(fed: Federation, arrays: Mapping[str, Any]) -> bytes:
+    """The content of a file of a global model's arrays; see `Run.weights`."""
+    # The order of layers, which safetensors changes; a network may have some under two names.
+    about = {"layers": json.dumps(list(arrays))}
+    if arrays and fed.server.learner.builds_network:
+        about["parameters"] = str(sum(p.numel() for p in fed.server.model.module.parameters()))
+    content: bytes = save({n: np.asarray(a, order="C") for n, a in arrays.items()}, about)
+    return content

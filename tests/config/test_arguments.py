@@ -28,7 +28,7 @@ CONTENT = {
 }
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
-OF_RESULTS += ("contributions", "influence", "report")
+OF_RESULTS += ("contributions", "drifts", "influence", "report")
 FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without", "unlearn")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
@@ -62,6 +62,11 @@ WRONG = {
         "permutations": ["a", 1, 1.5, None, True],
         "tolerance": ["a", -1, np.nan, None],
         "budget": ["a", 0, 1.5, None, True],
+        "progress": [3, "a", None],
+    },
+    "drifts": {
+        "explainer": [3, {}, "nope"],
+        "inputs": ["a", 0, 1.5, None, True],
         "progress": [3, "a", None],
     },
     "influence": {

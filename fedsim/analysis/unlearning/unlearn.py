@@ -27,10 +27,10 @@ from fedsim.federation import Without, cohort_size
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import LineProgress
 from fedsim.launch.without import experiment_without, folder_name, without
+from fedsim.results.describe import weights_file
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.run import Run
 from fedsim.results.verify import damage_of_run
-from fedsim.simulate import weights_file
 from fedsim.support import atomic
 from fedsim.support.words import columns, duration, short, size
 
