@@ -73,7 +73,7 @@ class Drifts:
         """The first round with changed inputs, by client that drifts."""
         change = self.run.manifest.get("change", {"round": math.inf, "clients": ()})
         drifting = change["clients"] if change["round"] <= self.run.last_round else ()
-        return dict.fromkeys(drifting, change["round"])
+        return dict.fromkeys((k for k in drifting if k in self.run.client_ids), change["round"])
 
     @property
     def detectors(self) -> list[str]:
@@ -91,9 +91,7 @@ class Drifts:
         import pandas as pd
 
         both = ["client", "detector"]
-        every = pd.MultiIndex.from_product(
-            [range(self.run.manifest["clients"]), self.detectors], names=both
-        )
+        every = pd.MultiIndex.from_product([self.run.client_ids, self.detectors], names=both)
         first = self.watched[self.watched["alarm"]].groupby(both)[["round", "features"]].first()
         found = first.reindex(every).reset_index().rename(columns={"round": "alarm"})
         found["planted"] = found["client"].map(self.planted).astype(float)
@@ -360,7 +358,8 @@ class _Watching:
         if self.compares:
             most = np.minimum(again.splits.train.lengths // 2, self.inputs).tolist()
             tests = math.prod(_sides(data) if len(data.shape) == 3 else data.shape) * self.looks
-            few = [k for k, n in enumerate(most) if 2 * tests >= LEVEL * math.comb(2 * n, n)]
+            there = np.flatnonzero(again.splits.present).tolist()
+            few = [k for k in there if 2 * tests >= LEVEL * math.comb(2 * most[k], most[k])]
             if few:  # even if their halves had nothing in common
                 told = in_short([client_name(k, again.splits.names) for k in few])
                 self.notes.append(f"too few examples for any alarm of {KS}: {told}")
@@ -416,14 +415,14 @@ class _Watching:
         again, data, chosen = self.again, self.again.dataset, self.explainer
         model, about = snapshot.explained(), snapshot.data()
         network, loss = model.as_network().eval(), again.spec.objective.loss
-        batch = again.fed.server.prepare(data.x[rows], data.y[rows])
+        batch = again.runner.context.examples(rows)
         client = -1 if snapshot.client is None else snapshot.client
         device = again.runner.context.device
         with keyed_torch_rng(model.seed, "drifts/torch", t, client, device):
-            parts = zip(
-                *(torch.split(of, EVALUATION_BATCH) for of in (batch.x, batch.y)), strict=True
-            )
-            losses = torch.cat([loss(network, x, y, {}) for x, y in parts]).double().cpu().numpy()
+            places = torch.split(torch.arange(len(rows)), EVALUATION_BATCH)
+            parts = [batch.at(place) for place in places]
+            each = [loss(network, part.x, part.y, part.facts) for part in parts]
+            losses = torch.cat(each).double().cpu().numpy()
         relevance, sign = None, np.ones(len(rows))
         if self.explains:
             chosen.check(model, about)

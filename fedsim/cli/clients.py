@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,19 +23,11 @@ def contributions_command(
         ),
     ] = None,
     how: Annotated[
-        Literal[
-            "shapley",
-            "permutations",
-            "leave_one_out",
-            "multi_rounds",
-            "gtg_shapley",
-            "shapfed",
-            "cosine",
-        ]
-        | None,
+        str | None,
         typer.Option(
-            help="Exact Shapley values, those of random orders, leave-one-out; or an estimate "
-            r"from the run's updates. \[default: exact for up to 10 clients, else permutations]"
+            help="shapley (exact), permutations (random orders), leave_one_out; or an estimate "
+            "from the run's updates: multi_rounds, gtg_shapley, shapfed, cosine. "
+            r"\[default: exact for up to 10 clients, else permutations]"
         ),
     ] = None,
     permutations: Annotated[int, typer.Option(help="Number of random orders.")] = 50,

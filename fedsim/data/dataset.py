@@ -325,14 +325,13 @@ def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, 
     if how is None:
         return data, (0, 0)
     features = data.encoding or tuple(map(Feature, data.feature_names))
-    own, sending, rows = list[Indices](), list[Indices](), [np.arange(len(data.y))]
+    own, rows = list[Indices](), [np.arange(len(data.y))]
     if splits is not None:
         rows = [np.concatenate([splits.train.values, splits.unlabelled.values, splits.server])]
         if how.fit != "pooled":
             both = zip(splits.train, splits.unlabelled, strict=True)
             own = [np.concatenate(part) for part in both]
-            sending = [own[k] for k in np.flatnonzero(splits.present)]
-            rows = [*sending, splits.server] if len(splits.server) else sending
+            rows = [*own, splits.server] if len(splits.server) else own
     x, dtype = np.asarray(data.x), data.x.dtype
     found = fit(x, rows, features, how)
     scaling = found.scaling.astype(dtype)
@@ -359,7 +358,7 @@ def fitted(data: Dataset, splits: ClientSplits | None = None) -> tuple[Dataset, 
         new["target_scaling"] = y_scaling
         counted += [of_y] if how.fit != "pooled" else []
     done = replace(data, **new, scaling=scaling, preprocessing=None)
-    clients = len(sending)  # the server's share is not sent
+    clients = len(own)  # the server's share is not sent
     sent = sum(sum(one.sent[:clients]) for one in counted)
     return done, (sent, sum(one.received for one in counted) * clients)
 

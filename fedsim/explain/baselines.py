@@ -212,10 +212,7 @@ class Backgrounds:
             return replace(self, rows=rows)
         if pooled:
             rows[label(other.baseline)] = rows_of(other.baseline, model, data)
-        counts = [
-            len(_distinct(data.dataset.x[own])[0]) if present else 0
-            for own, present in zip(data.splits.train, data.splits.present, strict=True)
-        ]
+        counts = [len(_distinct(data.dataset.x[own])[0]) for own in data.splits.train]
         centre = 4 * int(np.prod(found.shape[1:]))
         m = choice.clients
         return Backgrounds(
@@ -294,7 +291,7 @@ def sent_centres(m: int, seed: int, x: NDArray[Any], splits: ClientSplits) -> li
     return [
         centres(x[own], m, keyed_rng(seed, "explain/centres", client=k))
         for k, own in enumerate(splits.train)
-        if len(own) and splits.present[k]
+        if len(own)
     ]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from fedsim.config.registry import Config, refuse_twice
+from fedsim.config.registry import Config, check_named
 from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError
 from fedsim.support.rng import keyed_rng
@@ -22,17 +22,18 @@ class Without(Config):
     """Clients that never join the federation; `without: [3, 7]` is short for their `clients`.
 
     Everything else stays as it is with them: the other clients' data and names, all random
-    streams, and cohorts, in which their places stay empty. So do constants of a method that depend
-    on the number of clients, such as 1/K in SCAFFOLD, scales that were fitted to the pooled data,
-    and the reference of explanations. A run without clients that never took part has the result
-    of the run with them.
+    streams, and cohorts, in which their places stay empty (unless `devices.over_selection` has
+    others ready). So does what is fixed before the first round: scales of the data, backgrounds
+    and the reference of explanations, and constants of a method that depend on the number of
+    clients, such as 1/K in SCAFFOLD. A run without clients that never took part has the result of
+    the run with them.
 
     Args:
         clients: their numbers.
         replace: fill their places in cohorts with others, drawn at random.
     """
 
-    clients: tuple[int, ...] = Field(min_length=1)
+    clients: tuple[int, ...]
     replace: bool = False
 
     @model_validator(mode="before")
@@ -43,8 +44,7 @@ class Without(Config):
     @field_validator("clients")
     @classmethod
     def _each_once(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
-        for k in clients:
-            refuse_twice(str(k), list(map(str, clients)))
+        check_named(list(map(str, clients)), "names nobody; leave the section out")
         return tuple(sorted(clients))
 
     def leave_out(self, splits: ClientSplits) -> ClientSplits:

@@ -128,17 +128,17 @@ def copy_rounds(old: RunFolder, new: RunFolder, t: int, stopping_anew: bool = Fa
         content["progress"]["ledger"].pop("best", None)
     write_tree(weights / first.name, content)
     about = old.manifest
-    copy_reference(old, new)
+    copy_beginning(old, new)
     new.update(
         checkpoints=[t],
-        clients_per_step=about["clients_per_step"],
-        halved=about.get("halved", []),
         continues={"folder": str(old.path), "round": t, "result_hash": about["result_hash"]},
     )
 
 
-def copy_reference(old: RunFolder, new: RunFolder) -> None:
-    """Have a new run explain beside the reference of another one, if that has one."""
-    if "reference" in old.manifest:
+def copy_beginning(old: RunFolder, new: RunFolder) -> None:
+    """Have a new run take over what another one found out before its first round."""
+    about = old.manifest
+    new.update(clients_per_step=about["clients_per_step"], halved=about.get("halved", []))
+    if "reference" in about:
         shutil.copyfile(old.path / REFERENCE, new.path / REFERENCE)
-        new.update(reference=old.manifest["reference"])
+        new.update(reference=about["reference"])

@@ -152,7 +152,7 @@ def prepare(
         spec = replace(spec, conditions=_in_order([*spec.conditions, explanations]))
         up, down = setup_bytes
         if section.of != ("global",):
-            down += int(splits.present.sum()) * common.received
+            down += len(splits) * common.received
         spec = replace(spec, setup_bytes=(up + common.sent, down))
     _check_own_conditions(experiment, spec, dataset)
     columns = {name: one.name for one in spec.conditions for name in one.columns}
@@ -469,7 +469,7 @@ def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.
         )
     if train.on_client_error == "skip":
         return
-    if len(few := np.flatnonzero(splits.train.lengths < 2)):
+    if len(few := np.flatnonzero((splits.train.lengths < 2) & splits.present)):
         raise ExperimentError(
             f"partition: client {few[0]} has one labelled training example, and batch norm needs "
             f"two ({len(few)} of {len(splits)} clients have one); raise partition.min_samples or "

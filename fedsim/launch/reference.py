@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,19 +128,8 @@ def kept(folder: RunFolder, spec: RunSpec) -> RunSpec:
         raise Damaged(f"{path}: is missing") from error
     except (OSError, SafetensorError) as error:
         raise Damaged(f"{path}: is damaged: {error}") from error
-    return with_maps(spec, maps)
-
-
-def with_maps(spec: RunSpec, maps: Mapping[str, Any]) -> RunSpec:
-    """The specification with these maps of a reference, (m, P) by explainer."""
     conditions = (
         one.model_copy(update={"reference": maps}) if isinstance(one, Explanations) else one
         for one in spec.conditions
     )
     return replace(spec, conditions=tuple(conditions))
-
-
-def maps_of(spec: RunSpec) -> Mapping[str, Any]:
-    """The maps of the reference that a specification has; empty if there is none."""
-    found = (one.reference for one in spec.conditions if isinstance(one, Explanations))
-    return next(found, {})

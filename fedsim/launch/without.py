@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedsim.data import ClientSplits
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Condition, RunSpec, Without, draw_cohort
-from fedsim.launch.extend import CHANGEABLE, copy_reference, copy_rounds
+from fedsim.launch.extend import copy_beginning, copy_rounds
 from fedsim.launch.prepare import prepare
 from fedsim.launch.run import begin, resume, same_data
 from fedsim.results.folder import RunFolder
@@ -30,7 +30,7 @@ LONGEST = 60  # characters of the name of a folder
 def without(
     run: Run | str | Path,
     clients: int | Iterable[int],
-    replace: bool = False,
+    replace: bool | None = None,
     out: str | Path | None = None,
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[Run], None] = lambda _: None,
@@ -44,8 +44,8 @@ def without(
     Args:
         run: the finished run, or its folder (`runs/NAME` means the latest).
         clients: whom to leave out, beside those whom the run leaves out already.
-        replace: fill their places in cohorts with others, drawn at random; by default they stay
-            empty. See `fedsim.federation.Without`.
+        replace: fill their places in cohorts with others, drawn at random; by default as the run
+            does, and else they stay empty. See `fedsim.federation.Without`.
         out: parent folder of the new run; by default the folder `without` in that of `run`.
         progress: as of `fedsim.run`.
         on_start: called with the new run before its first round.
@@ -75,17 +75,19 @@ def without(
     same_data(old, dataset, splits)
     shared = common_rounds(Run(old), experiment, splits, spec)
     known = [t for t in old.checkpoints().rounds() if t <= shared]
-    copy = partial(copy_rounds, old, t=known[-1]) if known else partial(copy_reference, old)
+    copy = partial(copy_rounds, old, t=known[-1]) if known else partial(copy_beginning, old)
     return begin(experiment, dataset, splits, spec, path, progress, on_start, copy)
 
 
 def experiment_without(
-    experiment: Experiment, clients: int | Iterable[int], replace: bool = False
+    experiment: Experiment, clients: int | Iterable[int], replace: bool | None = None
 ) -> Experiment:
     """The experiment without these clients and those that it leaves out already."""
-    wanted = [clients] if isinstance(clients, int) else list(clients)
+    wanted = list(map(int, clients if isinstance(clients, Iterable) else [clients]))
     if experiment.without is not None:
         wanted = [*wanted, *(k for k in experiment.without.clients if k not in wanted)]
+        replace = experiment.without.replace if replace is None else replace
+    replace = bool(replace)
     section = {"clients": wanted, "replace": replace}
     return RawConfig(experiment.model_dump(mode="json") | {"without": section}).build(Experiment)
 
@@ -106,17 +108,28 @@ def common_rounds(run: Run, experiment: Experiment, splits: ClientSplits, spec: 
     """
     if not joins_by_cohort(experiment, spec):
         return 0
-    rows, last = run.clients, run.last_round
-    K, train, seed = len(splits), experiment.train, experiment.seed
-    independent = any(condition.independent_draws for condition in spec.conditions)
-    draw = partial(draw_cohort, seed, train.participation, K, independent=independent)
-    for t in range(1, last + 1):
-        before = draw(t=t, without=run.experiment.without).tolist()
-        asked = set() if rows.empty else set(rows["client"][rows["round"] == t])
+    here, there = (asked(run, splits, spec, own.without) for own in (run.experiment, experiment))
+    for (t, before, others), (_, now, _) in zip(here, there, strict=True):
         # Where others were asked as well, so might be those that are left out.
-        if before != draw(t=t, without=experiment.without).tolist() or not asked <= set(before):
+        if t > run.last_round or before != now or others:
             return t - 1
-    return last
+    return run.last_round
+
+
+def asked(
+    run: Run, splits: ClientSplits, spec: RunSpec, without: Without | None
+) -> Iterator[tuple[int, list[int], bool]]:
+    """Each round with its cohort, drawn at random, and whether others were asked in the run, too.
+
+    Also the rounds for which a run was not carried on because it was stopped early.
+    """
+    rows, train = run.clients, spec.train
+    independent = any(condition.independent_draws for condition in spec.conditions)
+    draw = partial(draw_cohort, spec.seed, train.participation, len(splits), without=without)
+    for t in range(1, train.rounds + 1):
+        cohort = draw(t=t, independent=independent).tolist()
+        found = set() if rows.empty else set(rows["client"][rows["round"] == t])
+        yield t, cohort, not found <= set(cohort)
 
 
 def joins_by_cohort(experiment: Experiment, spec: RunSpec) -> bool:
@@ -127,8 +140,7 @@ def joins_by_cohort(experiment: Experiment, spec: RunSpec) -> bool:
     everybody = explain is not None and (
         "personal" in explain.of if explain.of else method.keeps_models
     )
-    reads = "data" in method.learns.asks or any(spec.setup_bytes)
-    return not (own or chosen or everybody or reads)
+    return not (own or chosen or everybody or "data" in method.learns.asks)
 
 
 def _there(
@@ -147,4 +159,4 @@ def _there(
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:
-    return experiment.model_dump(mode="json", exclude=set(CHANGEABLE))
+    return experiment.model_dump(mode="json", exclude={"name", "engine", "checkpoint", "loggers"})

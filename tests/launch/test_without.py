@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matrix import METHODS, model_of, sections
 
 import fedsim
 from experiments import LATE, small_experiment
 from fedsim import Experiment, Run, run
+from fedsim.analysis.contributions.coalitions import Coalitions
 from fedsim.analysis.replay import client_models
 from fedsim.errors import BadInput
 from fedsim.federation import Without, draw_cohort
 from fedsim.launch.prepare import prepare
 from fedsim.launch.without import common_rounds, experiment_without
+from fedsim.results.folder import RunFolder
 
 FEW: dict[str, Any] = {"rounds": 6, "participation": 0.3}
 
@@ -74,7 +77,7 @@ def test_it_starts_where_they_first_take_part(tmp_path: Path) -> None:
         columns = less.rounds.columns.difference(["seconds"])
         assert less.rounds[columns].equals(scratch.rounds[columns])
     never = next(k for k in range(10) if k not in first_asked(done))
-    same = fedsim.without(done, never, progress=False)
+    same = fedsim.without(done, np.int64(never), progress=False)
     assert same.result_hash == done.result_hash
     assert same.manifest["continues"]["round"] == done.last_round
 
@@ -135,6 +138,42 @@ def test_a_beginning_is_shared_only_where_it_is_the_same(
     assert k not in set(less.clients["client"])
 
 
+@pytest.mark.parametrize("fit", ["federated", "client"])
+def test_scales_stay(tmp_path: Path, fit: str) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(3, 2, (200, 3)), columns=["a", "b", "y"])
+    table.to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "target": "y"}
+    data |= {"fit": fit, "scale": "standard"}
+    given = {"data": data, "train": {**FEW, "optimizer": {"lr": 0.01}}}
+    done = finished(tmp_path, **given)
+    never = next(k for k in range(10) if k not in first_asked(done))
+    assert fedsim.without(done, never, progress=False).result_hash == done.result_hash
+    k = max(first_asked(done), key=lambda k: first_asked(done)[k])
+    less = fedsim.without(done, int(k), progress=False)
+    assert less.result_hash == finished(tmp_path, **given, without=[k]).result_hash
+    assert Coalitions(done)[set(range(10)) - {k}]["result_hash"] == less.result_hash
+
+
+def test_a_run_that_fills_places_goes_on_doing_so(tmp_path: Path) -> None:
+    done = finished(tmp_path, train=FEW, without={"clients": [0], "replace": True})
+    assert fedsim.without(done, 1, progress=False).experiment.without == Without(
+        clients=(0, 1), replace=True
+    )
+    with pytest.raises(BadInput, match=r"without.replace=true"):
+        fedsim.influence(done, 0, progress=False)
+    with pytest.raises(BadInput, match=r"without.replace=true"):
+        fedsim.contributions(done, progress=False)
+
+
+def test_stacks_stay_as_large(tmp_path: Path) -> None:
+    """Also where they were measured, which may come out otherwise the next time."""
+    done = finished(tmp_path, train=FEW, engine={"clients_per_step": "auto"})
+    RunFolder.open(done.path).update(clients_per_step=3)
+    less = fedsim.without(fedsim.load(done.path), 1, progress=False)
+    assert less.manifest["clients_per_step"] == 3
+
+
 def test_places_are_filled_by_others() -> None:
     seed, K = 3, 20
     draw = {t: set(draw_cohort(seed, 0.3, K, t).tolist()) for t in range(1, 30)}
@@ -168,7 +207,7 @@ def test_common_rounds_of_other_sections_are_none(tmp_path: Path) -> None:
         (-1, "without.clients: there is no client -1; there are 10, counted from 0"),
         (range(10), "without.clients: leaves out all clients; keep one"),
         ([1, 1], "without.clients: '1' is named twice"),
-        ([], "without.clients: "),
+        ([], "without.clients: names nobody; leave the section out"),
     ],
 )
 def test_refusals(tmp_path: Path, clients: Any, said: str) -> None:

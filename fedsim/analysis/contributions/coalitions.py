@@ -25,12 +25,11 @@ from fedsim.config.modules import enter
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import BadInput, Damaged, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import LocalEngine, RoundRunner, RunSpec, Without, draw_cohort
+from fedsim.federation import LocalEngine, RoundRunner, RunSpec, Without
 from fedsim.launch.prepare import prepare
-from fedsim.launch.reference import kept as with_kept
-from fedsim.launch.reference import maps_of, with_maps
+from fedsim.launch.reference import kept
 from fedsim.launch.run import same_data
-from fedsim.launch.without import experiment_without, joins_by_cohort
+from fedsim.launch.without import asked, experiment_without, joins_by_cohort
 from fedsim.methods import State
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.manifest import clients_per_step
@@ -41,7 +40,7 @@ from fedsim.support import atomic
 from fedsim.support.words import in_short
 
 Coalition = frozenset[int]
-Outcome = dict[str, Any]  # the latest value of each column of rounds.parquet, and `result_hash`
+Outcome = dict[str, Any]  # the numbers of the last row of rounds.parquet, and `result_hash`
 
 FILE = "coalitions.parquet"
 PIECE = 8  # coalitions that a worker computes one after another
@@ -79,16 +78,17 @@ class Coalitions:
         self.run, self._tell = run, tell
         self._loaded = load_dataset(experiment.data)
         dataset, splits, spec = prepare(experiment, self._loaded, begun=True)
-        folder, first = RunFolder.open(run.path), _first_rounds(run, splits, spec)
+        folder, first = RunFolder.open(run.path), first_rounds(run, splits, spec)
         same_data(folder, dataset, splits)
-        prepared = dataset, splits, with_kept(folder, spec)
-        self._player = Player(experiment, self._loaded, prepared, first)
+        prepared = dataset, splits, kept(folder, spec)
+        self._player = Player(experiment, prepared, first)
         self.clients = tuple(run.client_ids)
         self.active = frozenset(self._player.first)
         self._file = run.path / FILE
         self._known = _read(self._file, run.result_hash)
-        everybody = _latest(run.rounds.to_dict("records"))
-        self._known.setdefault(self.active, {**everybody, "result_hash": run.result_hash})
+        if "continues" not in run.manifest:  # otherwise it may have begun under other settings
+            everybody = _numbers(run.rounds.iloc[-1].to_dict())
+            self._known.setdefault(self.active, {**everybody, "result_hash": run.result_hash})
 
     def __getitem__(self, coalition: Iterable[int]) -> Outcome:
         """The outcome for a coalition, computed if it is not known yet."""
@@ -116,7 +116,7 @@ class Coalitions:
         missing = self._player.in_order(self.missing(coalitions))
         if not missing:
             return
-        self._player.check(min(filter(None, missing), key=len, default=self.active))
+        self._check(min(filter(None, missing), key=len, default=self.active))
         pieces = [missing[i : i + PIECE] for i in range(0, len(missing), PIECE)]
         with alone(self.run.path, "another process computes outcomes of this run"):
             done = 0
@@ -125,6 +125,15 @@ class Coalitions:
                 _write(self._file, self._known, self.run.result_hash)
                 done += len(piece)
                 self._tell(f"[{done}/{len(missing)}] coalitions")
+
+    def _check(self, coalition: Coalition) -> None:
+        """Refuse an experiment that cannot do without the others of a coalition."""
+        if others := sorted(self.active - coalition):
+            try:
+                alone = experiment_without(self.run.experiment, others)
+                prepare(alone, self._loaded, begun=True)
+            except BadInput as refusal:
+                raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
     def _computed(
         self, pieces: Sequence[Sequence[Coalition]]
@@ -138,33 +147,42 @@ class Coalitions:
 
         spec, engine = self._player.prepared[2], experiment.engine
         each = spec.worker_bytes(engine.clients_per_step) + spec.node_bytes
-        with planned_actors(engine, each, len(pieces), self._tell):
+        with planned_actors(engine, each, len(pieces), self._tell) as most:
             task = ray.remote(_outcomes).options(
                 num_cpus=engine.cpus_per_actor,
                 num_gpus=engine.gpus_per_actor,
                 max_retries=RETRIES,
             )
-            player, folder = ray.put(self._player), os.getcwd()
-            left = {task.remote(piece, player, manifest, folder): piece for piece in pieces}
+            given, waiting = (ray.put(self._player), manifest, os.getcwd()), [*pieces]
+            running = dict[Any, Sequence[Coalition]]()
             try:
-                while left:
-                    (ready, *_), _ = ray.wait(list(left))
-                    yield left.pop(ready), _found(ray.get, ready)
+                while waiting or running:
+                    while waiting and len(running) < most:
+                        running[task.remote(waiting[0], *given)] = waiting.pop(0)
+                    (ready, *_), _ = ray.wait(list(running))
+                    piece = running.pop(ready)
+                    yield piece, _found(ready, piece)
             finally:
-                for reference in left:
+                for reference in running:
                     ray.cancel(reference, force=True)
 
 
-def _found(get: Callable[[Any], list[Outcome]], ready: Any) -> list[Outcome]:
+def _found(ready: Any, piece: Sequence[Coalition]) -> list[Outcome]:
     """A worker's outcomes, or the error that it met."""
-    from ray.exceptions import RayTaskError
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    from fedsim.cluster.faults import first_line
 
     try:
-        return get(ready)
+        found: list[Outcome] = ray.get(ready)
+        return found
     except RayTaskError as error:
         if isinstance(error.cause, FedsimError):
             raise error.cause from None
         raise
+    except RayError as error:
+        raise RunError(f"{_named(piece[0])}: the worker was lost: {first_line(error)}") from error
 
 
 def _outcomes(
@@ -183,7 +201,7 @@ class Snapshot:
     state: State
     kept: Mapping[int, Mapping[str, Any]]
     ledger: dict[str, Any]
-    latest: Outcome
+    last: Outcome
 
 
 @dataclass(frozen=True)
@@ -191,12 +209,11 @@ class Player:
     """Plays an experiment with coalitions of its clients.
 
     Attributes:
-        loaded, prepared: its data as loaded, and as `prepare` returns them with the specification.
+        prepared: what `prepare` returns; nothing but who is asked depends on who is left out.
         first: the round in which each client first takes part; others never do.
     """
 
     experiment: Experiment
-    loaded: Dataset
     prepared: tuple[Dataset, ClientSplits, RunSpec]
     first: Mapping[int, int]
 
@@ -204,14 +221,6 @@ class Player:
         """Coalitions one after another that share long beginnings."""
         clients = sorted(self.first, key=lambda k: (self.first[k], k))
         return sorted(coalitions, key=lambda own: [k in own for k in clients])
-
-    def check(self, coalition: Coalition) -> None:
-        """Refuse an experiment that cannot do without the others of a coalition."""
-        if others := self._others(coalition):
-            try:
-                prepare(experiment_without(self.experiment, others), self.loaded, begun=True)
-            except BadInput as refusal:
-                raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
     def outcomes(
         self, coalitions: Iterable[Coalition], manifest: Mapping[str, Any]
@@ -221,13 +230,13 @@ class Player:
         Args:
             manifest: of the run with all clients.
         """
-        apart = not joins_by_cohort(self.experiment, self.prepared[2])
+        shares = joins_by_cohort(self.experiment, self.prepared[2])
         found, path, before = [], list[Snapshot](), frozenset[int]()
         for own in coalitions:
             shared = min((self.first[k] for k in own ^ before), default=self._last + 1) - 1
-            path = [] if apart else [at for at in path if at.round <= shared]
+            path = [at for at in path if at.round <= shared and shares]
             try:
-                found.append(self._outcome(own, manifest, path, apart))
+                found.append(self._outcome(own, manifest, path))
             except RunError as error:
                 raise RunError(f"{_named(own)}: {error}") from error
             before = own
@@ -241,17 +250,12 @@ class Player:
         return sorted(self.first.keys() - coalition)
 
     def _outcome(
-        self, coalition: Coalition, manifest: Mapping[str, Any], path: list[Snapshot], apart: bool
+        self, coalition: Coalition, manifest: Mapping[str, Any], path: list[Snapshot]
     ) -> Outcome:
         """The outcome of a coalition; adds to `path` what the next one may begin with."""
         dataset, splits, spec = self.prepared
         others = self._others(coalition)
-        if apart and others and coalition:
-            alone = experiment_without(self.experiment, others)
-            maps = maps_of(spec)
-            dataset, splits, spec = prepare(alone, self.loaded, begun=True)
-            spec = with_maps(spec, maps)
-        elif others:
+        if others:
             splits = splits.leaving_out({*splits.absent, *others})
             spec = replace(spec, without=Without(clients=splits.absent))
         engine = LocalEngine(self.experiment.engine, spec, dataset, splits)
@@ -260,49 +264,39 @@ class Player:
             runner.clients_per_step = clients_per_step(manifest, 1)
             branches = {t - 1 for t in self.first.values()}
             if not path:
-                path.append(
-                    Snapshot(0, initial_state(runner, self.experiment), {}, new_ledger(), {})
-                )
+                initial = initial_state(runner, self.experiment)
+                path.append(Snapshot(0, initial, {}, new_ledger(), {}))
             at = path[-1]
             runner.restore(at.kept)
-            ledger, latest, state = copy.deepcopy(at.ledger), dict(at.latest), at.state
+            ledger, state, last = copy.deepcopy(at.ledger), at.state, at.last
             runner.use_ledger(ledger)
             rounds = carry_on(runner, self.experiment, manifest, at.round, state, ledger)
             for t, state, rows in rounds:
-                latest |= _latest(rows["rounds"])
+                last = _numbers(rows["rounds"][0])
                 if t in branches:
                     kept = {k: engine.fetch(handle) for k, handle in runner.states().items()}
-                    path.append(Snapshot(t, state, kept, copy.deepcopy(ledger), dict(latest)))
-            return {**latest, "result_hash": result_hash(ledger["chain"], state)}
+                    path.append(Snapshot(t, state, kept, copy.deepcopy(ledger), last))
+            return {**last, "result_hash": result_hash(ledger["chain"], state)}
         finally:
             engine.close()
 
 
-def _first_rounds(run: Run, splits: ClientSplits, spec: RunSpec) -> dict[int, int]:
-    """The round in which each client first takes part in a run, of those that ever do."""
+def first_rounds(run: Run, splits: ClientSplits, spec: RunSpec) -> dict[int, int]:
+    """The round in which each client first takes part, of those that ever do."""
     present = np.flatnonzero(splits.present).tolist()
     if not joins_by_cohort(run.experiment, spec):
         return dict.fromkeys(present, 1)
     found: dict[int, int] = {}
-    rows = run.clients
-    independent = any(condition.independent_draws for condition in spec.conditions)
-    for t in range(1, run.last_round + 1):
-        drawn = draw_cohort(
-            *(spec.seed, spec.train.participation, len(splits), t, independent),
-            without=spec.without,
-        ).tolist()
-        asked = set() if rows.empty else set(rows["client"][rows["round"] == t])
-        # Where others are asked as well, everybody may be.
-        for k in drawn if asked <= set(drawn) else present:
+    for t, cohort, others in asked(run, splits, spec, spec.without):
+        for k in present if others else cohort:  # where others are asked, everybody may be
             found.setdefault(k, t)
     return found
 
 
-def _latest(rows: Iterable[Mapping[Any, Any]]) -> Outcome:
-    """The last number of each column but of durations."""
+def _numbers(row: Mapping[Any, Any]) -> Outcome:
+    """The numbers of a round's record, but for durations."""
     return {
         name: float(value)
-        for row in rows
         for name, value in row.items()
         if isinstance(value, Real) and not math.isnan(value) and name not in VARYING
     }

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,8 +45,7 @@ from fedsim.support.words import client_name, duration, short
 if TYPE_CHECKING:
     import pandas as pd
 
-Exact = Literal["shapley", "permutations", "leave_one_out"]
-Estimate = Literal["multi_rounds", "gtg_shapley", "shapfed", "cosine"]
+EXACT = ("shapley", "permutations", "leave_one_out")
 ESTIMATES: dict[str, Estimator] = {
     "multi_rounds": multi_rounds,
     "gtg_shapley": gtg_shapley,
@@ -54,6 +53,7 @@ ESTIMATES: dict[str, Estimator] = {
     "cosine": cosine,
 }
 KEPT = "contributions.parquet"
+MOST_TOLD = 10**9  # federations whose number and time mean something
 MOST_EXACT = 10  # clients, of which all coalitions are played unless it is asked for
 
 
@@ -110,7 +110,7 @@ def contributions(
     run: Run | str | Path,
     score: str | None = None,
     *,
-    how: Exact | Estimate | None = None,
+    how: str | None = None,
     permutations: int = 50,
     tolerance: float = 0.0,
     budget: int = 1100,
@@ -156,6 +156,11 @@ def contributions(
             raise BadInput(f"{name}={value}: must be at least {least}")
     if not tolerance >= 0:
         raise BadInput(f"tolerance={tolerance:g}: must be at least 0")
+    if how is not None and how not in (*EXACT, *ESTIMATES):
+        raise BadInput(
+            f"how={how}: there is no such way{nearest(how, (*EXACT, *ESTIMATES))}; known: "
+            f"{', '.join((*EXACT, *ESTIMATES))}"
+        )
     with LineProgress(progress) as tell:
         if how in ESTIMATES:
             columns, score, everybody, nobody = _estimated(run, ESTIMATES[how], score, tell)
@@ -184,12 +189,17 @@ def _played(of: Coalitions, worth: Worth, how: str, budget: int) -> Columns:
     """Values by playing all coalitions, or those that lack one client."""
     clients = sorted(of.active)
     if how == "leave_one_out":
-        _compute(of, [of.active, *(of.active - {k} for k in clients)], budget, how)
+        missing = of.missing([of.active, *(of.active - {k} for k in clients)])
+        _check_budget(of, len(missing), budget, how)
+        of.compute(missing)
         found = {k: worth(of.active) - worth(of.active - {k}) for k in clients}
     else:
-        if 2 ** len(clients) > budget:  # before they are listed
-            _check_budget(of, 2 ** len(clients), budget, how)
-        _compute(of, subsets(clients), budget, how)
+        if len(clients) > math.log2(budget):  # before they are listed
+            _check_budget(of, 2 ** min(len(clients), 64), budget, how)
+        missing = of.missing(subsets(clients))
+        _check_budget(of, len(missing), budget, how)
+        worth(frozenset())  # before others are played, as it may have no value
+        of.compute(missing)
         found = shapley(clients, worth)
     return {k: {"value": value} for k, value in found.items()}
 
@@ -229,8 +239,8 @@ class Worth:
         self.used: set[Coalition] = set()
         self._of = of
         known = of[of.active]
-        if self.score not in known:
-            names = [name for name in known if name not in ("round", "result_hash")]
+        names = [name for name in known if name not in ("round", "result_hash")]
+        if self.score not in names:
             raise BadInput(
                 f"score={self.score}: the run's rounds have no such number"
                 f"{nearest(self.score, names)}; known: {', '.join(names)}"
@@ -243,8 +253,8 @@ class Worth:
         if self.score not in outcome:
             who = "any client" if not own else f"clients {sorted(self._of.active - own)}"
             raise BadInput(
-                f"{self._of.run.path}: there is no {self.score} without {who}, from which "
-                "contributions could be counted; take how=leave_one_out"
+                f"{self._of.run.path}: there is no {self.score} without {who}, so that "
+                "contributions cannot be computed; take how=leave_one_out"
             )
         return float(outcome[self.score])
 
@@ -285,23 +295,19 @@ def sampled(
     }
 
 
-def _compute(of: Coalitions, wanted: Iterable[Coalition], budget: int, how: str) -> None:
-    missing = of.missing(wanted)
-    _check_budget(of, len(missing), budget, how)
-    of.compute(missing)
-
-
 def _check_budget(of: Coalitions, count: int, budget: int, how: str) -> None:
     """Refuse to play more federations than the budget has, and say what that would take."""
     if count <= budget:
         return
+    n = len(of.active)
     seconds = of.run.manifest.get("wall_seconds", 0.0) * count / 2  # of half the clients each
+    told = f"{count:,}" if count < MOST_TOLD else f"2^{n}"
+    lasts = f", about {duration(seconds)} by one process" if count < MOST_TOLD else ""
     instead = " or how=leave_one_out" if how == "permutations" else "how=permutations"
     less = "fewer permutations" if how == "permutations" else ""
     raise BadInput(
-        f"how={how}: {count:,} federations of some of the {len(of.active)} clients would be "
-        f"played, about {duration(seconds)} by one process, and budget={budget:,}; raise it, or "
-        f"take {less}{instead}"
+        f"how={how}: {told} federations of some of the {n} clients would be played{lasts}, and "
+        f"budget={budget:,}; raise it, or take {less}{instead}"
     )
 
 

@@ -84,7 +84,7 @@ class Influence:
         """The clients as `fedsim influence` prints them, the heaviest first."""
         names = self.run.manifest.get("client_names", ())
         what = f"{self.decision}, logit" if self.decision else "output"
-        lines = [f"row {self.row}: {what} {self.output:.4g}; by how much without a client less:"]
+        lines = [f"row {self.row}: {what} {self.output:.4g}; its drop without each client:"]
         order = self.clients["influence"].abs().sort_values(ascending=False, kind="stable").index
         wide = max(len(client_name(k, names)) for k in self.clients["client"])
         for one in self.clients.loc[order].to_dict("records"):
@@ -160,6 +160,7 @@ def influence(
     explainer: Wanted | None = None,
     *,
     estimate: bool = True,
+    budget: int = 100,
     progress: bool | Callable[[str], None] = True,
 ) -> Influence:
     """The influence of each client on the global model's decision on one input.
@@ -172,6 +173,7 @@ def influence(
         explainer: as of `fedsim.explanations`; one that assigns a number to each part of an input.
         estimate: also estimate influence from the run's updates, where its server averages what
             clients train.
+        budget: most runs that may have to be made for it, one for each client.
         progress: as of `fedsim.explanations`.
 
     Raises:
@@ -199,13 +201,24 @@ def influence(
             f"{run.path}: method.name={run.experiment.method.name} has no global network, whose "
             "decisions clients could influence"
         )
+    ids, section = run.client_ids, run.experiment.without
+    if section is not None and section.replace:
+        raise BadInput(
+            f"{run.path}: without.replace=true: others would take a client's places; take a run "
+            "whose places stay empty"
+        )
+    if not 1 < len(ids) <= budget:
+        raise BadInput(
+            f"{run.path}: has {len(ids)} clients, and influence makes the run without each; it "
+            f"needs two at least, and budget={budget} allows {budget}"
+        )
     dataset = load_dataset(run.experiment.data)
     with LineProgress(progress) as tell:
         known = _Decision.of(run, dataset, row, chosen)
         estimates = _estimated(run, known, tell) if estimate else None
         rows = list[dict[str, Any]]()
         maps: dict[int | None, Map] = {None: known.map}
-        for k in run.client_ids:
+        for k in ids:
             tell(f"the run without client {k}")
             less = without(run, k, progress=False)
             other = _Decision.of(less, dataset, row, chosen, known.label)

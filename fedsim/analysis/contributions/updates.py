@@ -103,7 +103,8 @@ def updates_of(
             found = RoundUpdates(again.after, before, after, changes, weights, by_class)
             moved = after.astype(np.float64) - wide
             apart = float(np.linalg.norm(found.change(found.cohort) - moved))
-            if apart <= NEAR * max(float(np.linalg.norm(moved)), 1e-12):
+            rounding = np.finfo(np.float32).eps * float(np.linalg.norm(wide))
+            if apart <= NEAR * float(np.linalg.norm(moved)) + rounding:
                 break
         else:
             raise BadInput(

@@ -131,8 +131,9 @@ class Judge:
     @torch.no_grad()
     def _losses(self, network: nn.Module, examples: Examples) -> NDArray[np.float64]:
         """(n,) the training loss of each example."""
-        objective, both = self.again.spec.objective, (_parts(examples.x), _parts(examples.y))
-        each = [objective.loss(network, x, y, {}) for x, y in zip(*both, strict=True)]
+        loss = self.again.spec.objective.loss
+        parts = map(examples.at, _parts(torch.arange(len(examples))))
+        each = [loss(network, part.x, part.y, part.facts) for part in parts]
         return torch.cat(each).cpu().double().numpy()
 
 
