@@ -146,6 +146,7 @@ def test_scales_stay(tmp_path: Path, fit: str) -> None:
     data = {"name": "table", "path": str(tmp_path / "table.csv"), "target": "y"}
     data |= {"fit": fit, "scale": "standard"}
     given = {"data": data, "train": {**FEW, "optimizer": {"lr": 0.01}}}
+    given["partition"] = {"kind": "iid", "clients": 10}
     done = finished(tmp_path, **given)
     never = next(k for k in range(10) if k not in first_asked(done))
     assert fedsim.without(done, never, progress=False).result_hash == done.result_hash
