@@ -114,7 +114,10 @@ class Coalitions:
         missing = self._player.in_order(self.missing(coalitions))
         if not missing:
             return
-        self._player.check(min(filter(None, missing), key=len, default=self.active))
+        fewest = min(filter(None, map(len, missing)), default=0)
+        for own in missing:
+            if len(own) == fewest:
+                self._player.check(own)
         pieces = [missing[i : i + PIECE] for i in range(0, len(missing), PIECE)]
         with alone(self.run.path, "another process computes outcomes of this run"):
             done = 0
