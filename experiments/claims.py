@@ -877,7 +877,7 @@ def cheaper() -> Evidence:
 
 # -- GTG-Shapley -------------------------------------------------------------------------------
 
-SETS = ("digits", "heart", "clusters")
+PLANTED = ("digits", "heart", "clusters")
 
 
 def of_estimator(cell: str, how: str, column: str = "error") -> pd.Series:
@@ -891,7 +891,7 @@ def halved(cell: str, column: str, other: str) -> Difference:
 
 def close(skew: str) -> Evidence:
     """Close if the mean error is less than half of that of equal shares."""
-    cells = [f"{data}, {skew}" for data in SETS]
+    cells = [f"{data}, {skew}" for data in PLANTED]
     tests = {
         f"½ · equal shares − GTG-Shapley, {cell}": halved(cell, "error", "equal") for cell in cells
     }
@@ -925,7 +925,7 @@ def close_under_skew() -> Evidence:
 
 @claim("G3", "whose", "abstract", "costs a fraction of exact values, and less than MR")
 def cheaper_than_exact() -> Evidence:
-    cells = [f"{data}, {skew}" for skew in ("alike", "skewed") for data in SETS]
+    cells = [f"{data}, {skew}" for skew in ("alike", "skewed") for data in PLANTED]
     tests = {
         f"½ · exact − GTG-Shapley, {cell}": halved(cell, "seconds", "shapley") for cell in cells
     }

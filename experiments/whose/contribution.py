@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -196,15 +196,17 @@ def below_clean(values: pd.DataFrame) -> str:
     return table(["clean − ", "mean, 95 % interval", "p", "detectable"], rows)
 
 
-def by_estimator(scores: pd.DataFrame, column: str, hows: Iterable[str], title: str) -> str:
-    """A score of each estimator, mean ± standard deviation over seeds."""
-    cells = [cell for cell in (*PLANTED, HOSPITALS) if cell in set(scores["cell"])]
-    cells = [cell for cell in cells if scores.loc[scores["cell"] == cell, column].notna().any()]
-    rows = []
-    for how in hows:
+def by_estimator(scores: pd.DataFrame, columns: Mapping[str, str], title: str) -> str:
+    """A score of each estimator, mean ± standard deviation over seeds.
+
+    Args:
+        columns: the column of each estimator.
+    """
+    cells, rows = (*PLANTED, HOSPITALS), []
+    for how, column in columns.items():
         own = scores[scores["how"] == how]
-        of = [own.loc[own["cell"] == cell, column] for cell in cells]
-        rows.append([LABELS[how], *(spread(each, 2 if column != "error" else 3) for each in of)])
+        name = f"{LABELS[how]}, scaled" if column == "scaled_error" else LABELS[how]
+        rows.append([name, *(spread(own.loc[own["cell"] == cell, column]) for cell in cells)])
     return table([title, *cells], rows)
 
 
@@ -213,7 +215,7 @@ def who_is_found(scores: pd.DataFrame) -> str:
     five = scores[scores["cell"].isin(FIVE)]
     columns = [f"auc_{kind}" for kind in ("flipped", "freerider", "shortcut", "other", "tiny")]
     rows = []
-    for how in LABELS:
+    for how in ("shapley", *HOWS, "examples"):
         means = five[five["how"] == how].groupby("seed")[[*columns, "auc"]].mean()
         rows.append([LABELS[how], *(spread(means[column], 2) for column in means)])
     header = ["found by", *(name.removeprefix("auc_") for name in columns), "the three bad ones"]
@@ -285,17 +287,18 @@ def draw(values: pd.DataFrame, cell: str = "digits, alike") -> None:
         figure = Figure(figsize=(7.2, 2.9), layout="constrained")
         for k, (how, title) in enumerate(PANELS.items()):
             axes = figure.add_subplot(1, 3, k + 1)
-            axes.axline((0, 0), slope=1, color=PAPER.other, linewidth=0.8)
+            axes.axline((0, 0), slope=1, color=PAPER.other, linewidth=1, label="exact")
             for style, (kind, mark) in enumerate(MARKS.items()):
                 part, colour = own[own["kind"] == kind], PAPER.colour(style)
                 axes.scatter(part["shapley"], part[how], s=5, color=colour, alpha=0.35, lw=0)
                 means = part["shapley"].mean(), part[how].mean()
                 axes.scatter(*means, s=42, color=colour, marker=mark, label=kind, zorder=3)
+            axes.set_ylim(-0.25, 0.5)
             axes.set_title(title, fontsize=PAPER.normal)
             axes.set_xlabel("exact Shapley value of accuracy")
             axes.set_ylabel("estimate" + ", scaled by least squares" * (how == "shapfed"))
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=7, frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=8, frameon=False)
         figure.savefig(RESULTS / "contribution.png", dpi=150)
 
 
@@ -305,14 +308,13 @@ def main() -> None:
     run_all(parser.parse_args().out, [*PLANTED, HOSPITALS], SEEDS)
     values, scores = pd.read_csv(VALUES), pd.read_csv(SCORES)
     draw(values)
-    ranked = [how for how in LABELS if how not in ("shapley", "equal")]
-    scaled = [how for how in LABELS if how != "shapley"]
+    ranks = dict.fromkeys([*HOWS, "examples"], "rank")
+    errors = {how: "error" if how in IN_UNITS else "scaled_error" for how in (*HOWS, *CONTROLS)}
     for text in (
         by_kind(values),
         below_clean(values),
-        by_estimator(scores, "rank", ranked, "rank correlation"),
-        by_estimator(scores, "error", IN_UNITS, "mean error, accuracy"),
-        by_estimator(scores, "cosine_distance", scaled, "cosine distance"),
+        by_estimator(scores, ranks, "rank correlation"),
+        by_estimator(scores, errors | {"equal": "error"}, "mean error, in accuracy"),
         who_is_found(scores),
         compared(scores),
         prices(scores),

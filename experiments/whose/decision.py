@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import spread, table, tested
+from tables import spread, table
 
 import fedsim
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data import Dataset
 from fedsim.data.sources.shortcut import NAME, Shortcut
-from fedsim.results.significance import paired
+from fedsim.results.significance import holm, paired, shown_p
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -147,7 +147,6 @@ OF_IMAGES = {
     "fall of the tag's share in the explanation": "tag_fall",
 }
 VARIANTS = {"against": "with the tag", "absent": "without it"}
-BASELINE = "Shapley, accuracy without the tag"
 
 
 def found(group: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
@@ -179,28 +178,18 @@ def rankings(images: pd.DataFrame, runs: pd.DataFrame) -> dict[str, pd.DataFrame
 
 
 def _each(rows: pd.DataFrame, by: list[str], column: str, sign: int = 1) -> pd.DataFrame:
-    groups = rows.groupby(by)
-    return pd.DataFrame({key: found(own, column, sign) for key, own in groups}).T.rename_axis(by)
+    return rows.groupby(by).apply(found, column, sign)
 
 
 def tables(images: pd.DataFrame, runs: pd.DataFrame) -> Iterator[str]:
     ranked = rankings(images, runs)
-    plain = ranked[BASELINE]["auc"]
-    differences = {
-        name: paired(of["auc"], plain) for name, of in ranked.items() if name != BASELINE
-    }
-    tests = tested(differences)
+    chance = {name: paired(of["auc"], of["auc"] * 0 + 0.5) for name, of in ranked.items()}
+    ps = holm(each.p() for each in chance.values())
     rows = [
-        [
-            name,
-            spread(of["precision"], 2),
-            spread(of["auc"], 2),
-            *tests.get(name, ["", "", ""])[:2],
-        ]
-        for name, of in ranked.items()
+        [name, spread(of["precision"], 2), spread(of["auc"], 2), shown_p(p) if p == p else "–"]
+        for (name, of), p in zip(ranked.items(), ps, strict=True)
     ]
-    header = ["clients ranked by", "precision at 2", "AUC", "AUC − that of the first row", "p"]
-    yield table(header, rows)
+    yield table(["clients ranked by", "precision at 2", "AUC", "p, AUC is 0.5"], rows)
     scores = runs.groupby("seed")[list(SCORES)].first()
     yield table(
         ["score of the run with all clients", "mean ± standard deviation"],
