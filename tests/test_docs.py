@@ -109,7 +109,9 @@ def test_the_table_of_claims_is_what_results_say(monkeypatch: pytest.MonkeyPatch
     assert claims.FILE.read_text(encoding="utf-8") == claims.page()
     ids = [claim.id for claim in claims.CLAIMS]
     assert ids == [
-        f"{s}{k}" for s, n in zip("RXSFD", (9, 6, 6, 1, 8), strict=True) for k in range(1, n + 1)
+        f"{s}{k}"
+        for s, n in zip("RXSFDG", (9, 6, 6, 1, 8, 3), strict=True)
+        for k in range(1, n + 1)
     ]
 
 

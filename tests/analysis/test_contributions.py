@@ -235,6 +235,19 @@ def test_what_cannot_do_without_clients_is_refused_before_the_start(tmp_path: Pa
     assert len(fedsim.contributions(mean, how="leave_one_out", progress=False).values) == 4
 
 
+def test_a_client_that_lacks_a_feature(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(90, 2)), columns=["dose", "age"])
+    rows["ill"], rows["site"] = rng.integers(0, 2, 90), np.arange(90) % 3
+    rows.loc[rows["site"] == 1, "dose"] = np.nan
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    table = {"name": "table", "path": str(tmp_path / "rows.csv"), "label": "ill"}
+    table |= {"client_column": "site", "missing": "mean", "fit": "federated"}
+    whole = finished(tmp_path, data=table, partition={"kind": "natural"}, train={"rounds": 1})
+    # Alone it has no scale for it, but scales are those of all clients.
+    assert len(fedsim.contributions(whole, how="shapley", progress=False).values) == 3
+
+
 def test_a_damaged_file_and_that_of_another_run(tmp_path: Path) -> None:
     whole, other = finished(tmp_path), finished(tmp_path, seed=1)
     fedsim.contributions(whole, how="leave_one_out", progress=False)
