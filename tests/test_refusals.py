@@ -19,7 +19,7 @@ from fedsim.errors import BadInput
 # Where it is: a file (a long path is shortened), a key, an option, an override, or a client.
 PLACE = re.compile(
     r"(HERE/)?[\w./*-]+( … [\w./-]+)?(:\d+)?: |\w+(\.\w+)*[=:]|override |No such option|"
-    r"there is no list of|client \d|HERE: |no node "
+    r"there is no (list of|client)|client \d|HERE: |no node "
 )
 UNKNOWN = re.compile(r"unknown|has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")

@@ -251,7 +251,8 @@ def explanations(
     for k in clients:
         insist_on_client(run, k)
     for t in times:
-        insist_on_round(run, t)
+        if t:  # the start is 0
+            insist_on_round(run, t)
         if clients and cohort:
             common_round(run, clients, t)
     dataset = load_dataset(run.experiment.data)

@@ -89,7 +89,7 @@ def begin(
     fill: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
     """Create the folder of a prepared run, and carry out the run; see `run`."""
-    check_disk(experiment, spec, path)
+    check_disk(experiment, spec, path.parents[1])
     with RunProgress(progress) as shown, _planned(experiment, splits, spec, shown) as actors:
         about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, path, about)

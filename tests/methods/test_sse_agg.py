@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,12 +114,18 @@ class Shuffled(SseAgg):
     name: str = "test_sse_agg:Shuffled"
 
     def local_update(
-        self, client: Client, weights: Tensor, x: Tensor, y: Tensor, order: Tensor
+        self,
+        client: Client,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        facts: Mapping[str, Tensor],
+        order: Tensor,
     ) -> dict[str, Any]:
         if client.id == 3:
             held = client.data
             client.data = replace(held, x=held.x.roll(1, dims=1))
-        return super().local_update(client, weights, x, y, order)
+        return super().local_update(client, weights, x, y, facts, order)
 
 
 def test_a_client_that_goes_by_something_else_counts_less(finish: Finish) -> None:

@@ -512,8 +512,8 @@ class TestInChromium:
         browser.open(page, scheme=scheme)
         images = browser.run("[...document.images].map((i) => [i.naturalWidth, i.alt])")
         assert [alt for width, alt in images if width > 0] == [
-            "saliency client 3, fedavg, α=0.3, seed 0"
-        ] * 2
+            "saliency client 3, fedavg, α=0.3, seed 0"  # the SVG, not the PNG of its name
+        ]
         widths = browser.run(
             "[...document.querySelectorAll('svg.figure')].map((s) => "
             "Math.min(s.getBBox().width, s.getBoundingClientRect().width))"
