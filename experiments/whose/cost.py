@@ -1,4 +1,6 @@
-"""What the coalitions of eight clients cost, beside as many runs from the start: python cost.py
+"""What the coalitions of eight clients cost, beside as many runs from the start.
+
+    python cost.py [PARTICIPATION ...]
 
 The quickstart with eight clients, in one process, with all of them in each round and with fewer.
 All 256 coalitions are played by `fedsim.contributions`; runs from the start are timed for sixteen
@@ -7,6 +9,7 @@ of them, drawn at random, and multiplied.
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -23,7 +26,7 @@ CLIENTS, SAMPLE = 8, 16
 def main() -> None:
     warnings.simplefilter("ignore")
     print("participation  coalitions  played in s  from the start in s  ratio  sum − gain")
-    for participation in (1.0, 0.5, 0.25):
+    for participation in [float(given) for given in sys.argv[1:]] or (1.0, 0.5, 0.25):
         with TemporaryDirectory() as folder:
             changes = {
                 "partition.clients": CLIENTS,
