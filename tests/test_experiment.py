@@ -316,7 +316,8 @@ FILES = sorted((QUICKSTART.parent).rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(QUICKSTART.parent)))
 def test_files_of_experiments_fit_the_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(path.parents[1])  # where some have components of their own
+    for folder in (path.parents[1], path.parent):  # where some have components of their own
+        monkeypatch.syspath_prepend(folder)
     sheet = RawConfig.read(path)
     if "grid" in sheet.content:
         assert GridSweep(sheet).runs

@@ -251,7 +251,7 @@ def explanations(
     for k in clients:
         insist_on_client(run, k)
     for t in times:
-        if t:  # the start is 0
+        if t or clients:  # the global model has a start, 0
             insist_on_round(run, t)
         if clients and cohort:
             common_round(run, clients, t)

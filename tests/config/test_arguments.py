@@ -91,7 +91,7 @@ WRONG = {
     "extend": {"overrides": [None, 3, {}, [3], b"x", "a", "train.rounds=9"], "out": [3, None]},
     "without": {
         "clients": ["a", {}, [], 1.5, True, None, [[1]], ["a"], -1, 99],
-        "replace": [3, "a", None],
+        "replace": [3, "a"],
         "out": [3, {}],
         "progress": [3, None],
     },

@@ -158,7 +158,8 @@ class Coalitions:
             try:
                 while waiting or running:
                     while waiting and len(running) < most:
-                        running[task.remote(waiting[0], *given)] = waiting.pop(0)
+                        piece = waiting.pop(0)
+                        running[task.remote(piece, *given)] = piece
                     (ready, *_), _ = ray.wait(list(running))
                     piece = running.pop(ready)
                     yield piece, _found(ready, piece)
