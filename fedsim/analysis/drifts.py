@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.analysis.explanations import Wanted, drawn_to, explainer_of
-from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors, replay
+from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors, replay, trained_rounds
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
@@ -29,7 +29,6 @@ from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.pictures.drifts import draw_drifts
 from fedsim.explain.scores.measure import relevances_of
 from fedsim.launch.progress import LineProgress
-from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.results.run import Run
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.support.words import client_name, in_short, short
@@ -306,13 +305,12 @@ def drifts(
 
 def _trained(run: Run) -> dict[int, list[int]]:
     """The clients that train in each round from the second on, if any do."""
-    rows = run.clients
-    columns = [name for name in ("steps", "rules") if name in rows]
-    if not columns:
-        return {}
-    took = rows[rows[columns].notna().any(axis=1) & (rows["round"] > 1)]
-    times = took["round"].unique().tolist()
-    return {t: took["client"][took["round"] == t].tolist() for t in times}
+    found: dict[int, list[int]] = {}
+    for k, rounds in trained_rounds(run, run.client_ids).items():
+        for t in rounds:
+            if t > 1:
+                found.setdefault(t, []).append(k)
+    return found
 
 
 @dataclass
@@ -414,15 +412,11 @@ class _Watching:
         """
         again, data, chosen = self.again, self.again.dataset, self.explainer
         model, about = snapshot.explained(), snapshot.data()
-        network, loss = model.as_network().eval(), again.spec.objective.loss
-        batch = again.runner.context.examples(rows)
+        network, batch = model.as_network().eval(), again.runner.context.examples(rows)
         client = -1 if snapshot.client is None else snapshot.client
         device = again.runner.context.device
         with keyed_torch_rng(model.seed, "drifts/torch", t, client, device):
-            places = torch.split(torch.arange(len(rows)), EVALUATION_BATCH)
-            parts = [batch.at(place) for place in places]
-            each = [loss(network, part.x, part.y, part.facts) for part in parts]
-            losses = torch.cat(each).double().cpu().numpy()
+            losses = batch.losses(again.spec.objective, network).double().cpu().numpy()
         relevance, sign = None, np.ones(len(rows))
         if self.explains:
             chosen.check(model, about)

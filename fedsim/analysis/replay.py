@@ -47,6 +47,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.explain.sanity import Sanity, check
 from fedsim.federation import Client, Federation, LocalEngine, RoundRunner, RunSpec, pick_device
 from fedsim.federation.federation import federation_of
+from fedsim.federation.reduction import Vector
 from fedsim.launch.prepare import dealt, prepare
 from fedsim.launch.reference import kept
 from fedsim.launch.run import same_data
@@ -67,6 +68,7 @@ from fedsim.training import FlatModel
 ClientModel = Tensor | nn.Module | Arrays
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
+Trained = dict[int, tuple[Vector, int]]  # see `trained_models`
 _NAMED = 5  # clients in a message
 Whose = Literal["cohort", "personal"]  # the model that a client trained, or predicts with
 
@@ -209,6 +211,25 @@ def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDo
             found[at.id] = dict(own) if isinstance(own, Mapping) else copy.deepcopy(own)
 
     return found, look
+
+
+def trained_models(again: Replay, on_round: OnRound) -> Iterator[tuple[Vector, Trained]]:
+    """The rounds of a run from there to its last, one after another.
+
+    Yields:
+        (size,) the server's weights before the round, and of each client that trained a network
+        the weights (size,) that it trained, and n_k, its number of labelled training examples.
+    """
+    while again.after < again.run.last_round:
+        on_round(again.after + 1)
+        before, trained = again.state.weights, Trained()
+
+        def look(at: Client, trained: Trained = trained) -> None:
+            if isinstance(at.trained, Tensor):
+                trained[at.id] = at.trained.cpu().numpy().copy(), at.num_samples
+
+        again.next_round(look)
+        yield before, dict(sorted(trained.items()))
 
 
 @checked

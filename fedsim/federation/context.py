@@ -20,7 +20,7 @@ from fedsim.federation.on_card import keep_on_card
 from fedsim.federation.wire import to_arrays
 from fedsim.models import ArrayModel, Arrays, Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, evaluate
-from fedsim.objectives.objective import Context
+from fedsim.objectives.objective import EVALUATION_BATCH, Context
 from fedsim.objectives.slices import slices_of
 from fedsim.support.memory import give_back_memory
 from fedsim.support.rng import keyed_torch_rng
@@ -64,6 +64,12 @@ class Examples:
         """Some of them."""
         facts = {name: fact[rows] for name, fact in self.facts.items()}
         return Examples(self.x[rows], self.y[rows], facts=facts)
+
+    def losses(self, objective: Objective, network: nn.Module) -> Tensor:
+        """(n,) the network's training losses, as it is; computed in batches."""
+        starts = range(0, len(self), EVALUATION_BATCH)
+        parts = [self.at(slice(start, start + EVALUATION_BATCH)) for start in starts]
+        return torch.cat([objective.loss(network, p.x, p.y, p.facts) for p in parts])
 
     @property
     def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

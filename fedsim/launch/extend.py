@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
-from fedsim.errors import ExperimentError, RunFolderError
+from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.launch.prepare import prepare
@@ -20,7 +20,7 @@ from fedsim.launch.run import begin, same_data
 from fedsim.results.folder import REFERENCE, RunFolder, new_path
 from fedsim.results.run import Run
 from fedsim.results.tables import Table
-from fedsim.results.verify import damage_of_run
+from fedsim.results.verify import insist_on_finished
 from fedsim.simulate import TABLES, Progress
 
 # What may change when a run is continued, because no earlier round depends on it.
@@ -62,10 +62,7 @@ def extend(
         True
     """
     old = RunFolder.open(Run.of(run).path)
-    damage = damage_of_run(old)
-    if old.manifest["status"] != "finished" or damage:
-        why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"
-        raise RunFolderError(f"{why}; only finished runs can be continued")
+    insist_on_finished(old, "only finished runs can be continued")
     experiment = RawConfig.read(old.path / "experiment.yaml", overrides).build(Experiment)
     known, wanted = (_fixed(each.model_dump(mode="json")) for each in (old.experiment, experiment))
     for key in known:

@@ -90,7 +90,7 @@ def begin(
 ) -> Run:
     """Create the folder of a prepared run, and carry out the run; see `run`."""
     check_disk(experiment, spec, path.parents[1])
-    with RunProgress(progress) as shown, _planned(experiment, splits, spec, shown) as actors:
+    with RunProgress(progress) as shown, planned(experiment, splits, spec, shown) as actors:
         about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, path, about)
         with folder.alone():
@@ -115,7 +115,7 @@ def resume(
             shown(line)
         dataset, splits, spec = prepare(folder.experiment, begun=True)
         same_data(folder, dataset, splits)
-        with _planned(folder.experiment, splits, spec, shown) as actors:
+        with planned(folder.experiment, splits, spec, shown) as actors:
             _announce(folder, shown, on_start)
             if changed := folder.rounds_otherwise():
                 shown(
@@ -181,9 +181,10 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
         )
 
 
-def _planned(
+def planned(
     experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
+    """Context with the number of client actors on Ray, 0 for this process."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
     each = spec.worker_bytes(engine.clients_per_step)

@@ -25,6 +25,7 @@ from fedsim.launch.reference import KEY, alone_with, given, kept, network_of
 from fedsim.models import Arrays
 from fedsim.objectives import evaluate
 from fedsim.objectives.objective import scores_of
+from fedsim.results.describe import weights_file
 from fedsim.results.folder import FINAL_WEIGHTS, REFERENCE, RunFolder, alone
 from fedsim.results.manifest import hash_of, is_at
 from fedsim.results.records import hashes
@@ -124,6 +125,5 @@ def _trained(experiment: Experiment, engine: Engine, device: torch.device) -> by
             state = one_round(runner, experiment, state, t)
     except RunError as error:
         raise RunError(f"{KEY}={experiment.method.name}: {error}") from error
-    arrays = experiment.method.global_model(federation_of(runner), state)
-    content: bytes = save({name: np.asarray(a, order="C") for name, a in arrays.items()})
-    return content
+    fed = federation_of(runner)
+    return weights_file(fed, experiment.method.global_model(fed, state))

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig
-from fedsim.data import ClientSplits
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Condition, RunSpec, Without, draw_cohort
@@ -20,7 +20,7 @@ from fedsim.launch.run import begin, resume, same_data
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import is_at
 from fedsim.results.run import Run
-from fedsim.results.verify import damage_of_run
+from fedsim.results.verify import damage_of_run, insist_on_finished
 from fedsim.simulate import Progress
 
 LONGEST = 60  # characters of the name of a folder
@@ -61,17 +61,40 @@ def without(
         >>> set(alone.clients["client"])
         {0}
     """
-    old = RunFolder.open(Run.of(run).path)
-    damage = damage_of_run(old)
-    if old.manifest["status"] != "finished" or damage:
-        why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"
-        raise RunFolderError(f"{why}; what would have become of it is known of finished runs")
+    old = whole(run)
     experiment = experiment_without(old.experiment, clients, replace)
+    return alternative(old, experiment, out, progress, on_start)
+
+
+def whole(run: Run | str | Path) -> RunFolder:
+    """The folder of a run of which it can be told what would have become of it.
+
+    Raises:
+        BadInput: the run is not finished, or damaged.
+    """
+    folder = RunFolder.open(Run.of(run).path)
+    insist_on_finished(folder, "what would have become of it is known of finished runs")
+    return folder
+
+
+def alternative(
+    old: RunFolder,
+    experiment: Experiment,
+    out: str | Path | None = None,
+    progress: bool | Callable[[Progress], None] = False,
+    on_start: Callable[[Run], None] = lambda _: None,
+    loaded: Dataset | None = None,
+) -> Run:
+    """The run of an experiment from `experiment_without`, beside a whole one; see `without`.
+
+    Args:
+        loaded: the data of the experiment, if already loaded.
+    """
     assert experiment.without is not None
     path = Path(out or old.path / "without", folder_name(experiment.without)).absolute()
     if is_at(path):
         return _there(path, experiment, progress, on_start)
-    dataset, splits, spec = prepare(experiment, begun=True)
+    dataset, splits, spec = prepare(experiment, loaded, begun=True)
     same_data(old, dataset, splits)
     shared = common_rounds(Run(old), experiment, splits, spec)
     known = [t for t in old.checkpoints().rounds() if t <= shared]
@@ -87,8 +110,7 @@ def experiment_without(
     if experiment.without is not None:
         wanted = [*wanted, *(k for k in experiment.without.clients if k not in wanted)]
         replace = experiment.without.replace if replace is None else replace
-    replace = bool(replace)
-    section = {"clients": wanted, "replace": replace}
+    section = {"clients": wanted, "replace": bool(replace)}
     return RawConfig(experiment.model_dump(mode="json") | {"without": section}).build(Experiment)
 
 

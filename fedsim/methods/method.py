@@ -218,9 +218,9 @@ def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
 
     In continual learning, the means over the clients' tasks.
     """
-    scores = [own for own in found if own]
     if fed.server.splits.sequence is not None:
-        scores = [own for own in (mean_over_tasks(fed.server.recorded("tasks")),) if own]
+        found = [mean_over_tasks(fed.server.recorded("tasks"))]
+    scores = [own for own in found if own]
     if not scores and fed.server.loses_clients:
         return  # nobody has taken part yet
     if not scores:

@@ -64,6 +64,14 @@ def damage_of_run(folder: RunFolder) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def insist_on_finished(folder: RunFolder, what: str) -> None:
+    """Refuse a run that is not finished or is damaged, for what only finished ones are good."""
+    damage = damage_of_run(folder)
+    if folder.manifest["status"] != "finished" or damage:
+        why = damage[0] if damage else f"{folder.path}: the run is {folder.manifest['status']}"
+        raise RunFolderError(f"{why}; {what}")
+
+
 def check_end(folder: RunFolder) -> None:
     """Insist that the last checkpoint of a finished run, if it is there, is its end."""
     checkpoints, expected = folder.checkpoints(), folder.manifest.get("result_hash")

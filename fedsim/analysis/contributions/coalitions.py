@@ -81,7 +81,7 @@ class Coalitions:
         folder, first = RunFolder.open(run.path), first_rounds(run, splits, spec)
         same_data(folder, dataset, splits)
         prepared = dataset, splits, kept(folder, spec)
-        self._player = Player(experiment, prepared, first)
+        self._player = Player(experiment, run.manifest, prepared, first)
         self.clients = tuple(run.client_ids)
         self.active = frozenset(self._player.first)
         self._file = run.path / FILE
@@ -130,22 +130,21 @@ class Coalitions:
         """Refuse an experiment that cannot do without the others of a coalition."""
         if others := sorted(self.active - coalition):
             try:
-                alone = experiment_without(self.run.experiment, others)
-                prepare(alone, self._loaded, begun=True)
+                less = experiment_without(self.run.experiment, others)
+                prepare(less, self._loaded, begun=True)
             except BadInput as refusal:
                 raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
     def _computed(
         self, pieces: Sequence[Sequence[Coalition]]
     ) -> Iterator[tuple[Sequence[Coalition], list[Outcome]]]:
-        experiment, manifest = self.run.experiment, self.run.manifest
-        if experiment.engine.kind == "local":
+        spec, engine = self._player.prepared[2], self.run.experiment.engine
+        if engine.kind == "local":
             for piece in pieces:
-                yield piece, self._player.outcomes(piece, manifest)
+                yield piece, self._player.outcomes(piece)
             return
         import ray
 
-        spec, engine = self._player.prepared[2], experiment.engine
         each = spec.worker_bytes(engine.clients_per_step) + spec.node_bytes
         with planned_actors(engine, each, len(pieces), self._tell) as most:
             task = ray.remote(_outcomes).options(
@@ -153,7 +152,7 @@ class Coalitions:
                 num_gpus=engine.gpus_per_actor,
                 max_retries=RETRIES,
             )
-            given, waiting = (ray.put(self._player), manifest, os.getcwd()), [*pieces]
+            given, waiting = (ray.put(self._player), os.getcwd()), [*pieces]
             running = dict[Any, Sequence[Coalition]]()
             try:
                 while waiting or running:
@@ -186,12 +185,10 @@ def _found(ready: Any, piece: Sequence[Coalition]) -> list[Outcome]:
         raise RunError(f"{_named(piece[0])}: the worker was lost: {first_line(error)}") from error
 
 
-def _outcomes(
-    coalitions: Sequence[Coalition], player: Player, manifest: Mapping[str, Any], folder: str
-) -> list[Outcome]:
+def _outcomes(coalitions: Sequence[Coalition], player: Player, folder: str) -> list[Outcome]:
     """What a worker on Ray does."""
     enter(folder)
-    return player.outcomes(coalitions, manifest)
+    return player.outcomes(coalitions)
 
 
 @dataclass(frozen=True)
@@ -210,11 +207,13 @@ class Player:
     """Plays an experiment with coalitions of its clients.
 
     Attributes:
+        manifest: of the run with all clients.
         prepared: what `prepare` returns; nothing but who is asked depends on who is left out.
         first: the round in which each client first takes part; others never do.
     """
 
     experiment: Experiment
+    manifest: Mapping[str, Any]
     prepared: tuple[Dataset, ClientSplits, RunSpec]
     first: Mapping[int, int]
 
@@ -223,46 +222,30 @@ class Player:
         clients = sorted(self.first, key=lambda k: (self.first[k], k))
         return sorted(coalitions, key=lambda own: [k in own for k in clients])
 
-    def outcomes(
-        self, coalitions: Iterable[Coalition], manifest: Mapping[str, Any]
-    ) -> list[Outcome]:
-        """The outcome of each coalition.
-
-        Args:
-            manifest: of the run with all clients.
-        """
+    def outcomes(self, coalitions: Iterable[Coalition]) -> list[Outcome]:
+        """The outcome of each coalition."""
         shares = joins_by_cohort(self.experiment, self.prepared[2])
         found, path, before = [], list[Snapshot](), frozenset[int]()
         for own in coalitions:
-            shared = min((self.first[k] for k in own ^ before), default=self._last + 1) - 1
-            path = [at for at in path if at.round <= shared and shares]
+            differ = min((self.first[k] for k in own ^ before), default=math.inf)
+            path = [at for at in path if at.round < differ and shares]
             try:
-                found.append(self._outcome(own, manifest, path))
+                found.append(self._outcome(own, path))
             except RunError as error:
                 raise RunError(f"{_named(own)}: {error}") from error
             before = own
         return found
 
-    @property
-    def _last(self) -> int:
-        return self.experiment.train.rounds
-
-    def _others(self, coalition: Coalition) -> list[int]:
-        return sorted(self.first.keys() - coalition)
-
-    def _outcome(
-        self, coalition: Coalition, manifest: Mapping[str, Any], path: list[Snapshot]
-    ) -> Outcome:
+    def _outcome(self, coalition: Coalition, path: list[Snapshot]) -> Outcome:
         """The outcome of a coalition; adds to `path` what the next one may begin with."""
         dataset, splits, spec = self.prepared
-        others = self._others(coalition)
-        if others:
+        if others := self.first.keys() - coalition:
             splits = splits.leaving_out({*splits.absent, *others})
             spec = replace(spec, without=Without(clients=splits.absent))
         engine = LocalEngine(self.experiment.engine, spec, dataset, splits)
         try:
             runner = RoundRunner(spec, dataset, splits, engine, device=engine.server_device())
-            runner.clients_per_step = clients_per_step(manifest, 1)
+            runner.clients_per_step = clients_per_step(self.manifest, 1)
             branches = {t - 1 for t in self.first.values()}
             if not path:
                 initial = initial_state(runner, self.experiment)
@@ -271,7 +254,7 @@ class Player:
             runner.restore(at.kept)
             ledger, state, last = copy.deepcopy(at.ledger), at.state, at.last
             runner.use_ledger(ledger)
-            rounds = carry_on(runner, self.experiment, manifest, at.round, state, ledger)
+            rounds = carry_on(runner, self.experiment, self.manifest, at.round, state, ledger)
             for t, state, rows in rounds:
                 last = _numbers(rows["rounds"][0])
                 if t in branches:

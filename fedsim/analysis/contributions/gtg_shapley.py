@@ -27,7 +27,7 @@ def gtg_shapley(rounds: Iterator[RoundUpdates], worth: Score, rng: np.random.Gen
 
         @cache
         def value(own: Coalition, round: RoundUpdates = round) -> float:
-            return worth(round.model(own) if own else round.before)
+            return worth(round.model(own))
 
         cohort, whole = round.cohort, frozenset(round.cohort)
         if abs(value(whole) - value(frozenset())) <= BETWEEN:

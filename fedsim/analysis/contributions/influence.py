@@ -34,7 +34,7 @@ from fedsim.explain.scores.measure import relevances_of, similarity
 from fedsim.explain.scores.relevance import rank_correlation
 from fedsim.explain.section import map_shape
 from fedsim.launch.progress import LineProgress
-from fedsim.launch.without import without
+from fedsim.launch.without import alternative, experiment_without, whole
 from fedsim.results.run import Run
 from fedsim.support.words import client_name, short
 
@@ -189,7 +189,7 @@ def influence(
     """
     import pandas as pd
 
-    run, dataset = Run.of(run), None
+    run = Run.of(run)
     chosen = explainer_of(run, explainer)
     if not isinstance(chosen, FeatureExplainer):
         raise BadInput(
@@ -218,9 +218,10 @@ def influence(
         estimates = _estimated(run, known, tell) if estimate else None
         rows = list[dict[str, Any]]()
         maps: dict[int | None, Map] = {None: known.map}
+        folder = whole(run)
         for k in ids:
             tell(f"the run without client {k}")
-            less = without(run, k, progress=False)
+            less = alternative(folder, experiment_without(run.experiment, k), loaded=dataset)
             other = _Decision.of(less, dataset, row, chosen, known.label)
             maps[k] = other.map
             both = known.map[None], other.map[None]

@@ -8,15 +8,11 @@ federated learning, 2020.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 
 from fedsim.analysis.contributions.games import Coalition, shapley
 from fedsim.analysis.contributions.updates import Columns, RoundUpdates, Score
-from fedsim.errors import BadInput
-
-MOST = 12  # clients of a cohort, of which all subsets are evaluated
 
 
 def multi_rounds(
@@ -29,15 +25,10 @@ def multi_rounds(
     """
     found: dict[int, float] = {}
     for round in rounds:
-        if len(round.cohort) > MOST:
-            raise BadInput(
-                f"how=multi_rounds: evaluates all subsets of a cohort, and round {round.t} has "
-                f"{len(round.cohort)} clients, more than {MOST}; take how=gtg_shapley"
-            )
+        round.insist_on_few("multi_rounds", "gtg_shapley")
 
-        @cache
         def value(own: Coalition, round: RoundUpdates = round) -> float:
-            return worth(round.model(own) if own else round.before)
+            return worth(round.model(own))
 
         for k, own in shapley(round.cohort, value).items():
             found[k] = found.get(k, 0.0) + own

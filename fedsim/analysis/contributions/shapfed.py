@@ -15,8 +15,6 @@ from fedsim.analysis.contributions.games import Coalition, shapley
 from fedsim.analysis.contributions.updates import Columns, RoundUpdates, Score, Wide
 from fedsim.errors import BadInput
 
-MOST = 12  # clients of a cohort
-
 
 def shapfed(rounds: Iterator[RoundUpdates], worth: Score, rng: np.random.Generator) -> Columns:
     """The mean over classes c and rounds of the Shapley values of the game
@@ -32,11 +30,7 @@ def shapfed(rounds: Iterator[RoundUpdates], worth: Score, rng: np.random.Generat
         count += 1
         if not round.by_class:
             raise BadInput("how=shapfed: the network's last layer has no output for each class")
-        if len(round.cohort) > MOST:
-            raise BadInput(
-                f"how=shapfed: takes all subsets of a cohort, and that of round {round.t} has "
-                f"{len(round.cohort)} clients, more than {MOST}; take how=cosine"
-            )
+        round.insist_on_few("shapfed", "cosine")
         for name, at in round.by_class.items():
             own = {k: round.samples[k] * change[at] for k, change in round.changes.items()}
             whole = sum(own.values(), np.zeros(len(at)))

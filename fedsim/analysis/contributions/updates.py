@@ -6,18 +6,16 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsim.analysis.replay import Replay, replay
+from fedsim.analysis.replay import Replay, replay, trained_models
 from fedsim.errors import BadInput
-from fedsim.federation import Client
 from fedsim.federation.reduction import Vector
 from fedsim.results.run import Run
 
+MOST = 12  # clients of a cohort, of which all subsets are taken
 NEAR = 1e-4  # relative distance up to which a mean of clients' models is the server's next one
 
 Wide = NDArray[np.float64]
@@ -49,6 +47,14 @@ class RoundUpdates:
         """The clients that trained, in ascending order."""
         return sorted(self.changes)
 
+    def insist_on_few(self, how: str, instead: str) -> None:
+        """Refuse a cohort of which not all subsets can be taken."""
+        if len(self.changes) > MOST:
+            raise BadInput(
+                f"how={how}: evaluates all subsets of a cohort, and round {self.t} has "
+                f"{len(self.changes)} clients, more than {MOST}; take how={instead}"
+            )
+
     def change(self, clients: Collection[int]) -> Wide:
         """(size,) Σ n_k Δ_k / Σ n_k of some clients: the change if they alone had trained."""
         total = sum(self.samples[k] for k in clients)
@@ -58,7 +64,12 @@ class RoundUpdates:
         return found
 
     def model(self, clients: Collection[int]) -> Vector:
-        """(size,) the weights after the round if these clients alone had trained in it."""
+        """(size,) the weights after the round if these clients alone had trained in it.
+
+        Those before it if nobody had.
+        """
+        if not clients:
+            return self.before
         changed: Vector = (self.before + self.change(clients)).astype(np.float32)
         return changed
 
@@ -85,26 +96,17 @@ def updates_of(
         )
     again = replay(run, 0)
     by_class = _by_class(again)
-    while again.after < run.last_round:
-        tell(f"recomputing round {again.after + 1}")
-        before = again.state.weights
-        sent: dict[int, tuple[Vector, int]] = {}
-
-        def look(client: Client, sent: dict[int, tuple[Any, int]] = sent) -> None:
-            if isinstance(client.trained, Tensor):
-                sent[client.id] = client.trained.cpu().numpy().copy(), client.num_samples
-
-        again.next_round(look)
-        if not sent:  # nobody answered
+    for before, trained in trained_models(again, lambda t: tell(f"recomputing round {t}")):
+        if not trained:  # nobody answered
             continue
         wide, after = before.astype(np.float64), again.state.weights
-        changes = {k: own.astype(np.float64) - wide for k, (own, _) in sent.items()}
-        for weights in ({k: n for k, (_, n) in sent.items()}, dict.fromkeys(sent, 1)):
+        changes = {k: own.astype(np.float64) - wide for k, (own, _) in trained.items()}
+        moved = after.astype(np.float64) - wide
+        rounding = np.finfo(np.float32).eps * float(np.linalg.norm(wide))
+        near = NEAR * float(np.linalg.norm(moved)) + rounding
+        for weights in ({k: n for k, (_, n) in trained.items()}, dict.fromkeys(trained, 1)):
             found = RoundUpdates(again.after, before, after, changes, weights, by_class)
-            moved = after.astype(np.float64) - wide
-            apart = float(np.linalg.norm(found.change(found.cohort) - moved))
-            rounding = np.finfo(np.float32).eps * float(np.linalg.norm(wide))
-            if apart <= NEAR * float(np.linalg.norm(moved)) + rounding:
+            if np.linalg.norm(found.change(found.cohort) - moved) <= near:
                 break
         else:
             raise BadInput(

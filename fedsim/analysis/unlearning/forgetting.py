@@ -14,15 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsim.analysis.replay import Replay, replay
+from fedsim.analysis.replay import Replay, replay, trained_models
 from fedsim.conditions.explaining import Explanations
 from fedsim.config.registry import Component, Registry
 from fedsim.errors import RunError, RunFolderError
 from fedsim.federation import (
     Asked,
-    Client,
     Engine,
     Federation,
     LocalEngine,
@@ -186,17 +184,13 @@ class Forgetting:
         A real server would have stored them.
         """
         again = replay(self.run, first - 1)
-        while again.after < self.last:
-            trained: dict[int, Vector] = {}
 
-            def look(at: Client, trained: dict[int, Vector] = trained) -> None:
-                if at.id not in self.clients and isinstance(at.trained, Tensor):
-                    trained[at.id] = at.trained.cpu().numpy().copy()
+        def on_round(t: int) -> None:
+            self.tell(f"[{t}/{self.last}] rounds as they were")
 
-            before = again.state.weights
-            self.tell(f"[{again.after + 1}/{self.last}] rounds as they were")
-            again.next_round(look)
-            yield again.after, before, dict(sorted(trained.items()))
+        for before, trained in trained_models(again, on_round):
+            others = {k: own for k, (own, _) in trained.items() if k not in self.clients}
+            yield again.after, before, others
 
     def store(self, t: int) -> None:
         """Count all clients' updates of a round as stored."""

@@ -92,7 +92,8 @@ class Judge:
     @torch.no_grad()
     def _outputs(self, weights: Vector, x: Tensor) -> NDArray[np.float64]:
         network, objective = self._snapshot(weights).network(), self.again.spec.objective
-        each = (objective.predictions(objective.outputs(network, part)) for part in _parts(x))
+        parts = torch.split(x, EVALUATION_BATCH)
+        each = (objective.predictions(objective.outputs(network, part)) for part in parts)
         return torch.cat(list(each)).cpu().double().numpy()
 
     def _predictions(self, weights: Vector) -> dict[str, float]:
@@ -131,14 +132,7 @@ class Judge:
     @torch.no_grad()
     def _losses(self, network: nn.Module, examples: Examples) -> NDArray[np.float64]:
         """(n,) the training loss of each example."""
-        loss = self.again.spec.objective.loss
-        parts = map(examples.at, _parts(torch.arange(len(examples))))
-        each = [loss(network, part.x, part.y, part.facts) for part in parts]
-        return torch.cat(each).cpu().double().numpy()
-
-
-def _parts(array: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(array, EVALUATION_BATCH)
+        return examples.losses(self.again.spec.objective, network).cpu().double().numpy()
 
 
 def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -18,19 +18,19 @@ from fedsim.analysis.explanations import Wanted, explainer_of, problem_of
 from fedsim.analysis.replay import insist_on_client, replay
 from fedsim.analysis.unlearning.forgetting import Cost, Forgetting, Unlearning, unlearning
 from fedsim.analysis.unlearning.scores import Judge
-from fedsim.cluster.connection import planned_actors
 from fedsim.config.arguments import checked
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.explain.explainer import FeatureExplainer
-from fedsim.federation import Without, cohort_size
+from fedsim.federation import Without
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import LineProgress
+from fedsim.launch.run import planned
 from fedsim.launch.without import experiment_without, folder_name, without
 from fedsim.results.describe import weights_file
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.run import Run
-from fedsim.results.verify import damage_of_run
+from fedsim.results.verify import insist_on_finished
 from fedsim.support import atomic
 from fedsim.support.words import columns, duration, short, size
 
@@ -141,8 +141,7 @@ def unlearn(
 
     run, how = Run.of(run), method_of(method)
     run.result_hash  # noqa: B018  # raises if it is not finished
-    if damage := damage_of_run(RunFolder.open(run.path)):
-        raise RunFolderError(f"{damage[0]}; only whole runs can be made to forget")
+    insist_on_finished(RunFolder.open(run.path), "only whole runs can be made to forget")
     forgotten = tuple(sorted({clients} if isinstance(clients, int) else {*clients}))
     _check(run, forgotten)
     experiment = run.experiment
@@ -174,10 +173,7 @@ def unlearn(
 
         retrained = without(run, forgotten, progress=show)
         task.further = how.further_rounds
-        spec, engine = task.again.spec, experiment.engine
-        each = spec.worker_bytes(engine.clients_per_step)
-        cohort = cohort_size(experiment.train.participation, len(task.again.splits))
-        with planned_actors(engine, each, cohort, tell, spec.node_bytes) as actors:
+        with planned(experiment, task.again.splits, task.again.spec, tell) as actors:
             task.actors = actors
             weights = how.forget(task)
     truth = unlearning.parse({"name": "retrain"})

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.pictures.canvas import LEGEND, new_figure, place, plain, wrapped
+from fedsim.explain.pictures.canvas import (
+    AGAINST,
+    FOR,
+    LEGEND,
+    new_figure,
+    place,
+    plain,
+    wrapped,
+)
 from fedsim.explain.pictures.images import show_image
 
 if TYPE_CHECKING:
@@ -18,7 +26,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MOST_BARS = 20  # concepts of a panel
-_FOR, _AGAINST = "#b2182b", "#2166ac"
 _NAMES, _WIDTH, _BAR, _SIDE, _GAP = 2.2, 3.2, 0.17, 0.9, 0.42  # inches
 _FONT, _SMALL = 9, 7.5  # points
 
@@ -66,7 +73,7 @@ def draw_concepts(panels: Sequence[Panel], signs: tuple[str, str]) -> Figure:
         axes = place(figure, left, top, _WIDTH, high)
         shown = len(panel.concepts[:MOST_BARS])
         adds, would = panel.adds[:shown], panel.would[:shown]
-        axes.barh(range(shown), adds, 0.7, color=np.where(adds > 0, _FOR, _AGAINST).tolist())
+        axes.barh(range(shown), adds, 0.7, color=np.where(adds > 0, FOR, AGAINST).tolist())
         axes.plot(would, range(shown), "|k", markersize=7, markeredgewidth=1.6)
         names = [plain(wrapped(name, 34, 1)) for name in panel.concepts[:shown]]
         axes.set_yticks(range(shown), names, fontsize=_SMALL)
@@ -79,7 +86,7 @@ def draw_concepts(panels: Sequence[Panel], signs: tuple[str, str]) -> Figure:
         text = plain(wrapped(panel.caption, 80, 1))
         axes.text(*where, text, caption, transform=axes.transAxes)
     if len(panels):
-        colours = zip((_FOR, _AGAINST), signs, strict=True)
+        colours = zip((FOR, AGAINST), signs, strict=True)
         handles: list[Any] = [Patch(color=colour, label=word) for colour, word in colours]
         if any(np.isfinite(p.would).any() for p in panels):
             mark: dict[str, Any] = {

@@ -58,8 +58,5 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
 def mean_loss(client: Client, weights: Tensor) -> float:
     """(client) F_k(w), w (size,): the mean loss on its training examples, in evaluation mode."""
     client.model.load(weights)
-    network, data = client.model.module.eval(), client.data
-    starts = range(0, len(data), EVALUATION_BATCH)
-    parts = [data.at(slice(start, start + EVALUATION_BATCH)) for start in starts]
-    losses = [client.objective.loss(network, part.x, part.y, part.facts) for part in parts]
-    return float(torch.cat(losses).double().mean())
+    losses = client.data.losses(client.objective, client.model.module.eval())
+    return float(losses.double().mean())
