@@ -403,6 +403,19 @@ def test_sections(tmp_path: Path, sections: dict[str, Any]) -> None:
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
 
 
+def test_models_whose_losses_need_more_than_labels(tmp_path: Path) -> None:
+    whole = finished(
+        tmp_path,
+        data={"name": "shapes", "samples": 120, "test_samples": 40},
+        partition={"kind": "iid", "clients": 4},
+        model={"name": "concept_bottleneck"},
+        train={"rounds": 2, "optimizer": {"lr": 0.01}},
+    )
+    for how in ("fine_tune", "gradient_ascent", "fed_eraser"):
+        found = unlearn(whole, how, 1, **SHORT.get(how, {}))
+        assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+
+
 RULES: dict[str, Any] = {
     "data": {"name": "friedman", "samples": 100},
     "partition": {"kind": "iid", "clients": 4},

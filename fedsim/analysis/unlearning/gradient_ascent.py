@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.analysis.unlearning.forgetting import Forgetting, Unlearning, averaged, unlearning
-from fedsim.federation import Asked, Client, Examples, Federation, Vector, client_function
+from fedsim.federation import Asked, Client, Federation, Vector, client_function
 from fedsim.methods import State
 from fedsim.objectives import Objective
 from fedsim.support.rng import keyed_torch_rng
@@ -85,7 +85,7 @@ class GradientAscent(Unlearning):
             for rows in torch.split(order, size):
                 if len(rows) == 1 and client.model.has_batch_norm:
                     continue
-                batch = Examples(client.data.x[rows], client.data.y[rows])
+                batch = client.data.at(rows)
                 w = client.train(w, loss=loss, data=batch, epochs=1, on_record=False).clone()
                 w[:P] = projected(w[:P], reference[:P], radius)
         return {"weights": w}

@@ -58,7 +58,7 @@ class Judge:
         found[primary] = central[primary]
         network, objective = model.network(), self.again.spec.objective
         for name, held in (("kept", self._kept), ("forgotten", self._forgotten)):
-            totals = evaluate(objective, network, Batch(held.x, held.y))
+            totals = evaluate(objective, network, Batch(held.x, held.y, facts=held.facts))
             found[f"{primary}_{name}"] = scores_of(objective, totals)[primary]
         inside, outside = (self._losses(network, each) for each in (self._forgotten, self._test))
         found |= dict(zip(("mia", "mia_low", "mia_high"), auc(-inside, -outside), strict=True))
