@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -75,6 +76,8 @@ class OnCard(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            args = (args[0], _as_tensors(args[1]), *args[2:])
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -120,7 +123,16 @@ def _held(value: Any, here: dict[int, OnCard]) -> Any:
     if isinstance(value, OnCard):
         here[id(value.held)] = value
         return value.held
+    if isinstance(value, Tensor) and value.device == CARD:
+        raise AssertionError(f"a tensor of shape {tuple(value.shape)} has lost its numbers")
     return [_held(v, here) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _as_tensors(index: Any) -> Any:
+    """An index without arrays and lists, whose numbers PyTorch would leave out on `meta`."""
+    if isinstance(index, tuple):
+        return tuple(map(_as_tensors, index))
+    return torch.as_tensor(index) if isinstance(index, list | np.ndarray) else index
 
 
 def _placed(found: Any, here: Mapping[int, OnCard]) -> Any:
