@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsim.results.run import Run
     from fedsim.results.sweeps import Grid, Search, load
     from fedsim.sweep.start import grid, resume, tune
+    from fedsim.view import View, view
 
 __all__ = [
     "Audit",
@@ -52,6 +53,7 @@ __all__ = [
     "State",
     "Unlearned",
     "Update",
+    "View",
     "audit",
     "clusters",
     "compare",
@@ -70,6 +72,7 @@ __all__ = [
     "run",
     "tune",
     "unlearn",
+    "view",
     "without",
 ]
 __version__ = "0.1.0"
@@ -98,6 +101,7 @@ _MODULES = {
     "fedsim.results.run": ("Run",),
     "fedsim.results.sweeps": ("Grid", "Search", "load"),
     "fedsim.sweep.start": ("grid", "resume", "tune"),
+    "fedsim.view": ("View", "view"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -256,7 +256,7 @@ def explanations(
         if clients and cohort:
             common_round(run, clients, t)
     dataset = load_dataset(run.experiment.data)
-    inputs = _inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text, check)
+    inputs = chosen_inputs(dealt(run.experiment, dataset)[0], chosen, rows, input, text, check)
     if strip:
         if len(inputs.names) != 1:
             raise BadInput(f"strip: follows one input, not {len(inputs.names)}")
@@ -295,7 +295,10 @@ def explanations(
                     when["client_name"] = run.client_name(model.client)
                 about.append({**when, "explainer": chosen.label})
     if strip:
-        found, about = [strip_of(run, chosen, found, about, of)], [{"explainer": chosen.label}]
+        whose_maps = {
+            (when["client"], when["round"]): one for when, one in zip(about, found, strict=True)
+        }
+        found, about = [strip_of(run, chosen, whose_maps, of)], [{"explainer": chosen.label}]
     elif len(found) > 1:
         found = [each.beside(found) for each in found]
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
@@ -397,14 +400,15 @@ def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
         raise BadInput(f"explainer {explainer.name}: {problem_of(error)}") from None
 
 
-def _inputs(
+def chosen_inputs(
     dataset: Dataset,
     explainer: Explainer,
     rows: Sequence[int],
     given: str | Path | Inputs | None,
     text: str | None,
-    check: bool,
+    check: bool = False,
 ) -> Inputs:
+    """The inputs that are named by rows, a file or a text; else some of the test set."""
     if isinstance(given, Inputs):
         return given
     if given is not None:

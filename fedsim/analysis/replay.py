@@ -168,7 +168,7 @@ class Replay:
         method = self.experiment.method
         if not method.keeps_models:
             return {}
-        found, look = _noted(clients)
+        found, look = noted(clients)
         self.engine.on_client_done(look)
         given = method.for_own_models(self.fed, self.state)
         self.fed.each(method._keep, range(self.fed.num_clients), **given)
@@ -201,7 +201,7 @@ def insist_on_client(run: Run, client: int) -> None:
         raise RunFolderError(f"{run.path}: client {client} is left out (`without`)")
 
 
-def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
+def noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
     """The models that client functions leave as `trained`, and what notes them down."""
     found: dict[int, ClientModel] = {}
 
@@ -344,7 +344,7 @@ def client_models(
     else:
         after = common_round(run, clients, after)
         again = replay(run, after - 1, on_round, dataset, again)
-        models, look = _noted(clients)
+        models, look = noted(clients)
         on_round(after)
         again.next_round(look)
     for k in clients:
@@ -504,7 +504,7 @@ class ModelSnapshot:
         """
         if inputs is None:
             inputs = usual_inputs(explainer, self.dataset)
-        return _explained(explainer, self.explained(), self.data(), inputs)
+        return explain_model(explainer, self.explained(), self.data(), inputs)
 
     def check(self, explainer: Explainer, inputs: Inputs | None = None) -> Sanity:
         """Check whether the explainer's maps depend on the model's weights.
@@ -617,12 +617,13 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
         clients=run.manifest.get("client_names", ()),
     )
-    return _explained(explainer, model, data, Inputs.of_rows(dataset, []))
+    return explain_model(explainer, model, data, Inputs.of_rows(dataset, []))
 
 
-def _explained(
+def explain_model(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
 ) -> Explanation:
+    """Explain a model, or a run as a whole; see `ModelSnapshot.explain`."""
     explainer.check(model, data)
     with as_errors(explainer):
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))

@@ -284,6 +284,32 @@ def report_command(
     say_written(path for path in (written, latex, csv, figures) if path is not None)
 
 
+@app.command("view")
+def view_command(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, grid or search, or one above several.")
+    ] = Path("runs"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page; 0 for any that is free.")
+    ] = 0,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Look at runs in a browser: any model of any round, and why it decides as it does."""
+    from fedsim.view import view
+
+    page = view(folder, port=port, trust=trust)
+    try:
+        out.print(f"{page.url}\nstop with Ctrl-C")
+        if show:
+            typer.launch(page.url)
+        page.wait()
+    except KeyboardInterrupt:
+        pass  # that is how one stops looking
+    finally:
+        page.close()
+
+
 @app.command("verify")
 def verify_command(folder: FolderArgument) -> None:
     """Check that the files of a folder are unchanged since they were written."""

@@ -48,11 +48,12 @@ def list_results(folder: Path) -> list[Listed]:
     """The folders of results below a folder, the latest first; runs of a grid are not apart."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: there is no such folder")
-    found = [_listed(path, folder) for path in _folders(folder)]
+    found = [listed(path, folder) for path in folders(folder)]
     return sorted(found, key=lambda listed: (listed.created, str(listed.folder)), reverse=True)
 
 
-def _folders(above: Path) -> Iterator[Path]:
+def folders(above: Path) -> Iterator[Path]:
+    """The folders of results below a folder; those within a grid or a search are not apart."""
     if manifests.is_at(above):
         yield above
         return
@@ -62,10 +63,11 @@ def _folders(above: Path) -> Iterator[Path]:
     except PermissionError:  # nothing in it can be ours
         return
     for path in sorted(below):
-        yield from _folders(path)
+        yield from folders(path)
 
 
-def _listed(path: Path, above: Path) -> Listed:
+def listed(path: Path, above: Path) -> Listed:
+    """What a list shows of one folder of results below another one."""
     place = path.relative_to(above)
     try:
         folder = open_folder(path)

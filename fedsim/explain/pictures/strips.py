@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ def draw_strip(
     parts: Sequence[str] = (),
     words: bool = False,
     above: tuple[float, Callable[[Axes], None]] | None = None,
+    absent: Collection[tuple[int, int]] = (),
 ) -> None:
     """Draw the maps (M, T, ...) of one input: a line for each model, with T columns.
 
@@ -57,6 +58,7 @@ def draw_strip(
         parts: else, its features with their values, or its words.
         words: parts are words, in their order, and the rest of the maps is padding.
         above: the height in inches of a panel above them, and what draws it.
+        absent: places without a map, whose captions say why.
     """
     first = _LEFT
     if image is not None:
@@ -71,7 +73,10 @@ def draw_strip(
         wide, high = (_TEXT, LINE * len(lines)) if words else (_BARS, 0.16 * len(order) + 0.1)
         first += 0 if words else _FEATURES
     largest = float(np.abs(relevance[np.isfinite(relevance)]).max(initial=0)) or 1.0
-    silent = [[silence(own, kind) for own in of] for of in relevance]
+    silent = [
+        ["" if (i, j) in absent else silence(own, kind) for j, own in enumerate(of)]
+        for i, of in enumerate(relevance)
+    ]
     whole = [
         [
             f"{text}; {why}, so this says nothing" if why else text
@@ -107,7 +112,9 @@ def draw_strip(
         for j, x in enumerate(across):
             own = relevance[i, j]
             axes = framed(figure, x, top, wide, high)
-            if image is not None:
+            if (i, j) in absent:
+                axes.set_axis_off()
+            elif image is not None:
                 show_relevance(axes, own, largest)
             elif words:
                 axes.set(xlim=(-0.03, wide), ylim=(high, 0))

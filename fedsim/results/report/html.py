@@ -35,39 +35,37 @@ class Report:
         Args:
             refresh: seconds after which a browser loads it again; by default it does not.
         """
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).parent),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
-        environment.filters |= {"sha256": _sha256, "breakable": _breakable, "capital": capital}
         compared = self.compared
-        return environment.get_template("report.html").render(
-            refresh=refresh,
-            compared=compared,
-            lead=overview.lead(compared),
-            finding=results.finding(compared),
-            overview=overview.overview(compared),
-            hyper_parameters=overview.hyper_parameters(compared),
-            missing=results.missing(compared),
-            all_scores=results.all_scores(compared),
-            pivots=results.pivots,
-            results=results.results,
-            notes=results.notes,
-            about_all=results.about_all(compared),
-            legend=curves.legend(compared),
-            band=curves.band(compared),
-            plots=self.plots,
-            clients=self.clients,
-            explanations=explanations.explanations(compared),
-            about_explanations=explanations.about(compared),
-            searches=self.searches,
-            grids=[(grid.path.name, overview.experiment(grid.path)) for grid in compared.grids],
-            experiments=overview.experiments(compared),
-            provenance=overview.provenance(compared),
-            environments=overview.environments(compared),
+        return (
+            templates()
+            .get_template("report.html")
+            .render(
+                refresh=refresh,
+                compared=compared,
+                lead=overview.lead(compared),
+                finding=results.finding(compared),
+                overview=overview.overview(compared),
+                hyper_parameters=overview.hyper_parameters(compared),
+                missing=results.missing(compared),
+                all_scores=results.all_scores(compared),
+                pivots=results.pivots,
+                results=results.results,
+                notes=results.notes,
+                about_all=results.about_all(compared),
+                legend=curves.legend(compared),
+                band=curves.band(compared),
+                plots=self.plots,
+                clients=self.clients,
+                explanations=explanations.explanations(compared),
+                about_explanations=explanations.about(compared),
+                searches=self.searches,
+                grids=[
+                    (grid.path.name, overview.experiment(grid.path)) for grid in compared.grids
+                ],
+                experiments=overview.experiments(compared),
+                provenance=overview.provenance(compared),
+                environments=overview.environments(compared),
+            )
         )
 
     @cached_property
@@ -134,6 +132,19 @@ class Report:
         if self.compared.summary.empty:
             raise RunFolderError("no table to write: no rounds of runs or grids are on disk")
         return self.compared
+
+
+def templates(*folders: Path) -> jinja2.Environment:
+    """Templates of a report, and of other pages in these folders, that have its look."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"sha256": _sha256, "breakable": _breakable, "capital": capital}
+    return environment
 
 
 def _breakable(text: str) -> Markup:
