@@ -201,6 +201,15 @@ def insist_on_client(run: Run, client: int) -> None:
         raise RunFolderError(f"{run.path}: client {client} is left out (`without`)")
 
 
+def insist_on_personal(run: Run) -> None:
+    method = run.experiment.method
+    if not method.keeps_models:
+        raise RunFolderError(
+            f"{run.path}: clients of method.name={method.name} have no personal models; "
+            "what they trained is of=cohort"
+        )
+
+
 def noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
     """The models that client functions leave as `trained`, and what notes them down."""
     found: dict[int, ClientModel] = {}
@@ -332,13 +341,8 @@ def client_models(
         insist_on_client(run, k)
     if after is not None:
         insist_on_round(run, after)
-    method = run.experiment.method
     if (of or whose_models(run)) == "personal":
-        if not method.keeps_models:
-            raise RunFolderError(
-                f"{run.path}: clients of method.name={method.name} have no personal models; "
-                "what they trained is of=cohort"
-            )
+        insist_on_personal(run)
         again = replay(run, after, on_round, dataset, again)
         models = again.own_models(clients)
     else:

@@ -23,6 +23,7 @@ from fedsim.analysis.replay import (
     Replay,
     Whose,
     explain_model,
+    insist_on_personal,
     noted,
     replay,
     trained_rounds,
@@ -252,6 +253,8 @@ class Decisions:
         self, asked: Asked, explainer: Explainer, tell: Tell
     ) -> tuple[Found, Inputs | None]:
         """The explanations by round and client, each with its model if it is kept."""
+        if asked.clients and asked.of == "personal":
+            insist_on_personal(self.run)
         wanted = [(t, k) for t, k in self._places(asked) if not self._why(t, k, asked.of)]
         if not wanted:
             raise BadInput(self._why(*self._places(asked)[0], asked.of))

@@ -9,7 +9,7 @@ from fedsim.config.arguments import checked
 from fedsim.errors import RunFolderError
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search
-from fedsim.view.server import Server
+from fedsim.viewer.server import Server
 
 
 class View:

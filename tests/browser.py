@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import numpy as np
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -77,8 +78,8 @@ class Browser:
                 return answer
             self.events.append(message)
 
-    def open(self, page: Path, width: int = 1280, scheme: str = "light") -> None:
-        """Open a page from a file, and wait until it is loaded."""
+    def open(self, page: Path | str, width: int = 1280, scheme: str = "light") -> None:
+        """Open a page from a file or an address, and wait until it is loaded."""
         self.call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": scheme}
         ])  # fmt: skip
@@ -87,7 +88,7 @@ class Browser:
             width=width, height=844, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         self.events.clear()
-        self.call("Page.navigate", url=page.absolute().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
         self.run(
             "document.readyState == 'complete' || new Promise((r) => addEventListener('load', r))"
         )
@@ -108,6 +109,19 @@ class Browser:
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more
             )
+
+    def drag(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag with the mouse from one place of the page to another, in steps."""
+        path = [(1 - k / 4) * np.array(begin) + k / 4 * np.array(end) for k in range(5)]
+        self._mouse("mousePressed", path[0])
+        for place in path:
+            self._mouse("mouseMoved", place)
+        self._mouse("mouseReleased", path[-1])
+
+    def _mouse(self, kind: str, place: Any) -> None:
+        x, y = map(float, place)
+        about = {"button": "left", "buttons": 1, "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **about)
 
     def __enter__(self) -> Self:
         return self

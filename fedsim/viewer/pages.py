@@ -31,9 +31,9 @@ from fedsim.results.report.page import Column, Datum, PageTable, datum, lasted, 
 from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.support.words import client_name, short
-from fedsim.view.decisions import MOST_CLIENTS, Asked, Drawn, Rows, Seen
-from fedsim.view.work import Work
-from fedsim.view.worker import Answer, Request
+from fedsim.viewer.decisions import MOST_CLIENTS, Asked, Drawn, Rows, Seen
+from fedsim.viewer.work import Work
+from fedsim.viewer.worker import Answer, Request
 
 _HERE = Path(__file__).parent
 _ROWS, _TILES, _INPUTS = 50, 400, 12  # on a page
@@ -425,7 +425,7 @@ def clients_of(run: Run, t: int) -> pd.DataFrame:
     Columns are those of clients.parquet in that round; `<explainer>/<score>` of the client's
     explanations in it; `examples`; and `contribution/<how>/<score>`, as far as these are known.
     """
-    table = pd.DataFrame(index=run.client_ids)
+    table = pd.DataFrame(index=range(run.manifest["clients"]))
     rows = run.clients
     table["took part"] = False
     if len(rows):
@@ -499,7 +499,7 @@ def _about(run: Run) -> list[tuple[str, str]]:
     names = [(key, content.get(key)) for key in ("method", "data", "model")]
     found = [("status", run.status)]
     found += [(key, str(one.get("name", ""))) for key, one in names if isinstance(one, Mapping)]
-    found.append(("clients", str(len(run.client_ids))))
+    found.append(("clients", str(run.manifest["clients"])))
     if "result_hash" in run.manifest:
         found.append(("result hash", run.result_hash[:12]))
     return found

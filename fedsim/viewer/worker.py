@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedsim.errors import FedsimError, in_own_code
 from fedsim.results.run import Run
-from fedsim.view.decisions import Asked, Decisions
+from fedsim.viewer.decisions import Asked, Decisions
 
 _RUNS = 4  # whose models are kept at a time
 

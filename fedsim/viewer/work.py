@@ -11,11 +11,11 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from fedsim.view.worker import Answer, Request
+from fedsim.viewer.worker import Answer, Request
 
 _KEPT = 300  # answers
 _MOST_WAITING = 100
-_START = "import sys; from fedsim.view.worker import main; main(int(sys.argv[1]))"
+_START = "import sys; from fedsim.viewer.worker import main; main(int(sys.argv[1]))"
 
 
 class Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import secrets
 import threading
@@ -16,8 +17,8 @@ from urllib.parse import urlsplit
 from aiohttp import BodyPartReader, web
 
 from fedsim.errors import BadInput, FedsimError, RunError
-from fedsim.view.pages import Pages
-from fedsim.view.work import Work
+from fedsim.viewer.pages import Pages
+from fedsim.viewer.work import Work
 
 HOST = "127.0.0.1"
 MOST_BYTES = 50 * 10**6  # of an input that is dropped in
@@ -47,6 +48,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, port: int = 0, trust: bool = False) -> None:
+        self._closed = threading.Event()
         self._token = secrets.token_urlsafe(16)
         self._uploads = TemporaryDirectory(prefix="fedsim-view-")
         self._work = Work()
@@ -62,7 +64,8 @@ class Server:
             self._do(self._start(port))
         except OSError as error:
             self.close()
-            raise RunError(f"port {port} cannot be used: {error.strerror}") from error
+            why = os.strerror(error.errno or 0).lower()
+            raise RunError(f"port {port} cannot be used: {why}") from error
         self.url = f"http://{HOST}:{self._runner.addresses[0][1]}/{self._token}/"
 
     def close(self) -> None:
@@ -75,10 +78,11 @@ class Server:
         self._thread.join()
         self._loop.close()
         self._uploads.cleanup()
+        self._closed.set()
 
     def wait(self) -> None:
         """Serve until the thread is interrupted."""
-        self._thread.join()
+        self._closed.wait()  # unlike `join`, it can be interrupted
 
     def _do(self, what: Any) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result()

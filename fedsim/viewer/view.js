@@ -42,6 +42,13 @@ const show = async (address, remember = true) => {
     old.replaceWith(part);
     if (focused) again(focused, part)?.focus();
   }
+  const now = found.getElementById("round");
+  if (now && !slider) return location.reload(); // the first round has come
+  if (now && now.max !== slider.max) {
+    slider.max = now.max;
+    if (!new URL(address, location.href).searchParams.has("round")) slider.value = now.max;
+    place();
+  }
   const [curve, slide] = ["#curve .curve", ".slide"].map((one) => document.querySelector(one));
   if (curve && slide)
     for (const end of ["--first", "--last"])
@@ -80,13 +87,14 @@ if (form) {
     show(addressOf(form, left));
   });
 }
+// The handle stands above the slider's knob.
+const place = () => {
+  const span = slider.max - slider.min;
+  slider.closest(".dragged").style.setProperty("--at", span ? (slider.value - slider.min) / span : 0);
+  document.getElementById("round-told").value = slider.value;
+};
 if (slider) {
-  slider.addEventListener("input", () => {
-    const span = slider.max - slider.min;
-    slider.closest(".dragged").style.setProperty("--at", span ? (slider.value - slider.min) / span : 0);
-    document.getElementById("round-told").value = slider.value;
-    show(addressOf(form));
-  });
+  slider.addEventListener("input", () => { place(); show(addressOf(form)); });
 }
 // An input that was chosen or dropped in.
 const send = async (file) => {

@@ -1,0 +1,549 @@
+"""`fedsim view`: its server, and its pages in a real browser."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+import re
+import shutil
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+from browser import Browser, needs_chromium
+from commands import Command
+
+import fedsim
+from experiments import Say, small_experiment, with_method
+from fedsim import Run, explanations
+from fedsim.errors import BadInput
+from fedsim.viewer import View
+
+IMAGES: dict[str, Any] = {
+    "partition": {"kind": "dirichlet", "clients": 4, "alpha": 1.0, "test_fraction": 0.2},
+    "train": {"rounds": 4},
+    "evaluate": {"clients": True},
+    "explain": {"explainers": ["gradient"], "inputs": 2, "every": 1},
+}
+TABLE = {"data": {"name": "friedman"}, "partition": {"kind": "iid", "clients": 3}}
+TEXT = {
+    "data": {"name": "planted_reviews", "reviews": 40, "test_reviews": 10, "length": 12},
+    "model": {"name": "text_cnn", "filters": 4},
+    "partition": {"kind": "iid", "clients": 3},
+}
+TREES = {
+    "data": {"name": "digits", "subset": 0.3},
+    "model": {"name": "boosted_trees", "depth": 2, "bins": 8},
+    "method": {"name": "hist_trees"},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "images": IMAGES,
+    "table": {**TABLE, "train": {"rounds": 2}},
+    "text": {**TEXT, "train": {"rounds": 2}},
+    "trees": {**TREES, "train": {"rounds": 2}},
+    "personal": with_method("ditto", train={"rounds": 2}),
+    "local": with_method("local", train={"rounds": 2}),
+    "rules": {
+        **TABLE,
+        "model": {"name": "tsk", "rules": 3},
+        "method": {"name": "openfl_xai"},
+        "train": {"rounds": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of each kind."""
+    above = tmp_path_factory.mktemp("view") / "results"
+    for kind, sections in KINDS.items():
+        done = fedsim.run(small_experiment(**sections), above / "made", progress=False)
+        done.path.rename(above / kind)
+    shutil.rmtree(above / "made")
+    return above
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Iterator[View]:
+    shown = fedsim.view(folder)
+    yield shown
+    shown.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def fetched(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    """The status of an answer, and its content."""
+    request = urllib.request.Request(url, data, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def answered(url: str) -> str:
+    """A page once nothing on it is being worked on, as text."""
+    while True:
+        status, content = fetched(url)
+        text = content.decode()
+        assert status == 200, said(text)
+        if "data-wait" not in text:
+            return text
+        time.sleep(0.05)
+
+
+def said(page: str) -> str:
+    """What a page warns of."""
+    found = re.search(r'class="warn"[^>]*>\s*<p>(.*?)</p>', page, re.DOTALL)
+    return html.unescape(found[1]) if found else ""
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    while not (found := holds()):
+        time.sleep(0.05)
+    return found
+
+
+def numbers(url: str) -> pd.DataFrame:
+    status, content = fetched(url.replace("/at/", "/file/csv/"))
+    assert status == 200, said(content.decode())
+    return pd.read_csv(io.BytesIO(content), float_precision="round_trip")
+
+
+class TestServer:
+    def test_answers_nobody_without_the_token(self, page: View) -> None:
+        address = urlsplit(page.url)
+        for path in ("/", "/wrong/", f"{address.path}x/", "/page.css", address.path[:-2] + "/"):
+            status, content = fetched(f"http://{address.netloc}{path}")
+            assert status in (403, 404), path
+            assert b"results" not in content
+        assert fetched(page.url)[0] == 200
+
+    def test_nor_by_a_name_that_leads_here_from_elsewhere(self, page: View) -> None:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.x"):
+            assert fetched(page.url, Host=host)[0] == 403
+        for host in ("localhost:1234", "127.0.0.1", "[::1]:80"):  # as a tunnel calls it
+            assert fetched(page.url, Host=host)[0] == 200
+        upload = f"{page.url}cancel"
+        assert fetched(upload, b"", Origin="http://evil.example")[0] == 403
+
+    def test_shows_nothing_outside_of_its_folder(self, page: View, folder: Path) -> None:
+        (folder.parent / "secret" / "hidden").mkdir(parents=True, exist_ok=True)
+        for path in ("..", "../secret", "%2e%2e/secret", "images/../../secret", "/etc", "none"):
+            status, content = fetched(f"{page.url}at/{path}")
+            assert status in (400, 403, 404), path
+            assert b"hidden" not in content
+
+    def test_loads_nothing_from_elsewhere(self, page: View) -> None:
+        request = urllib.request.urlopen(f"{page.url}at/images")
+        policy = request.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "http" not in policy
+        assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", request.read().decode())
+
+    def test_ten_at_once(self, page: View, folder: Path) -> None:
+        run = Run.open(folder / "images")
+        with ThreadPoolExecutor(10) as pool:
+            urls = [f"{page.url}at/images?round=2&row={row}" for row in range(10)]
+            list(pool.map(answered, urls))
+            found = list(pool.map(numbers, urls))
+        (one,) = explanations(run, after=2, row=7, progress=False)
+        assert np.array_equal(found[7]["global, round 2"], one.relevance.ravel())  # type: ignore[attr-defined]
+
+    def test_names_with_markup_are_text(self, tmp_path: Path) -> None:
+        evil = "<img src=x onerror=alert(1)>"
+        rows = "\n".join(f"{k % 7},{k % 5},{(evil, 'plain')[k % 2]}" for k in range(60))
+        data = tmp_path / "t.csv"
+        data.write_text(f"a,{evil.replace(',', '')},y\n{rows}\n")
+        section = {"name": "table", "path": str(data), "label": "y"}
+        fedsim.run(
+            small_experiment(
+                data=section,
+                partition={"kind": "iid", "clients": 2},
+                train={"rounds": 1},
+            ),
+            tmp_path / "<b>runs",
+            progress=False,
+        )
+        shown = fedsim.view(tmp_path / "<b>runs")
+        try:
+            first = answered(shown.url)
+            (inner,) = re.findall(r'href="/[^"/]*/(at/[^"]*)"', first)
+            for text in (first, answered(f"{shown.url}{inner}?client=0&row=1")):
+                assert "<img src=x" not in text
+                assert "<b>" not in text
+            assert html.escape(evil) in text
+        finally:
+            shown.close()
+
+    def test_a_stranger_s_code_is_not_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        marker = tmp_path / "marker"
+        (tmp_path / "their_method.py").write_text(
+            "from pathlib import Path\nfrom fedsim.methods.fedavg import FedAvg\n"
+            f"Path({str(marker)!r}).touch()\n"
+            "class It(FedAvg):\n    name: str = 'their_method:It'\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv(
+            "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        )
+        with monkeypatch.context() as theirs:
+            theirs.setenv("XDG_CONFIG_HOME", str(tmp_path / "their-home"))
+            done = fedsim.run(
+                small_experiment(method={"name": "their_method:It"}, train={"rounds": 1}),
+                tmp_path,
+                progress=False,
+            )
+        marker.unlink()
+        for trust in (False, True):
+            shown = fedsim.view(done.path, trust=trust)
+            text = answered(shown.url)
+            shown.close()
+            assert ("code of the folder's author" in said(text)) == (not trust)
+            assert "Curve of" in text  # what needs no code is there
+            assert marker.exists() == trust
+
+    def test_ctrl_c_leaves_nothing(self, folder: Path) -> None:
+        command = Command("view", str(folder))
+        url = command.stdout.readline().strip()
+        fetched(f"{url}at/images?round=2")
+        below = until(lambda: psutil.Process(command.pid).children(recursive=True))
+        os.kill(command.pid, signal.SIGINT)
+        assert command.wait() == 128 + signal.SIGINT
+        psutil.wait_procs(below)
+        assert not [one for one in below if one.is_running() and one.status() != "zombie"]
+        with pytest.raises(urllib.error.URLError):
+            fetched(url)
+
+    def test_in_a_notebook(self, folder: Path) -> None:
+        shown = fedsim.view(Run.open(folder / "images"), height=500)
+        try:
+            cell = shown._repr_html_()
+            assert f'src="{shown.url}"' in cell
+            assert "height: 500px" in cell
+            assert "One decision" in answered(shown.url)
+        finally:
+            shown.close()
+        shown.close()  # a second time does nothing
+
+
+class TestDecisions:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_each_kind_of_model(self, page: View, folder: Path, kind: str) -> None:
+        run = Run.open(folder / kind)
+        client = (
+            "" if run.experiment.method.has_global_model and kind != "personal" else "&client=1"
+        )
+        url = f"{page.url}at/{kind}?round=1&row=1{client}"
+        text = answered(url)
+        assert not said(text)
+        assert re.search(r'<img src="data:image/svg\+xml;base64,\w+', text)
+        assert "fedsim explain" in text
+        words = html.unescape(re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL)[0])
+        name = re.search(r"--explainer (\S+)", text)
+        assert name
+        asked: dict[str, Any] = {"client": 1} if client and kind == "local" else {}
+        takes = fedsim.analysis.explanations.explainer_of(run, None).takes_inputs
+        asked |= {"row": 1} if takes else {}
+        (one,) = explanations(run, name[1], after=1, progress=False, **asked)
+        assert words == one.text()
+
+    @pytest.mark.parametrize("of", ["cohort", "personal"])
+    def test_models_of_clients(self, page: View, folder: Path, of: str) -> None:
+        url = f"{page.url}at/personal?round=1&row=2&client=3&of={of}&explainer=occlusion"
+        answered(url)
+        found = numbers(url)
+        (one,) = explanations(
+            folder / "personal", "occlusion", client=3, after=1, of=of, row=2, progress=False
+        )
+        (column,) = [name for name in found if name.startswith("client 3")]
+        assert np.array_equal(found[column], one.relevance.ravel())  # type: ignore[attr-defined]
+
+    def test_in_any_order_of_rounds(self, page: View, folder: Path) -> None:
+        """Models that are kept on the way are those that are made from the start."""
+        for t, client in ((4, 1), (2, 3), (3, 1), (1, 0), (4, 2), (2, 1)):
+            url = f"{page.url}at/images?round={t}&row=3&client={client}&explainer=gradient"
+            answered(url)
+            found = numbers(url)
+            for k, name in ((None, "global"), (client, f"client {client}")):
+                (one,) = explanations(
+                    folder / "images", "gradient", client=k, after=t, row=3, progress=False
+                )
+                map_ = found[f"{name}, round {t}"]
+                assert np.array_equal(map_, one.relevance.ravel())  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("ending", ["svg", "png"])
+    def test_the_command_makes_the_same_picture(
+        self, page: View, folder: Path, tmp_path: Path, say: Say, ending: str
+    ) -> None:
+        url = f"{page.url}at/images?round=4&against=2&client=1&client=2&row=5"
+        text = answered(url)
+        status, picture = fetched(url.replace("/at/", f"/file/{ending}/"))
+        assert status == 200
+        command = re.search(r"fedsim explain [^<]*", text)
+        assert command
+        words = html.unescape(command[0]).split()[1:]
+        path = tmp_path / f"same.{ending}"
+        assert say(*words, "--out", str(path))[0] == 0
+        assert path.read_bytes() == picture
+
+    def test_inputs_of_one_s_own(self, page: View, tmp_path: Path) -> None:
+        from PIL import Image
+
+        Image.new("RGB", (20, 20), "white").save(tmp_path / "seven.png")
+        (tmp_path / "none.png").write_text("no picture")
+        found = {}
+        for name in ("seven.png", "none.png"):
+            body, kind = multipart(name, (tmp_path / name).read_bytes())
+            status, content = fetched(f"{page.url}input", body, **{"Content-Type": kind})
+            assert status == 200
+            sent = re.search(rb'"input": "([^"]*)"', content)
+            assert sent
+            found[name] = answered(f"{page.url}at/images?input={sent[1].decode()}")
+        assert "20×20 RGB, resized to 8×8 gray" in found["seven.png"]
+        assert "--input seven.png" in found["seven.png"]
+        assert re.search(r"none\.png: .*cannot be read", said(found["none.png"]))
+        text = answered(f"{page.url}at/text?text=wonderful+awful&explainer=occlusion")
+        assert "--text &#39;wonderful awful&#39;" in text
+
+    def test_cancelled_it_can_be_asked_again(self, page: View) -> None:
+        slow = urlencode({"explainer": "kernel_shap: {samples: 50000, size: 1}"})
+        url = f"{page.url}at/images?round=3&row=9&{slow}"
+        assert "data-cancel" in fetched(url)[1].decode()
+        assert fetched(f"{page.url}cancel", b"")[0] == 200
+        assert said(answered(url)) == "cancelled"
+        assert not said(answered(f"{page.url}at/images?round=3&row=9"))
+        assert "data-cancel" in fetched(f"{url}&again=1")[1].decode()
+        fetched(f"{page.url}cancel", b"")
+
+    def test_a_process_that_dies_is_told(self, folder: Path) -> None:
+        shown = fedsim.view(folder / "images")
+        try:
+            work = shown._server._work
+            until(lambda: work._process)
+            fetched(f"{shown.url}?round=1")
+            work._process.kill()  # type: ignore[union-attr]
+            text = answered(f"{shown.url}?round=1")
+            ended = "the process that was to answer has ended"
+            assert said(text) in ("", ended)  # it may not have begun yet
+            assert not said(answered(f"{shown.url}?round=1&again=1"))
+        finally:
+            shown.close()
+
+
+def multipart(name: str, content: bytes) -> tuple[bytes, str]:
+    about = f'Content-Disposition: form-data; name="file"; filename="{name}"'
+    head = f"--cut\r\n{about}\r\nContent-Type: application/octet-stream\r\n\r\n"
+    return head.encode() + content + b"\r\n--cut--\r\n", "multipart/form-data; boundary=cut"
+
+
+BAD = {
+    "at/images?round=9": "round: must be from 1 to 4, not 9",
+    "at/images?round=x": "'x' is not a whole number",
+    "at/images?client=9": "client: there is no client 9; there are 4",
+    "at/images?client=0&client=1&client=2&client=3&client=4": "client: at most 4 can be compared",
+    "at/images?column=los": "column: nothing of that name is known of the clients in round 4",
+    "at/images?curve=acuracy": "curve: the run has no column 'acuracy'; did you mean",
+    "at/images?of=mine": "of: must be cohort or personal, not 'mine'",
+    "at/images?input=../../etc/passwd": "input: '../../etc/passwd' is none that was dropped in",
+    "at/images?input=abc/x.png": "input: it was dropped in on another server; drop it in again",
+    "at/nowhere": "nowhere: there is no such folder here",
+    "?curve=nothing": "curve: no run here has a column 'nothing'",
+    "file/pdf/images": "there is no .pdf of this; there is: csv, png, svg",
+    "at/images?row=100000": "there is no row 100000 in the test set",
+    "at/images?explainer=gradiant": "there is no explainer 'gradiant'; did you mean",
+    "at/images?explainer=tree": "",
+    "at/text?explainer=lrp": "",
+    "at/images?of=personal&client=1": "clients of method.name=fedavg have no personal models",
+    "at/images?explainer=shared_images": "explains the run as a whole",
+    "at/trees?explainer=gradient": "",
+}
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_bad_addresses(page: View, path: str) -> None:
+    url = f"{page.url}{path}"
+    until(lambda: b"data-wait" not in fetched(url)[1])
+    status, content = fetched(url)
+    assert status in (200, 400)
+    line = said(content.decode())
+    assert "\n" not in line.strip()
+    assert BAD[path] in line
+    assert "Traceback" not in content.decode()
+
+
+def test_a_port_that_is_taken(page: View, folder: Path, say: Say) -> None:
+    port = str(urlsplit(page.url).port)
+    code, _, complaint = say("view", str(folder), "--port", port)
+    assert code == 1
+    assert complaint.strip() == f"error: port {port} cannot be used: address already in use"
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no such folder"):
+        fedsim.view(tmp_path / "none")
+
+
+def test_a_grid_of_many_runs_has_pages(tmp_path: Path) -> None:
+    done = fedsim.run(small_experiment(train={"rounds": 1}), tmp_path / "runs", progress=False)
+    for k in range(120):
+        shutil.copytree(done.path, tmp_path / "runs" / "many" / f"run-{k:03}")
+    shown = fedsim.view(tmp_path / "runs" / "many")
+    try:
+        pages = [answered(f"{shown.url}?page={k}") for k in range(3)]
+        found = [re.findall(r'href="/[^"/]*/at/(run-\d+)"', text) for text in pages]
+        assert [len(each) for each in found] == [50, 50, 20]
+        assert found[0][0] == "run-119"
+        assert len({name for each in found for name in each}) == 120
+        assert "page 2 of 3" in pages[1]
+    finally:
+        shown.close()
+
+
+@needs_chromium
+class TestInChromium:
+    """The pages as a person uses them."""
+
+    def test_drag_a_round_click_a_client_choose_an_input(
+        self, browser: Browser, page: View, folder: Path
+    ) -> None:
+        browser.open(f"{page.url}at/images")
+        settle(browser)
+        box = "document.getElementById('round').getBoundingClientRect()"
+        left, width, top, height = (
+            browser.run(f"{box}.{side}") for side in ("left", "width", "top", "height")
+        )
+        knob = 20
+        at = [left + knob / 2 + (width - knob) * (t - 1) / 3 for t in (1, 2, 3, 4)]
+        middle = top + height / 2
+        browser.drag((at[3], middle), (at[2], middle))
+        settle(browser, "round=3")
+        assert browser.run("document.getElementById('round-told').textContent") == "3"
+        handle = "document.querySelector('.handle').getBoundingClientRect().left"
+        assert abs(browser.run(handle) - at[2]) < 3  # the handle stands above the knob
+        browser.run("document.getElementById('client-2').click()")
+        settle(browser, "client=2")
+        browser.run("""document.querySelector('input[name="row"][value="5"]').click()""")
+        settle(browser, "row=5")
+        assert complaints(browser) == []
+        assert browser.run("document.querySelectorAll('.tile :checked').length") == 1
+        url = browser.run("location.href")
+        found = numbers(url)
+        for k, name in ((None, "global"), (2, "client 2")):
+            (one,) = explanations(folder / "images", client=k, after=3, row=5, progress=False)
+            map_ = found[f"{name}, round 3"]
+            assert np.array_equal(map_, one.relevance.ravel())  # type: ignore[attr-defined]
+        shown = browser.run("document.getElementById('picture').src")
+        alt = browser.run("document.getElementById('picture').alt")
+        assert "round 3" in alt
+        browser.open(url)  # the address of the view shows the same again
+        settle(browser)
+        assert browser.run("document.getElementById('picture').src") == shown
+
+    def test_by_keys_alone(self, browser: Browser, page: View) -> None:
+        browser.open(f"{page.url}at/images")
+        settle(browser)
+
+        def tab_to(what: str) -> None:
+            for _ in range(200):
+                if browser.run(f"document.activeElement.matches({what!r})"):
+                    return
+                browser.press("Tab", 9)
+            raise AssertionError(f"Tab does not reach {what}")
+
+        tab_to("#round")
+        browser.press("ArrowLeft", 37)
+        settle(browser, "round=3")
+        assert browser.run("document.activeElement.id") == "round"
+        tab_to("#client-0")
+        browser.press("ArrowRight", 39)
+        assert browser.run("document.activeElement.id") == "client-1"
+        browser.press(" ", 32)
+        settle(browser, "client=1")
+        assert browser.run("document.activeElement.id") == "client-1"  # as it was before
+        tab_to('input[name="row"]')
+        browser.press("ArrowRight", 39)
+        settle(browser, "row=1")
+        assert browser.run("document.activeElement.value") == "1"
+        tab_to('input[name="explainer"]')
+        tab_to("#picture, [aria-label='Maps of relevance']")
+        tab_to("#here")
+        assert complaints(browser) == []
+
+    @pytest.mark.parametrize("kind", ["images", "table", "text", "trees", "rules"])
+    @pytest.mark.parametrize("width", [390, 1280])
+    def test_nothing_scrolls_sideways(
+        self, browser: Browser, page: View, kind: str, width: int
+    ) -> None:
+        for url in (page.url, f"{page.url}at/{kind}?client=1&against=1"):
+            browser.open(url, width=width, scheme="dark")
+            settle(browser)
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            images = browser.run("[...document.images].map((i) => [i.naturalWidth, i.alt])")
+            assert all(wide > 0 for wide, _ in images)
+            assert complaints(browser) == []
+
+    def test_what_is_wrong_is_said_and_the_page_stays(self, browser: Browser, page: View) -> None:
+        browser.open(f"{page.url}at/images?client=0&client=1&client=2")
+        settle(browser)
+        browser.run("document.getElementById('client-3').click()")
+        settle(browser, "client=3")
+        against = "document.querySelector('[name=against]')"
+        browser.run(f"{against}.value = 77")
+        browser.run(f"{against}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+        line = until(lambda: browser.run("document.getElementById('problem')?.textContent"))
+        assert line == "against: must be from 0 to 4, not 77"
+
+    def test_a_run_that_goes_on(self, browser: Browser, tmp_path: Path) -> None:
+        file = tmp_path / "long.yaml"
+        experiment = small_experiment(train={"rounds": 100_000}, name="long")
+        file.write_text(experiment.to_yaml())
+        command = Command("run", str(file), "--out", str(tmp_path / "runs"))
+        try:
+            until(lambda: [*tmp_path.glob("runs/long/*/rounds.parquet")])
+            shown = fedsim.view(tmp_path / "runs")
+            try:
+                (path,) = tmp_path.glob("runs/long/*/")
+                browser.open(f"{shown.url}at/long/{path.name}")
+                last = "document.getElementById('round')?.max"
+                first = int(until(lambda: browser.run(last)))
+                assert "still going" in browser.run("document.getElementById('seen').textContent")
+                until(lambda: browser.run("document.getElementById('curve') !== null"))
+                until(lambda: int(browser.run(last)) > first)
+                browser.open(shown.url)
+                assert "running" in browser.run("document.body.textContent")
+            finally:
+                shown.close()
+        finally:
+            command.terminate()
+            command.wait()
+
+
+def settle(browser: Browser, part: str = "") -> None:
+    """Wait until the page is at an address with a part, and nothing is being worked on."""
+    done = "!document.querySelector('[data-wait], .busy')"
+    until(lambda: browser.run(f"location.href.includes({part!r}) && {done}"))
+
+
+def complaints(browser: Browser) -> list[dict[str, Any]]:
+    """What the browser has said of a page."""
+    kinds = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    return [event for event in browser.events if event["method"] in kinds]
