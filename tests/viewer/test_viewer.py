@@ -518,7 +518,7 @@ class TestInChromium:
         file.write_text(experiment.to_yaml())
         command = Command("run", str(file), "--out", str(tmp_path / "runs"))
         try:
-            until(lambda: [*tmp_path.glob("runs/long/*/rounds.parquet")])
+            until(lambda: [*tmp_path.glob("runs/long/*/rounds.parts/*.parquet")])
             shown = fedsim.view(tmp_path / "runs")
             try:
                 (path,) = tmp_path.glob("runs/long/*/")
