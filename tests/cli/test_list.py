@@ -11,7 +11,7 @@ import pytest
 
 import fedsim
 from experiments import Say
-from fedsim.cli import console
+from fedsim.cli import PANELS, console
 from fedsim.cli.components import KINDS, registered
 from fedsim.cli.schema import experiment_schema
 
@@ -29,6 +29,22 @@ def test_help_by_either_option(say: Say, words: tuple[str, ...]) -> None:
     code, text, _ = say(*words)
     assert code == 0
     assert "Usage: fedsim" in text
+
+
+def test_help_has_every_command_once_in_a_panel(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, _ = say("--help")
+    assert code == 0
+    assert all(len(line) <= 80 for line in text.splitlines())
+    panels = re.split(r"^╭─ (.+?) ─+╮$", text, flags=re.M)[1:]
+    shown = {
+        title: re.findall(r"^│ (\w+)  ", body, re.M)
+        for title, body in zip(panels[::2], panels[1::2], strict=True)
+    }
+    del shown["Options"]
+    assert shown == PANELS
+    assert list(shown) == list(PANELS)
+    assert next(iter(PANELS)) == "Run"
 
 
 def test_list_alone_lists_the_kinds(say: Say) -> None:
