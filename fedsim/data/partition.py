@@ -383,6 +383,7 @@ class Aspects(Partition):
         subsets: number of subsets of each aspect.
     """
 
+    niche: ClassVar[bool] = True
     kind: str = "aspects"
     column: str = "aspect"
     clients: int = Field(ge=1, le=MOST_CLIENTS)
