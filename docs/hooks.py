@@ -114,10 +114,13 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the methods' pages to the navigation."""
+    """Add the methods' pages to the navigation, by family."""
     assert config.nav is not None
     section = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
-    section += [{note["title"]: f"methods/{name}.md"} for name, note in notes().items()]
+    families: dict[str, list[dict[str, str]]] = {}
+    for name, note in notes().items():
+        families.setdefault(note["family"], []).append({note["title"]: f"methods/{name}.md"})
+    section += [{family: pages} for family, pages in families.items()]
     return config
 
 
