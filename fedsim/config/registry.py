@@ -180,6 +180,7 @@ class Component(Config):
     A class whose name field has no default is named by its location, `package.module:Name`.
 
     Attributes:
+        name_key: the key that holds its name.
         niche: whether it serves certain problems or papers only; lists have it last.
     """
 

@@ -26,6 +26,7 @@ class Partition(Component):
     """How examples are distributed to clients: a component of the `partition` section.
 
     Args:
+        kind: its name.
         test_fraction: share of each client's examples that becomes its own test set, stratified.
         labelled_fraction: γ, share of each client's remaining examples whose label it may use,
             stratified and fixed by the seed.
