@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedsim.analysis.unlearning import unlearning
-from fedsim.cli import app
+from fedsim.cli import PANELS, app
 from fedsim.cli.schema import type_in_words
 from fedsim.conditions.adversaries import Adversaries, Attack, attacks
 from fedsim.conditions.aggregators import Aggregator, aggregators
@@ -114,10 +114,13 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the methods' pages to the navigation."""
+    """Add the methods' pages to the navigation, by family."""
     assert config.nav is not None
     section = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
-    section += [{note["title"]: f"methods/{name}.md"} for name, note in notes().items()]
+    families: dict[str, list[dict[str, str]]] = {}
+    for name, note in notes().items():
+        families.setdefault(note["family"], []).append({note["title"]: f"methods/{name}.md"})
+    section += [{family: pages} for family, pages in families.items()]
     return config
 
 
@@ -317,35 +320,32 @@ def cell(text: str) -> str:
 
 def commands_page() -> str:
     command = typer.main.get_command(app)
-    names: dict[str, Any] = command.commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = command.commands  # type: ignore[attr-defined]
     lines = [
         "# Commands",
         "`fedsim COMMAND --help` prints the same. An experiment can be changed by any number of "
         "`section.key=value` behind the file. Exit codes: 0, all went well; 1, a run failed; 2, "
         "the input was refused and nothing was started; 130, interrupted.",
-        "| command | what it does |\n| --- | --- |\n"
+        "| for | commands |\n| --- | --- |\n"
         + "\n".join(
-            f"| [`fedsim {name}`](#{name}) | {cell(first(c.help))} |" for name, c in names.items()
+            f"| {panel} | {', '.join(f'[`{name}`](#{name})' for name in names)} |"
+            for panel, names in PANELS.items()
         ),
     ]
-    for name, one in names.items():
-        lines += [f"## `fedsim {name}` {{ #{name} }}", inspect.cleandoc(one.help or "")]
-        rows = [
-            f"| {cell(option(p))} | {cell(meaning(p))} | {cell(default(p))} |"
-            for p in one.params
-            if p.name != "help"
-        ]
-        if rows:
-            lines.append(
-                "\n".join(["| argument or option | meaning | default |", "| --- | --- | --- |"])
-                + "\n"
-                + "\n".join(rows)
-            )
+    for panel, names in PANELS.items():
+        lines.append(f"## {panel} {{ #panel-{names[0]} }}")
+        for name in names:
+            one = commands[name]
+            lines += [f"### `fedsim {name}` {{ #{name} }}", inspect.cleandoc(one.help or "")]
+            rows = [
+                f"| {cell(option(p))} | {cell(meaning(p))} | {cell(default(p))} |"
+                for p in one.params
+                if p.name != "help"
+            ]
+            if rows:
+                head = ["| argument or option | meaning | default |", "| --- | --- | --- |"]
+                lines.append("\n".join([*head, *rows]))
     return "\n\n".join(lines)
-
-
-def first(text: str | None) -> str:
-    return inspect.cleandoc(text or "").split("\n\n")[0]
 
 
 def option(parameter: Any) -> str:

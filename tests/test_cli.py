@@ -23,7 +23,7 @@ from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
 from fedsim.data import Dataset
 from fedsim.objectives.regression import Regression
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import GridFolder, RunFolder
 from fedsim.results.summary import summarise_cells, tidy
 from fedsim.sweep.sweep import write_tables
 
@@ -132,10 +132,10 @@ def test_a_grid_of_regressions_is_judged_by_r2(
         for cell, seed, run in entries
     ]
     facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": rows}
-    folder = Grid.make(tmp_path / "g" / "1", "name: g\n", facts)
+    folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
     summary = summarise_cells(entries, ["mu"], target=0.4)
     write_tables(folder.path, {"rounds": tidy(entries), "summary": summary})
-    runs._grid_summary(folder)
+    runs._grid_summary(Grid(folder))
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text
     assert "0.550 ± 0.071" in text

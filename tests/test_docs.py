@@ -225,6 +225,26 @@ class TestSite:
             assert not [key for key, meaning in rows if not meaning.strip()], page
 
 
+def test_the_index_of_guides_has_the_groups_of_the_navigation() -> None:
+    nav = load_config(str(ROOT / "mkdocs.yml")).nav
+    assert nav is not None
+    (guides,) = (entry["Guides"] for entry in nav if "Guides" in entry)
+    grouped = {
+        group: [path for page in pages for path in page.values()]
+        for entry in guides[1:]
+        for group, pages in entry.items()
+        if isinstance(pages, list)
+    }
+    sections = text_of(DOCS / "guides" / "index.md").split("\n## ")[1:]
+    listed = {
+        section.split("\n")[0]: [
+            f"guides/{page}" for page in re.findall(r"^- .*?\((.*?)\)", section, re.M)
+        ]
+        for section in sections
+    }
+    assert list(listed.items()) == list(grouped.items())
+
+
 class TestTables:
     """The page of tables names every column that a run leaves behind."""
 

@@ -12,13 +12,12 @@ import pandas as pd
 from fedsim.config.arguments import checked
 from fedsim.config.file import RawConfig, flat
 from fedsim.errors import BadInput
-from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder, open_folder
 from fedsim.results.manifest import runs_below
 from fedsim.results.records import VARYING
 from fedsim.results.report.entries import differing, names_of
 from fedsim.results.run import Run
 from fedsim.results.summary import LAST, aligned, of_run, on_record
-from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import check_end
 from fedsim.support import atomic
 from fedsim.support.words import size
@@ -51,6 +50,7 @@ class Comparison:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
+        """The three tables by name."""
         return {
             "experiments": self.experiments,
             "environments": self.environments,

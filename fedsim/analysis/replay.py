@@ -92,11 +92,12 @@ class Replay:
     dataset: Dataset
     splits: ClientSplits
     spec: RunSpec
-    engine: LocalEngine
-    ledger: dict[str, Any]
+    _engine: LocalEngine
+    _ledger: dict[str, Any]
 
     @property
     def experiment(self) -> Experiment:
+        """The run's experiment."""
         return self.run.experiment
 
     @property
@@ -112,13 +113,13 @@ class Replay:
         """
         t = self.after + 1
         insist_on_round(self.run, t)
-        self.engine.on_client_done(on_client_done)
+        self._engine.on_client_done(on_client_done)
         self.runner.clients_per_step = clients_per_step(self.run.manifest, t)
         self.state = one_round(self.runner, self.experiment, self.state, t)
-        self.engine.on_client_done(lambda client: None)
+        self._engine.on_client_done(lambda client: None)
         self.after = t
         evaluate_round(self.runner, self.experiment, self.state, t)
-        for table, rows in on_record(self.runner, t, self.ledger).items():
+        for table, rows in on_record(self.runner, t, self._ledger).items():
             stored = getattr(self.run, table)
             known = [] if stored.empty else stored[stored["round"] == t].to_dict("records")
             if len(rows) != len(known):
@@ -131,7 +132,7 @@ class Replay:
                     if name not in VARYING and not _same(value, was):
                         self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
         if t == self.run.last_round:
-            found = result_hash(self.ledger["chain"], self.state)
+            found = result_hash(self._ledger["chain"], self.state)
             if found != self.run.result_hash:
                 self._otherwise(f"the result hash is {found}, and was {self.run.result_hash}")
 
@@ -169,10 +170,10 @@ class Replay:
         if not method.keeps_models:
             return {}
         found, look = noted(clients)
-        self.engine.on_client_done(look)
+        self._engine.on_client_done(look)
         given = method.for_own_models(self.fed, self.state)
         self.fed.each(method._keep, range(self.fed.num_clients), **given)
-        self.engine.on_client_done(lambda client: None)
+        self._engine.on_client_done(lambda client: None)
         return found
 
 
@@ -457,6 +458,7 @@ class ModelSnapshot:
 
     @property
     def dataset(self) -> Dataset:
+        """The data that the run was started with."""
         return self.again.dataset
 
     @property
@@ -525,6 +527,7 @@ class ModelSnapshot:
             return check(explainer, self.explained(), self.data(), inputs)
 
     def explained(self) -> ExplainedModel:
+        """The model as explainers take it."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
         last = again.after == again.run.last_round
@@ -552,6 +555,7 @@ class ModelSnapshot:
         )
 
     def data(self) -> ExplainedData:
+        """The data as explainers take them; a client's model comes with its own examples."""
         own, splits = None, self.again.splits
         if self.client is not None:
             held = splits.held(self.again.after)

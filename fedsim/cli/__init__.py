@@ -19,11 +19,7 @@ from fedsim.cli import jobs as _jobs
 from fedsim.cli import look as _look
 from fedsim.cli import new as _new
 from fedsim.cli import results as _results
-
-# isort: off  # the order of the help
 from fedsim.cli import runs as _runs
-
-# isort: on
 from fedsim.cli.console import app, err
 from fedsim.cli.signals import orderly_end
 from fedsim.config.modules import search_last
@@ -33,6 +29,19 @@ from fedsim.support.words import visible
 __all__ = ["app", "main"]
 del _clients, _components, _explain, _jobs, _look, _new, _results, _runs
 
+PANELS = {  # of the help: their commands, the usual first
+    "Run": ["run", "resume", "continue", "grid", "tune"],
+    "Prepare": ["new", "list", "data", "doctor", "schema"],
+    "Look at results": ["ls", "view", "report", "compare"],
+    "Explain": ["explain", "clusters", "drifts"],
+    "Clients and privacy": ["contributions", "influence", "unlearn", "attack"],
+    "Check and share": ["verify", "pack", "merge"],
+    "Clusters": ["submit", "jobs", "fetch", "stop"],
+}
+_ORDER = [name for names in PANELS.values() for name in names]
+app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
+for _command in app.registered_commands:
+    _command.rich_help_panel = next(p for p, names in PANELS.items() if _command.name in names)
 
 MOST_LINES = 6  # lines of a message
 MOST_CHARACTERS = 500  # characters of a line

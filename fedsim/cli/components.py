@@ -111,8 +111,12 @@ def list_command(
     if as_json:
         print_json([{"name": n, "description": first_line(c)} for n, c in registry.items()])
         return
-    rows = []
-    for name, component in registry.items():
+    rows: list[tuple[str, Text]] = []
+    usual_first = sorted(registry.items(), key=lambda item: item[1].niche)
+    first_niche = next((name for name, component in usual_first if component.niche), None)
+    for name, component in usual_first:
+        if name == first_niche:
+            rows.append(("", Text("\nfor certain problems or papers:", "bold")))
         keys = []
         for key, field in component.model_fields.items():
             if key != registry.key:

@@ -142,8 +142,8 @@ def options(
 
 def latest(folder: Path, kind: str | None = None, trust: bool = False) -> Path:
     """The given folder of results, or the latest below it, which is named on stderr."""
+    from fedsim.results.folder import open_folder
     from fedsim.results.manifest import latest_first, meant
-    from fedsim.results.sweeps import open_folder
 
     found = meant(folder, kind)
     if found != folder:

@@ -266,6 +266,14 @@ def report_command(
             help="Also write each figure as PDF and PNG to this folder, one column wide."
         ),
     ] = None,
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A figure to write there instead of all, by its file's name or how that begins, "
+            "such as test-accuracy; may be repeated.",
+            metavar="NAME",
+        ),
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -280,7 +288,8 @@ def report_command(
         out.print("updating the page until everything has finished; stop with Ctrl-C")
     found = map(latest, folders)
     written = report(*found, out=page, rows=rows, columns=columns, metric=metric or (),
-                     latex=latex, csv=csv, figures=figures, watch=watch)  # fmt: skip
+                     latex=latex, csv=csv, figures=figures, figure=figure or (),
+                     watch=watch)  # fmt: skip
     say_written(path for path in (written, latex, csv, figures) if path is not None)
 
 

@@ -178,9 +178,14 @@ class Component(Config):
     """A section that also does the work, and that experiments refer to by name.
 
     A class whose name field has no default is named by its location, `package.module:Name`.
+
+    Attributes:
+        name_key: the key that holds its name.
+        niche: whether it serves certain problems or papers only; lists have it last.
     """
 
     name_key: ClassVar[str] = "name"
+    niche: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

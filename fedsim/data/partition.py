@@ -26,6 +26,7 @@ class Partition(Component):
     """How examples are distributed to clients: a component of the `partition` section.
 
     Args:
+        kind: its name.
         test_fraction: share of each client's examples that becomes its own test set, stratified.
         labelled_fraction: γ, share of each client's remaining examples whose label it may use,
             stratified and fixed by the seed.
@@ -383,6 +384,7 @@ class Aspects(Partition):
         subsets: number of subsets of each aspect.
     """
 
+    niche: ClassVar[bool] = True
     kind: str = "aspects"
     column: str = "aspect"
     clients: int = Field(ge=1, le=MOST_CLIENTS)

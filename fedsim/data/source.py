@@ -181,6 +181,7 @@ class Wrapping(Source):
         of: the data set (a `data` section), in memory.
     """
 
+    niche: ClassVar[bool] = True
     cannot: ClassVar[str]  # do what, as the end of a message: "cannot drift"
     # Of changes, for `documents`, `tables` and `images`; the first is the default.
     kinds: ClassVar[Mapping[str, Sequence[str]]]
@@ -228,6 +229,7 @@ class FromPython(Source):
         root: the folder of all data; by default $FEDSIM_DATA, or else ~/.cache/fedsim.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "from_python"
     hash: str = Field(pattern=r"^[0-9a-f]{16}$")
     root: Path | None = None

@@ -34,6 +34,7 @@ class TaskPartition(Partition):
         validation_fraction: share of each task's training examples held out for validation.
     """
 
+    niche: ClassVar[bool] = True
     overview: ClassVar[str | None] = "tasks"
     validation_fraction: float = Field(0.125, ge=0, lt=1)
 

@@ -183,9 +183,11 @@ class Explainer(Config, ABC):
         usual_inputs: number of test set rows that it explains by default.
         whole_run: whether it explains a run as a whole rather than a model.
         takes_clients: for explainers of a whole run, whether clients can be selected.
+        niche: whether it explains certain methods or models of one paper only; lists have it last.
     """
 
     name: str
+    niche: ClassVar[bool] = False
     takes_inputs: ClassVar[bool] = True
     usual_inputs: ClassVar[int] = 8
     whole_run: ClassVar[bool] = False

@@ -60,6 +60,7 @@ class Sanity(Explanation):
 
     @property
     def verdict(self) -> str:
+        """Whether the maps depend on the weights, in words."""
         if self.changes is None:
             return f"whether maps of {self.explainer} change cannot be told of so few parts"
         with_all = f"with all weights random, |ρ| is {self.rank[-1]:.2f}"

@@ -192,6 +192,7 @@ class Client:
 
     @property
     def device(self) -> Any:
+        """The device on which it computes."""
         return self.context.device
 
     @property

@@ -31,7 +31,11 @@ _PART = 1 << 14  # entries that are compared at a time
 
 @dataclass(frozen=True)
 class NotCounted:
-    """Wraps an argument that the simulation passes on but a real system would not send."""
+    """Wraps an argument that the simulation passes on but a real system would not send.
+
+    Args:
+        value: the argument.
+    """
 
     value: Any
 

@@ -80,6 +80,12 @@ class Method(Component, ABC, Generic[S]):
     private_by_example: ClassVar[bool] = True
     adapts: ClassVar[Literal["", "b", "both", "both, exactly"]] = ""
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        anything = Learns()
+        learns = cls.learns.models, cls.learns.objectives
+        cls.niche = learns != (anything.models, anything.objectives) or bool(cls.adapts)
+
     @abstractmethod
     def init(self, fed: Federation) -> S:
         """The server's state before the first round."""

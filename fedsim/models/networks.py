@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -76,6 +76,7 @@ class Cnn(Model):
 class XpflStudent(Cnn):
     """The CNN of XPFL's clients: `cnn` with 32 channels twice (31,594 parameters on MNIST)."""
 
+    niche: ClassVar[bool] = True
     name: str = "xpfl_student"
     channels: tuple[Width, Width] = (32, 32)
 

@@ -15,8 +15,7 @@ from fedsim.config.file import RawConfig
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
-from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
-from fedsim.results.sweeps import open_folder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder, open_folder
 from fedsim.results.verify import insist_on_whole
 from fedsim.support import atomic
 

@@ -22,9 +22,13 @@ loaders: list[Callable[[], None]] = []  # import the modules that fill both, at 
 
 
 class Displayed:
-    """Runs, grids and searches, which notebooks show as HTML, and their figures."""
+    """Runs, grids and searches, which notebooks show as HTML, and their figures.
 
-    kind: ClassVar[str]  # run, grid or search
+    Attributes:
+        kind: `run`, `grid` or `search`.
+    """
+
+    kind: ClassVar[str]
 
     def _repr_html_(self) -> str:
         _load()

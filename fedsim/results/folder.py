@@ -199,6 +199,34 @@ class RunFolder(ResultsFolder):
         return folder
 
 
+class GridFolder(ResultsFolder):
+    """The folder of a grid."""
+
+    kind = "grid"
+    schema = manifests.GridManifest
+
+
+class SearchFolder(ResultsFolder):
+    """The folder of a search."""
+
+    kind = "search"
+    schema = manifests.SearchManifest
+
+
+def open_folder(path: str | Path) -> ResultsFolder:
+    """Open the folder of a run, a grid or a search, or the latest below it (`runs/NAME`)."""
+    path = manifests.meant(path).absolute()
+    kind = manifests.kind_of(path)
+    for folder in (RunFolder, GridFolder, SearchFolder):
+        if folder.kind == kind:
+            return folder.open(path)
+    if manifests.is_at(path):
+        return RunFolder.open(path)  # which says what is wrong with its manifest
+    raise RunFolderError(
+        f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
+    )
+
+
 def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -> list[str]:
     """Write a missing or damaged experiment.yaml again; returns what was wrong with it."""
     path = folder / "experiment.yaml"

@@ -13,9 +13,8 @@ import yaml
 
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.results import manifest as manifests
-from fedsim.results.folder import ResultsFolder, RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder, open_folder
 from fedsim.results.run import Run
-from fedsim.results.sweeps import open_folder
 
 
 @dataclass(frozen=True)

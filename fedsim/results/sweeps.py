@@ -6,15 +6,21 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fedsim.config.arguments import checked
 from fedsim.config.registry import importing
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.results import display
-from fedsim.results.folder import ResultsFolder, RunFolder
-from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of, meant
+from fedsim.results.folder import (
+    GridFolder,
+    ResultsFolder,
+    RunFolder,
+    SearchFolder,
+    open_folder,
+)
+from fedsim.results.manifest import is_at
 from fedsim.results.run import Run
 from fedsim.results.summary import further, of_run, summarise_cells, tidy
 from fedsim.results.tables import Table
@@ -25,8 +31,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Sweep(ResultsFolder, display.Displayed):
-    """The folder of a grid or a search."""
+class Sweep(display.Displayed):
+    """The results of a grid or a search."""
+
+    _folder_type: ClassVar[type[ResultsFolder]]
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        self.path: Path = folder.path
+        self.manifest: dict[str, Any] = folder.manifest
+        self._folder = folder
+
+    @classmethod
+    @checked
+    def open(cls, path: str | Path) -> Self:
+        """Load it from its folder, finished or not, or the latest below it (`runs/NAME`).
+
+        Raises:
+            RunFolderError: it is not such a folder, or was written by another version.
+        """
+        return cls(cls._folder_type.open(path))
+
+    def trust(self) -> None:
+        """Allow one from elsewhere, and its runs, to import the code that its experiment names.
+
+        Read that code first. Folders that you made yourself need no trust.
+        """
+        self._folder.trust()
 
     @property
     def name(self) -> str:
@@ -44,7 +74,7 @@ class Sweep(ResultsFolder, display.Displayed):
         """All runs, finished or not; each reads its tables on first access."""
 
     def _table(self, name: str) -> pd.DataFrame:
-        return Table(self.path, name).read(self.files.get(f"{name}.parquet"))
+        return Table(self.path, name).read(self._folder.files.get(f"{name}.parquet"))
 
 
 class Grid(Sweep):
@@ -56,7 +86,7 @@ class Grid(Sweep):
     """
 
     kind = "grid"
-    schema = GridManifest
+    _folder_type = GridFolder
 
     def __repr__(self) -> str:
         done = sum(run.status == "finished" for run in self.runs)
@@ -128,7 +158,7 @@ class Grid(Sweep):
     @property
     def _concluded(self) -> bool:
         """Whether its tables are up to date: not while it runs, or if a run was resumed alone."""
-        if "summary.parquet" not in self.files or self.status == "running":
+        if "summary.parquet" not in self._folder.files or self.status == "running":
             return False
         return all(about["status"] == _how(about, run)["status"] for about, run in self._rows)
 
@@ -154,7 +184,7 @@ class Search(Sweep):
     """
 
     kind = "search"
-    schema = SearchManifest
+    _folder_type = SearchFolder
 
     def __repr__(self) -> str:
         return f"<Search {str(self.path)!r}: {self.status}, {len(self.trials)} trials>"
@@ -214,7 +244,7 @@ class Search(Sweep):
         if not path.exists():
             raise RunFolderError(f"{self.path}: no trial has finished; there is no best one yet")
         try:
-            with importing(self.trusted):
+            with importing(self._folder.trusted):
                 return Experiment.load(path)
         except ExperimentError as error:
             raise RunFolderError(f"{path}: cannot be built: {error}") from error
@@ -267,18 +297,6 @@ def load(path: str | Path) -> Run | Grid | Search:
         RunFolderError: it is not such a folder, or was written by another version.
     """
     folder = open_folder(path)
-    return Run(folder) if isinstance(folder, RunFolder) else folder
-
-
-def open_folder(path: str | Path) -> RunFolder | Grid | Search:
-    """Open the folder of a run, a grid or a search, or the latest below it (`runs/NAME`)."""
-    path = meant(path).absolute()
-    kind = kind_of(path)
-    for folder in (RunFolder, Grid, Search):
-        if folder.kind == kind:
-            return folder.open(path)
-    if is_at(path):
-        return RunFolder.open(path)  # which says what is wrong with its manifest
-    raise RunFolderError(
-        f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
-    )
+    if isinstance(folder, RunFolder):
+        return Run(folder)
+    return Grid(folder) if isinstance(folder, GridFolder) else Search(folder)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.federation.checkpoint import hash_of
-from fedsim.results.folder import ResultsFolder, RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder, open_folder
 from fedsim.results.manifest import runs_below
-from fedsim.results.sweeps import open_folder
 from fedsim.results.tables import check_progress, check_tables
 
 MOST_DAMAGED = 20  # files that are named

@@ -19,6 +19,7 @@ from fedsim.config.file import RawConfig
 from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
+from fedsim.results.folder import GridFolder, ResultsFolder
 from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, summarise_cells, tidy
 from fedsim.results.sweeps import Grid
@@ -166,7 +167,7 @@ class CellRun:
 class GridSweep(SweepRunner[Grid]):
     """The grid section of an experiment file, and all its runs: every cell with every seed."""
 
-    folder_type, command = Grid, "grid"
+    folder_type, results, command = GridFolder, Grid, "grid"
 
     def __init__(self, config: RawConfig) -> None:
         super().__init__(config)
@@ -238,7 +239,7 @@ class GridSweep(SweepRunner[Grid]):
         return {"run": tune.grid_search(self._left)}, {}
 
     def conclude(
-        self, folder: Grid, plan: SweepPlan, errors: Mapping[Path, str]
+        self, folder: ResultsFolder, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         known, done = [], []
         for run in self.runs:

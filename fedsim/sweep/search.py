@@ -33,7 +33,7 @@ from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
 from fedsim.results.figures import pareto
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import ResultsFolder, RunFolder, SearchFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import STUDY, Search, storage
 from fedsim.support import atomic
@@ -95,7 +95,7 @@ class SamplerByPlace(samplers.BaseSampler):
 class SearchSweep(SweepRunner[Search]):
     """The search section of an experiment file, and trials that stand for all of its space."""
 
-    folder_type, command = Search, "tune"
+    folder_type, results, command = SearchFolder, Search, "tune"
 
     def __init__(self, config: RawConfig) -> None:
         super().__init__(config)
@@ -216,10 +216,10 @@ class SearchSweep(SweepRunner[Search]):
         return {}, {"search_alg": algorithm, "scheduler": scheduler, "num_samples": missing}
 
     def conclude(
-        self, folder: Search, plan: SweepPlan, errors: Mapping[Path, str]
+        self, folder: ResultsFolder, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         search = self.settings
-        study, known = folder.study(), _trials(folder.path)
+        study, known = Search(folder).study(), _trials(folder.path)
         over = sum(frozen.state.is_finished() for frozen in known) >= search.trials
         rows = [_row(folder, search, plan.trial_of(t.params), t, errors) for t in known]
         if not rows:
@@ -285,7 +285,7 @@ def _tell_again(scheduler: ASHAScheduler, path: Path, objective: str) -> None:
 
 
 def _row(
-    folder: Search,
+    folder: ResultsFolder,
     settings: SearchSettings,
     trial: Trial,
     frozen: FrozenTrial,

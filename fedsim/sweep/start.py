@@ -11,9 +11,9 @@ from fedsim.config.file import RawConfig
 from fedsim.experiment import plain
 from fedsim.launch import run as launch
 from fedsim.launch.progress import LineProgress
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, open_folder
 from fedsim.results.run import Run
-from fedsim.results.sweeps import Grid, Search, open_folder
+from fedsim.results.sweeps import Grid, Search
 
 if TYPE_CHECKING:
     from fedsim.sweep.sweep import SweepRunner

@@ -20,7 +20,7 @@ from fedsim.config.registry import Config, importing
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
-from fedsim.results.folder import new_path
+from fedsim.results.folder import ResultsFolder, new_path
 from fedsim.results.sweeps import Sweep
 from fedsim.support import atomic
 from fedsim.sweep.trials import SweepPlan, run_trials
@@ -37,7 +37,8 @@ class SweepRunner(ABC, Generic[F]):
             schema.
     """
 
-    folder_type: type[F]
+    folder_type: type[ResultsFolder]
+    results: type[F]
     command: str  # of fedsim that runs it
     name: str
     experiments: list[Experiment]  # of its runs, or representative ones
@@ -60,7 +61,7 @@ class SweepRunner(ABC, Generic[F]):
 
     @abstractmethod
     def conclude(
-        self, folder: F, plan: SweepPlan, errors: Mapping[Path, str]
+        self, folder: ResultsFolder, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         """Its tables, and entries of the manifest about its end.
 
@@ -84,7 +85,7 @@ class SweepRunner(ABC, Generic[F]):
                 facts = {"started_in": str(config.folder), **sweep.facts()}
                 folder = sweep.folder_type.make(path, to_yaml(config.content), facts)
                 held.enter_context(folder.alone())
-                on_start(folder)
+                on_start(sweep.results(folder))
 
             return sweep._run(path, begin, tell)
 
@@ -109,7 +110,7 @@ class SweepRunner(ABC, Generic[F]):
 
             def begin() -> None:
                 folder.update(status="running", **sweep.facts())
-                on_start(folder)
+                on_start(sweep.results(folder))
 
             return sweep._run(folder.path, begin, tell)
 
@@ -128,9 +129,9 @@ class SweepRunner(ABC, Generic[F]):
         with folder.writing():
             files = write_tables(path, tables)
         folder.update(files=files, **facts)
-        if folder.status == "interrupted":  # Ray Tune ends its trials at Ctrl-C
+        if folder.manifest["status"] == "interrupted":  # Ray Tune ends its trials at Ctrl-C
             raise KeyboardInterrupt
-        return folder
+        return self.results(folder)
 
 
 def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawConfig]:

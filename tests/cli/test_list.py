@@ -11,7 +11,7 @@ import pytest
 
 import fedsim
 from experiments import Say
-from fedsim.cli import console
+from fedsim.cli import PANELS, console
 from fedsim.cli.components import KINDS, registered
 from fedsim.cli.schema import experiment_schema
 
@@ -29,6 +29,22 @@ def test_help_by_either_option(say: Say, words: tuple[str, ...]) -> None:
     code, text, _ = say(*words)
     assert code == 0
     assert "Usage: fedsim" in text
+
+
+def test_help_has_every_command_once_in_a_panel(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, _ = say("--help")
+    assert code == 0
+    assert all(len(line) <= 80 for line in text.splitlines())
+    panels = re.split(r"^╭─ (.+?) ─+╮$", text, flags=re.M)[1:]
+    shown = {
+        title: re.findall(r"^│ (\w+)  ", body, re.M)
+        for title, body in zip(panels[::2], panels[1::2], strict=True)
+    }
+    del shown["Options"]
+    assert shown == PANELS
+    assert list(shown) == list(PANELS)
+    assert next(iter(PANELS)) == "Run"
 
 
 def test_list_alone_lists_the_kinds(say: Say) -> None:
@@ -61,8 +77,21 @@ def test_a_list_names_everything_in_80_columns(
     for _, component in registry.items():
         assert component.__doc__.split()[0] in text
         assert all(key in text for key in component.model_fields.keys() - {registry.key})
-    assert re.findall(r"^(\w+)  +\S", text, re.M) == ["name", *names]
-    assert len(text.splitlines()) <= 6 * len(names) + 3
+    usual = [name for name, component in registry.items() if not component.niche]
+    niche = [name for name in names if name not in usual]
+    assert re.findall(r"^(\w+)  +\S", text, re.M) == ["name", *usual, *niche]
+    after = text.partition("for certain problems or papers:\n")[2]
+    assert re.findall(r"^(\w+)  +\S", after, re.M) == niche
+    assert bool(niche) == bool(after)
+    assert len(text.splitlines()) <= 6 * len(names) + 5
+
+
+def test_what_is_usual() -> None:
+    """Of methods, those that learn any network by any objective."""
+    niche = {n for kind in KINDS for n, component in registry_of(kind).items() if component.niche}
+    assert not niche & {"fedavg", "fedprox", "scaffold", "ditto", "mnist", "table", "folder"}
+    assert not niche & {"digits", "cnn", "mlp", "dirichlet", "iid", "occlusion"}
+    assert niche > {"fedrnl", "openfl_xai", "fedweit", "hetlora", "beer", "trec50", "own_tasks"}
 
 
 def test_a_list_names_the_keys_and_their_defaults(say: Say) -> None:

@@ -87,7 +87,9 @@ WRONG = {
         "noise": ["a", -1, np.nan, {}, ["a"]],
         "progress": [3, None],
     },
-    "report": {key: [3, {}] for key in ("out", "latex", "csv", "figures", "rows", "columns")},
+    "report": {
+        key: [3, {}] for key in ("out", "latex", "csv", "figures", "figure", "rows", "columns")
+    },
     "extend": {"overrides": [None, 3, {}, [3], b"x", "a", "train.rounds=9"], "out": [3, None]},
     "without": {
         "clients": ["a", {}, [], 1.5, True, None, [[1]], ["a"], -1, 99],

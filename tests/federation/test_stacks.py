@@ -195,7 +195,7 @@ def test_stacks_halved_in_mid_run_are_of_the_size_on_record(
     again = replay(done, after=1)  # raises if a round is not what it was
     while again.after < 8:
         again.next_round()
-    again.engine.close()
+    again._engine.close()
 
     def interrupt(event: Progress) -> None:
         disturb(event)

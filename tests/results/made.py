@@ -18,9 +18,8 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from experiments import small_experiment
-from fedsim import Grid, Search
 from fedsim.objectives import Metric
-from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, GridFolder, RunFolder, SearchFolder
 
 CLIENTS, ROUNDS = 6, 6
 ACCURACY = (Metric("accuracy", "accuracy", primary=True), Metric("loss", "loss", best="min"))
@@ -141,7 +140,7 @@ def made_grid(path: Path, cells: Iterable[Cell], content: str = "", **facts: Any
         rows.append(row)
     name = path.parent.name
     about = {"name": name, "axes": list(rows[0]["cell"]), "cells": rows}
-    folder = Grid.make(path, content or f"name: {name}\n", about)
+    folder = GridFolder.make(path, content or f"name: {name}\n", about)
     folder.update(**{**FACTS, "status": "finished", **facts})
     return path
 
@@ -150,7 +149,7 @@ def made_search(path: Path, objectives: Mapping[str, str], **tables: pd.DataFram
     """The folder of a finished search, with its tables."""
     name = path.parent.name
     facts = {"name": name, "objectives": dict(objectives), "space": ["lr"]}
-    folder = Search.make(path, f"name: {name}\n", facts)
+    folder = SearchFolder.make(path, f"name: {name}\n", facts)
     for table, content in tables.items():
         content.to_parquet(path / f"{table}.parquet")
     folder.update(**FACTS, status="finished")

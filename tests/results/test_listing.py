@@ -13,8 +13,8 @@ from made import Cell, classification, made_grid
 from experiments import Say, small_experiment
 from fedsim import Run
 from fedsim.experiment import to_yaml
+from fedsim.results.folder import SearchFolder
 from fedsim.results.listing import list_results
-from fedsim.results.sweeps import Search
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_grid_and_a_search_are_one_row_each(tmp_path: Path, runs: dict[str, Ru
     content = small_experiment(train={"rounds": 1}).model_dump(mode="json")
     content["search"] = {"space": {"method.name": ["fedavg", "fedavgm"]}, "trials": 3}
     facts = {"name": "s", "objectives": {"accuracy": "max"}, "space": ["method.name"]}
-    search = Search.make(tmp_path / "s" / "1", to_yaml(content), facts)
+    search = SearchFolder.make(tmp_path / "s" / "1", to_yaml(content), facts)
     shutil.copytree(good, search.path / "trials" / "one")
     rows = {row.kind: row for row in list_results(tmp_path)}
     assert {row.folder.parts[0] for row in rows.values()} == {"g", "s"}

@@ -913,6 +913,12 @@ def test_the_command_writes_every_figure(
     names = {name for plot in plots for name, _ in plot.files()}
     assert len(names) == 9
     assert {path.stem for path in Path("figures").iterdir()} == names
+    for given in (["training-loss-by-round"], ["test-accuracy"], ["training", "test-accuracy"]):
+        few = ["--figures", "few" + given[0], *(w for name in given for w in ("--figure", name))]
+        assert say(*words[:2], *few, "--out", "a.html")[0] == 0
+        assert {path.stem for path in Path("few" + given[0]).iterdir()} == {
+            name for name in names if name.startswith(tuple(f"{one}" for one in given))
+        }
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -1087,6 +1093,16 @@ def places(runs: Runs, grid: Path, folder: Path) -> dict[str, Path]:
             "{run}/labels.parquet: cannot be written: File exists",
         ),
         (
+            ["{run}", "--figures", "figures", "--figure", "test-acuracy-by-round"],
+            2,
+            "figure: there is no 'test-acuracy-by-round'; did you mean 'test-accuracy-by-round'?",
+        ),
+        (
+            ["{run}", "--figure", "test-accuracy"],
+            2,
+            "figure: says what is written to a folder; name it by figures",
+        ),
+        (
             ["{grid}", "--rows", "metod"],
             2,
             "rows: 'metod' is not an axis of these runs; did you mean 'method'?",
@@ -1123,6 +1139,7 @@ def test_bad_input(
     found, _, complaint = say("report", *words)
     assert complaint == f"error: {message.format(**places, tmp=tmp_path)}\n"
     assert found == code
+    assert not Path("figures").exists()
 
 
 def test_weights_and_labels_that_no_reader_could_use(runs: Runs, tmp_path: Path) -> None:

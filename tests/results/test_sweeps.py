@@ -23,7 +23,7 @@ from fedsim import Grid, Run, Search, load
 from fedsim.cli.runs import _search_summary
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import GridFolder, RunFolder, SearchFolder
 from fedsim.results.summary import mean_std
 from fedsim.sweep.sweep import write_tables
 
@@ -54,9 +54,10 @@ class TestGrid:
             cells.append((dict(zip(AXES, of_cell, strict=True)), int(seed), done))
         facts = {"baseline": {"method": "FedAvg"}, "target": 0.3}
         path = made_grid(out / "small" / "1", cells, **facts)
-        grid = Grid.open(path)
+        folder = GridFolder.open(path)
+        grid = Grid(folder)
         tables = {"summary": grid.summary, "rounds": grid.rounds}
-        grid.update(files=write_tables(path, tables))
+        folder.update(files=write_tables(path, tables))
         return path
 
     @pytest.fixture
@@ -91,7 +92,9 @@ class TestGrid:
     ) -> None:
         rows = [{**row, "status": "missing"} for row in grid.manifest["cells"]]
         facts = {key: grid.manifest[key] for key in ("name", "axes", "baseline", "target")}
-        going_on = Grid.make(tmp_path / "going-on", "name: small\n", {**facts, "cells": rows})
+        going_on = GridFolder.make(
+            tmp_path / "going-on", "name: small\n", {**facts, "cells": rows}
+        )
         for row in rows[:3]:
             there = going_on.path / row["folder"]
             shutil.copytree(grid.path / row["folder"], there)
@@ -199,7 +202,7 @@ class TestSearch:
             "objectives": {"accuracy": "max", "total_bytes": "min"},
             "space": ["train.batch_size"],
         }
-        folder = Search.make(tmp_path / "search", "name: small\n", facts)
+        folder = SearchFolder.make(tmp_path / "search", "name: small\n", facts)
         trials = pd.DataFrame(
             {
                 "trial": [0, 1, 2],
@@ -232,7 +235,8 @@ class TestSearch:
 
     def test_without_a_finished_trial_there_is_no_figure_and_no_best(self, tmp_path: Path) -> None:
         facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}
-        search = Search.make(tmp_path / "search", "name: small\n", facts)
+        folder = SearchFolder.make(tmp_path / "search", "name: small\n", facts)
+        search = Search(folder)
         with pytest.raises(RunFolderError, match="no trial has finished; there is no best one"):
             _ = search.best
         with pytest.raises(BadInput, match="no trial has ended"):
@@ -240,7 +244,7 @@ class TestSearch:
         assert "running; 0 trials finished" in search._repr_html_()
         assert repr(search) == f"<Search '{search.path}': running, 0 trials>"
         trials = pd.DataFrame({"trial": [0], "train.batch_size": [8], "status": ["failed"]})
-        search.update(files=write_tables(search.path, {"trials": trials}), status="failed")
+        folder.update(files=write_tables(search.path, {"trials": trials}), status="failed")
         for figure in ("history", "importance"):
             with pytest.raises(BadInput, match="no trial has ended"):
                 Search.open(search.path).plot(figure)

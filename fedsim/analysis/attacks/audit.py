@@ -101,8 +101,8 @@ class PrivacyAudit:
     def __init__(self, run: Run | str | Path) -> None:
         again = replay(run)
         run = again.run
-        self.experiment = run.experiment
-        self.fed, self.state = again.fed, again.state
+        self._experiment = run.experiment
+        self._fed, self._state = again.fed, again.state
         self._dataset, self._spec = again.dataset, again.spec
         self._splits = again.splits.held(again.after)
         if not (model := again.spec.model).builds_network:
@@ -135,8 +135,8 @@ class PrivacyAudit:
 
     @property
     def _sharing(self) -> SharesImages | None:
-        method = self.experiment.method
-        if isinstance(method, SharesImages) and method.has_shared(self.state):
+        method = self._experiment.method
+        if isinstance(method, SharesImages) and method.has_shared(self._state):
             return method
         return None
 
@@ -170,10 +170,10 @@ class PrivacyAudit:
                 or there are too few shadow models.
         """
         if explainers is None:
-            explainers = _explainers(None, self.experiment.explain)
+            explainers = _explainers(None, self._experiment.explain)
         self._check(explainers, noises)
         known, count = self._splits.training_rows, self.members
-        rng = keyed_rng(self.experiment.seed, "attack/membership")
+        rng = keyed_rng(self._experiment.seed, "attack/membership")
         members = self._training_examples(rng.choice(known, count, replace=False))
         others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
         x, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
@@ -209,8 +209,8 @@ class PrivacyAudit:
         if shadows:
             parts, values, fits = halves(len(labels), shadows, rng), [], []
             means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
-            spec, seed, device = self._spec, self.experiment.seed, self.fed.server.device
-            how = self.experiment.train, self.passes, seed, device, spec.objective.loss
+            spec, seed, device = self._spec, self._experiment.seed, self._fed.server.device
+            how = self._experiment.train, self.passes, seed, device, spec.objective.loss
             for s, network in enumerate(shadow_models(spec.build, x, y, parts, *how)):
                 of_shadow, outputs = explained(network, s), logits(network, x)
                 fits.append(fit(outputs, labels, parts[s]))
@@ -249,7 +249,7 @@ class PrivacyAudit:
     @property
     def passes(self) -> int:
         """How often a shadow model sees its examples: as often as in the run's last phase."""
-        train = self.experiment.train
+        train = self._experiment.train
         epochs: float = train.local_epochs
         if train.local_steps is not None:
             samples = self._splits.train.lengths[self._splits.present].mean()
@@ -270,7 +270,7 @@ class PrivacyAudit:
         if sharing is None:
             raise RunFolderError(f"{self._path}: shares no images to invert")
         check_fidelity()  # before the denoiser is trained, not after
-        rng = keyed_rng(self.experiment.seed, "attack/inversion")
+        rng = keyed_rng(self._experiment.seed, "attack/inversion")
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
@@ -302,7 +302,7 @@ class PrivacyAudit:
             )
         self._check([explainer], [noise])
         check_fidelity()
-        rng = keyed_rng(self.experiment.seed, "attack/inversion")
+        rng = keyed_rng(self._experiment.seed, "attack/inversion")
         known, tests = self._splits.training_rows, len(self._dataset.test_y)
         some = rng.choice(known, min(VICTIMS, len(known)), replace=False)
         victims = self._training_examples(some)
@@ -325,7 +325,7 @@ class PrivacyAudit:
     def _reconstructed(self, items: Tensor, known: Tensor, own: Examples) -> Tensor:
         """Images from items, by a denoiser trained on `DRAWS` known items of each own image."""
         pixels = torch.cat([self._pixels(own.x)] * DRAWS)
-        seed = self.experiment.seed
+        seed = self._experiment.seed
         return reconstruct(train_denoiser(known, pixels, epochs=EPOCHS, seed=seed), items)
 
     def _check(
@@ -345,7 +345,7 @@ class PrivacyAudit:
     ) -> tuple[Scores, np.random.Generator]:
         """(n, P) relevances for what a network decides, and the random stream that goes on."""
         decided = torch.from_numpy(logits(network, x)).argmax(dim=1)
-        rng = keyed_rng(self.experiment.seed, f"attack/{explainer.label}", client=number)
+        rng = keyed_rng(self._experiment.seed, f"attack/{explainer.label}", client=number)
         model = replace(self._model, network=network)
         return relevances_of(explainer, model, self._data, x, decided, rng), rng
 
@@ -366,27 +366,27 @@ class PrivacyAudit:
     ) -> tuple[Tensor, Tensor, list[int]]:
         """Clients' images, what they shared of them, both in pixels, and their labels."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        drawn = rng.permutation(self.fed.num_clients)
+        drawn = rng.permutation(self._fed.num_clients)
         for k in drawn[self._splits.present[drawn]].tolist():
             if sum(len(y) for *_, y in parts) >= VICTIMS:
                 break
-            parts.append(sharing.shared_pairs(self.fed, self.state, k))
+            parts.append(sharing.shared_pairs(self._fed, self._state, k))
         x, items, y = (torch.cat(part) for part in zip(*parts, strict=True))
         rows = torch.from_numpy(rng.permutation(len(y))[:VICTIMS]).to(x.device)
         return x[rows].clamp(0, 1), items[rows], y[rows].tolist()
 
     def _training_examples(self, rows: Indices) -> Examples:
-        return self.fed.server.prepare(self._dataset.x[rows], self._dataset.y[rows])
+        return self._fed.server.prepare(self._dataset.x[rows], self._dataset.y[rows])
 
     def _test_examples(self, rows: Indices) -> Examples:
-        return self.fed.server.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
+        return self._fed.server.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
 
     def _pixels(self, x: Tensor) -> Tensor:
-        return to_pixels(x, self.fed.server.tensor(pixel_range(self.fed))).clamp(0, 1)
+        return to_pixels(x, self._fed.server.tensor(pixel_range(self._fed))).clamp(0, 1)
 
     def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
-        rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
-        return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)
+        rng = keyed_rng(self._experiment.seed, f"attack/{draw}")
+        return sharing.obscured(self._fed, self._state, examples.x, examples.y, rng)
 
 
 def _sent(

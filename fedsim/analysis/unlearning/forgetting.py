@@ -51,13 +51,14 @@ class Unlearning(Component, ABC):
         asks: what of clients the server has to see; see `fedsim.methods.Learns`.
         trains_alike: whether its own client functions train the whole model on labelled examples,
             which the run's method must do as well.
+        has_global_model: that it leaves one, for conditions, as of a method.
     """
 
     name: str
     continues: ClassVar[bool] = True
     asks: ClassVar[tuple[Asked, ...]] = ()
     trains_alike: ClassVar[bool] = False
-    has_global_model: ClassVar[bool] = True  # for conditions, as of a method
+    has_global_model: ClassVar[bool] = True
 
     @abstractmethod
     def forget(self, task: Forgetting) -> Vector:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +153,7 @@ class Mortgage(OfficialFiles):
         test_fraction: share of the rows in the test set.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "mortgage"
     test_fraction: TestFraction = 0.2
 
@@ -175,6 +176,7 @@ class Keel(Source):
             mean 0 and standard deviation 1. Constant columns become 0.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "keel"
     path: Path
     test_fraction: TestFraction = 0.2

@@ -103,6 +103,8 @@ class Review(NamedTuple):
 class _Reviews(TextSource):
     """Reviews by aspect, with tokens separated by spaces."""
 
+    niche: ClassVar[bool] = True
+
     def _of_reviews(
         self, train: Sequence[Review], test: Sequence[Review], path: Path | str
     ) -> Dataset:

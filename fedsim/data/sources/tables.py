@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from cachetools import cached
@@ -63,6 +63,7 @@ class OpenflXai(OfficialFiles):
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "openfl_xai"
 
     def load(self) -> Dataset:

@@ -115,6 +115,7 @@ class TextSource(Source):
 class _Trec(OfficialFiles, TextSource):
     """TREC questions by the type of their answer, with coarse or fine classes."""
 
+    niche: ClassVar[bool] = True
     coarse: ClassVar[bool]
 
     def load(self) -> Dataset:
@@ -155,6 +156,7 @@ class Trec50(_Trec):
 class R8(OfficialFiles, TextSource):
     """R8: Reuters-21578 news by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo)."""
 
+    niche: ClassVar[bool] = True
     name: str = "r8"
 
     def load(self) -> Dataset:
@@ -172,6 +174,7 @@ class Tmn(OfficialFiles, TextSource):
     The validation part is added to the training set, after the training part.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "tmn"
 
     def load(self) -> Dataset:
@@ -193,6 +196,7 @@ class Subj(OfficialFiles, TextSource):
         test_fraction: share of the sentences in the test set.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "subj"
     test_fraction: TestFraction = 0.2
 

@@ -26,6 +26,10 @@ class Attributed(Explanation):
     """The relevance of each part of inputs for a network's decisions.
 
     Args:
+        title: whose decisions.
+        file: how the names of pictures begin.
+        attribution: what the explainer is called.
+        dataset, inputs: where the n inputs are from, and which.
         relevance: (n, ...) signed, of pixels (summed over channels), features or words, for the
             predicted class; or for the predicted number, in its own units.
         decisions: the predicted class or number.
@@ -131,6 +135,7 @@ class Attributed(Explanation):
 
     @property
     def attributed(self) -> Attributed:
+        """Itself, as explanations are asked for their relevances."""
         return self
 
     @property

@@ -31,6 +31,7 @@ class RationaleExplainer(FeatureExplainer):
     The relevance of a word is 1 if it is selected, and 0 otherwise.
     """
 
+    niche: ClassVar[bool] = True
     name: str = "rationale"
     draws: ClassVar[bool] = True
 

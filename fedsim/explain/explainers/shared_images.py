@@ -25,6 +25,7 @@ from fedsim.support.words import MOST_ROWS, columns
 class SharedImagesExplainer(Explainer):
     """Shared images next to the originals, and how many of each class each client shared."""
 
+    niche: ClassVar[bool] = True
     name: str = "shared_images"
     takes_inputs: ClassVar[bool] = False
     whole_run: ClassVar[bool] = True

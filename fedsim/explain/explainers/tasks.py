@@ -116,6 +116,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
 class TasksExplainer(Explainer):
     """Continual learning: accuracy on each task over time, and transfer between clients."""
 
+    niche: ClassVar[bool] = True
     name: str = "tasks"
     takes_inputs: ClassVar[bool] = False
     whole_run: ClassVar[bool] = True

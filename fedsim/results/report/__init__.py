@@ -31,6 +31,7 @@ def report(
     latex: str | Path | None = None,
     csv: str | Path | None = None,
     figures: str | Path | None = None,
+    figure: str | Sequence[str] = (),
     watch: bool = False,
 ) -> Path:
     """Write a report: one web page with the curves, tables and settings of runs.
@@ -49,6 +50,8 @@ def report(
         csv: also write the summary as CSV to this file: one row per cell, in full precision. If
             `rows` or `columns` are given, the results table instead, one line per table row.
         figures: folder to write each figure to as PDF and PNG, sized for one column of a paper.
+        figure: a figure, or several, that are written to `figures` instead of all, by the names
+            of their files, or how these begin (`test-accuracy-by-round`, `test-accuracy`).
         watch: rewrite the page every few seconds, until nothing is marked as running or Ctrl-C
             (KeyboardInterrupt) is pressed. An open browser tab updates itself.
 
@@ -58,7 +61,8 @@ def report(
     Raises:
         RunFolderError: a folder does not hold a run, a grid or a search, or there are no results
             to write to a table or a figure.
-        BadInput: there is no axis with the name given as `rows` or `columns`, or no such score.
+        BadInput: there is no axis with the name given as `rows` or `columns`, no such score, or
+            no such figure.
         RunError: a file cannot be written.
 
     Example:
@@ -74,6 +78,9 @@ def report(
     folders = tuple(map(meant, folders))
     page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
     metrics = [metric] if isinstance(metric, str) else list(metric)
+    names = [figure] if isinstance(figure, str) else list(figure)
+    if names and figures is None:
+        raise BadInput("figure: says what is written to a folder; name it by figures")
 
     def look() -> Report:
         return Report(folders, rows=rows, columns=columns, metrics=metrics)
@@ -81,6 +88,7 @@ def report(
     found = look()
     if watch and found.compared.unfinished:
         found = _watch(page, found, look)
+    drawings = {} if figures is None else found.figures(names)
     _write(page, found.html())
     if latex is not None:
         _write(Path(latex), found.latex())
@@ -88,7 +96,9 @@ def report(
         _write(Path(csv), found.csv())
     if figures is not None:
         try:
-            found.save_figures(Path(figures))
+            Path(figures).mkdir(parents=True, exist_ok=True)
+            for name, drawing in drawings.items():
+                drawing.save(Path(figures, name))
         except OSError as error:
             raise RunError(f"{error.filename}: cannot be written: {error.strerror}") from error
     return page

@@ -16,6 +16,7 @@ import pandas as pd
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results import summary
 from fedsim.results.figures.look import STYLES
+from fedsim.results.folder import GridFolder, SearchFolder, open_folder
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
@@ -27,7 +28,7 @@ from fedsim.results.report.entries import (
     word,
 )
 from fedsim.results.run import Run
-from fedsim.results.sweeps import Grid, Search, open_folder
+from fedsim.results.sweeps import Grid, Search
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
 # What changes nothing in a result: names, logs, where data and processes are.
@@ -98,8 +99,8 @@ class ReportData:
     ) -> None:
         paths = dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders)
         opened = [open_folder(path) for path in paths]
-        self.grids = [folder for folder in opened if isinstance(folder, Grid)]
-        self.searches = [folder for folder in opened if isinstance(folder, Search)]
+        self.grids = [Grid(folder) for folder in opened if isinstance(folder, GridFolder)]
+        self.searches = [Search(folder) for folder in opened if isinstance(folder, SearchFolder)]
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
         self.title = ", ".join(dict.fromkeys(map(str, names)))
         called = names_of([folder.path for folder in opened])

@@ -10,10 +10,9 @@ from typing import Any
 
 from fedsim.config.file import RawConfig, flat
 from fedsim.errors import RunFolderError
-from fedsim.results.folder import ResultsFolder, RunFolder
+from fedsim.results.folder import GridFolder, ResultsFolder, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.run import Run
-from fedsim.results.sweeps import Grid
 
 Value = str | int | float  # of an axis
 
@@ -79,7 +78,7 @@ def entries_of(folder: ResultsFolder, given: str) -> list[Entry]:
     """The runs of a run's or a grid's folder; none of a search's."""
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
-    if not isinstance(folder, Grid):
+    if not isinstance(folder, GridFolder):
         return []
     if not folder.manifest.get("cells"):  # it goes on, or was killed
         runs = [RunFolder.open(path) for path in runs_below(folder.path)]

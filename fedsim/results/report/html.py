@@ -13,7 +13,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from fedsim.errors import RunFolderError
+from fedsim.config.registry import nearest
+from fedsim.errors import BadInput, RunFolderError
+from fedsim.results.figures.look import Drawing
 from fedsim.results.report import classes, contributions, curves, explanations, overview, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import ReportData
@@ -90,20 +92,34 @@ class Report:
             "explanations": explanations.curves(compared),
         }
 
-    def save_figures(self, folder: Path) -> list[Path]:
-        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type."""
+    def figures(self, names: Sequence[str] = ()) -> dict[str, Drawing]:
+        """The figures by the names of their files: all, or some.
+
+        Args:
+            names: of figures, or how these begin, up to a hyphen.
+
+        Raises:
+            RunFolderError: there are none.
+            BadInput: there is none of such a name.
+        """
         plots = [plot for of_section in self.plots.values() for plot in of_section]
         plots += [plot for search in self.searches for plot in search["figures"]]
         if not plots:
             raise RunFolderError("no figure to write: no rounds and no trials are on disk")
-        folder.mkdir(parents=True, exist_ok=True)
-        written: list[Path] = []
+        found: dict[str, Drawing] = {}
         for name, drawing in [file for plot in plots for file in plot.files()]:
-            stem, number = folder / name, 2
-            while stem.with_name(f"{stem.name}.pdf") in written:
-                stem, number = folder / f"{name}-{number}", number + 1
-            written += drawing.save(stem)
-        return written
+            free, number = name, 2
+            while free in found:
+                free, number = f"{name}-{number}", number + 1
+            found[free] = drawing
+        for name in names:
+            if not any(f"{known}-".startswith(f"{name}-") for known in found):
+                raise BadInput(f"figure: there is no '{name}'{nearest(name, found)}")
+        return {
+            known: drawing
+            for known, drawing in found.items()
+            if not names or any(f"{known}-".startswith(f"{name}-") for name in names)
+        }
 
     def csv(self) -> str:
         """The summary, a row per cell, in full precision; the pivot if its axes were named."""

@@ -253,12 +253,12 @@ def test_shared_images_are_reconstructed_the_worse_the_more_noise(
 
 def shared_by(attacked: PrivacyAudit) -> Tensor:
     """All that clients have shared, in pixels, of a range of [0, 1]."""
-    state, method = attacked.state, attacked.experiment.method
+    state, method = attacked._state, attacked._experiment.method
     if method.name == "fedfed":
         return method.combined(torch.tensor(state.shared1), torch.tensor(state.shared2))
     shared = torch.tensor(state.shared)
     if method.encoding == "uint8":
-        scale, zero = method.levels(attacked.fed)
+        scale, zero = method.levels(attacked._fed)
         return (shared.float() - zero) * scale
     return shared
 
@@ -277,7 +277,7 @@ def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any])
     rows = np.concatenate([attacked._splits.train[k] for k in range(10)])
     assert attacked._sharing is not None
     made = attacked._shared(attacked._sharing, attacked._training_examples(rows), "try")
-    pool = torch.tensor(attacked.state.shared1) if "sigma1" in method else shared_by(attacked)
+    pool = torch.tensor(attacked._state.shared1) if "sigma1" in method else shared_by(attacked)
     if "attribution" in method:  # other random maps
         share = float((pool != 0).float().mean())
         assert (made != 0).float().mean() == pytest.approx(share, abs=0.02)
@@ -304,7 +304,7 @@ def test_victims_are_images_that_were_shared_as_they_were(
         inversion.originals[:20], inversion.items, inversion.labels, strict=False
     ):
         same = (pool - item).flatten(1).abs().amax(dim=1) < 1e-5
-        assert str(int(attacked.state.labels[int(same.int().argmax())])) == label
+        assert str(int(attacked._state.labels[int(same.int().argmax())])) == label
         assert same.any()
         assert ((dataset - image).flatten(1).abs().amax(dim=1) < 1e-5).any()
 
@@ -318,7 +318,7 @@ def test_victims_that_drift_are_seen_as_they_were_when_they_shared(
     done = trained(tmp_path, FEDFED, data=drift, partition={"kind": "iid", "clients": 10})
     attacked, splits = PrivacyAudit(done), replay(done).splits
     assert attacked._sharing is not None
-    originals, *_ = attacked._sharing.shared_pairs(attacked.fed, attacked.state, 4)
+    originals, *_ = attacked._sharing.shared_pairs(attacked._fed, attacked._state, 4)
     held = splits.at(2, 3).train[4]
     assert torch.equal(originals, attacked._pixels(attacked._training_examples(held).x))
     assert attacked._splits.train[4].tolist() == splits.at(3, 3).train[4].tolist()
