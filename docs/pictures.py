@@ -6,8 +6,11 @@ python docs/pictures.py
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -109,8 +112,24 @@ def strip(folder: Path) -> None:
     keep(next(folder.rglob("strip-*.png")), HERE / "pictures" / "strip.png")
 
 
+def view(folder: Path) -> None:
+    """The page of a run, of the guide to it."""
+    run_page(HERE / "guides" / "view.md", folder)
+    page = fedsim.view(folder / "runs" / "looked-at")
+    (path,) = (folder / "runs" / "looked-at").iterdir()
+    url = f"{page.url}at/{path.name}?round=6&against=2&client=1&client=4&row=20"
+    while b"data-wait" in urllib.request.urlopen(url).read():
+        time.sleep(0.2)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--disable-background-networking", "--window-size=1280,1480"]
+    subprocess.run([*command, f"--screenshot={folder / 'view.png'}", url], check=True)
+    page.close()
+    keep(folder / "view.png", HERE / "pictures" / "view.png")
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         gallery(Path(folder).resolve())
         front(Path(folder).resolve())
         strip(Path(folder).resolve())
+        view(Path(folder).resolve())

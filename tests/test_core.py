@@ -57,7 +57,7 @@ KINDS |= {"concept", "concepts"}
 LAYERS = [
     *("errors", "support", "config", "data", "objectives", "models", "training", "explain"),
     *("cluster", "federation", "conditions", "methods", "experiment", "results", "simulate"),
-    *("launch", "analysis", "sweep", "testing", "__init__", "cli", "__main__"),
+    *("launch", "analysis", "sweep", "viewer", "testing", "__init__", "cli", "__main__"),
 ]
 
 

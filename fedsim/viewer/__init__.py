@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from fedsim.config.arguments import checked
-from fedsim.errors import RunFolderError
+from fedsim.errors import BadInput, RunFolderError
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search
 from fedsim.viewer.server import Server
@@ -69,6 +69,10 @@ def view(
         True
         >>> shown.close()
     """
+    if not 0 <= port < 2**16:
+        raise BadInput(f"port must be from 0 to {2**16 - 1}, not {port}")
+    if height < 1:
+        raise BadInput(f"height must be at least 1, not {height}")
     folder = Path(run) if isinstance(run, str | Path) else run.path
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: there is no such folder")

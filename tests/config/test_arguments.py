@@ -28,7 +28,7 @@ CONTENT = {
 }
 OF_EXPERIMENTS = ("run", "grid", "tune")
 OF_RESULTS = ("resume", "load", "predictions", "explanations", "clusters", "audit", "compare")
-OF_RESULTS += ("contributions", "drifts", "influence", "report")
+OF_RESULTS += ("contributions", "drifts", "influence", "report", "view")
 FUNCTIONS = (*OF_EXPERIMENTS, *OF_RESULTS, "replay", "extend", "without", "unlearn")
 NONSENSE = [None, {}, [], 3, object(), b"x", float("nan"), True]
 # Of one argument after the first: what it is not.
@@ -89,6 +89,11 @@ WRONG = {
     },
     "report": {
         key: [3, {}] for key in ("out", "latex", "csv", "figures", "figure", "rows", "columns")
+    },
+    "view": {
+        "port": ["a", -1, 65536, 1.5, None, True],
+        "height": ["a", 0, 1.5, None, True],
+        "trust": [3, "a", None],
     },
     "extend": {"overrides": [None, 3, {}, [3], b"x", "a", "train.rounds=9"], "out": [3, None]},
     "without": {
