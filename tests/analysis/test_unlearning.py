@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -414,6 +415,25 @@ def test_models_whose_losses_need_more_than_labels(tmp_path: Path) -> None:
     for how in ("fine_tune", "gradient_ascent", "fed_eraser"):
         found = unlearn(whole, how, 1, **SHORT.get(how, {}))
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+
+
+@pytest.mark.parametrize("fit", ["federated", "client"])
+def test_scales_of_the_clients_stay(tmp_path: Path, fit: str) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(3, 2, (200, 3)), columns=["dose", "age", "site"])
+    table["ill"], table["site"] = rng.integers(0, 2, 200), np.arange(200) % 4
+    table.loc[table["site"] == FORGOTTEN, "dose"] *= 100  # would change a common scale
+    table.to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "label": "ill"}
+    data |= {"client_column": "site", "fit": fit, "scale": "standard"}
+    whole = finished(tmp_path, data=data, partition={"kind": "natural"})
+    truth = fedsim.without(whole, FORGOTTEN, progress=False)
+    found = unlearn(whole, "retrain")
+    assert np.array_equal(flat(found), flat(truth))
+    assert (found.scores.loc["retrain", ["weights", "kl", "kl_forgotten"]] == 0).all()
+    for how in METHODS:
+        scores = unlearn(whole, how, **SHORT.get(how, {})).scores
+        assert np.isfinite(scores.to_numpy()).all(), scores.T
 
 
 RULES: dict[str, Any] = {

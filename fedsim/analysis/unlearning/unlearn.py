@@ -150,11 +150,6 @@ def unlearn(
     if maps is None and explainer is not None:
         raise BadInput(f"explainer={chosen.name}: gives no relevance maps to compare")
     loaded = load_dataset(experiment.data)
-    if (fitted := loaded.preprocessing) is not None and fitted.fit != "pooled":
-        raise RunFolderError(
-            f"{run.path}: data.fit={fitted.fit}: the federation without them scales its data "
-            "otherwise, so that models cannot be compared; take a run with data.fit=pooled"
-        )
     prepare(experiment_without(experiment, forgotten), loaded)
     with LineProgress(progress) as tell:
         task = Forgetting(run, forgotten, replay(run, dataset=loaded), tell=tell)
