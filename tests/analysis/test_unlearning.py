@@ -29,7 +29,7 @@ from experiments import (
     with_method,
 )
 from fedsim import Run, run
-from fedsim.analysis.replay import Replay, client_models, replay
+from fedsim.analysis.replay import ModelSnapshot, Replay, client_models, replay
 from fedsim.analysis.unlearning import unlearning
 from fedsim.analysis.unlearning.fed_quit import lowered
 from fedsim.analysis.unlearning.gradient_ascent import projected
@@ -397,24 +397,64 @@ def test_sections(tmp_path: Path, sections: dict[str, Any]) -> None:
     k = int(whole.clients["client"].iloc[-1])
     for how in METHODS:
         if how == "fed_quit" and whole.label_axis == "target":
-            with pytest.raises(BadInput, match="there is no true class"):
+            with pytest.raises(BadInput, match="there is no logit of a true class"):
                 unlearn(whole, how, k)
             continue
         found = unlearn(whole, how, k, **SHORT.get(how, {}))
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
 
 
-def test_models_whose_losses_need_more_than_labels(tmp_path: Path) -> None:
-    whole = finished(
-        tmp_path,
-        data={"name": "shapes", "samples": 120, "test_samples": 40},
-        partition={"kind": "iid", "clients": 4},
-        model={"name": "concept_bottleneck"},
-        train={"rounds": 2, "optimizer": {"lr": 0.01}},
-    )
-    for how in ("fine_tune", "gradient_ascent", "fed_eraser"):
+BY_CONCEPTS: dict[str, Any] = {
+    "data": {"name": "shapes", "samples": 120, "test_samples": 40},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "concept_bottleneck"},
+    "train": {"rounds": 2, "optimizer": {"lr": 0.01}},
+}
+
+
+@pytest.mark.parametrize("learning", ["joint", "independent"])
+def test_concept_bottlenecks_have_classes(tmp_path: Path, learning: str) -> None:
+    model = {"name": "concept_bottleneck", "learning": learning}
+    whole = finished(tmp_path, **BY_CONCEPTS | {"model": model})
+    for how in METHODS:
         found = unlearn(whole, how, 1, **SHORT.get(how, {}))
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+        assert "difference" not in found.scores
+    again = replay(whole)
+    spec, test = again.spec, again.fed.server.test_data
+    inside = again.runner.context.examples(again.splits.train[1])
+    losses, decisions = list[NDArray[Any]](), []
+    for weights in (again.state.weights, flat(found.retrained)):
+        network = ModelSnapshot(again.fed.server.tensor(weights), again, client=None).network()
+        with torch.no_grad():
+            decisions.append(network(test.x).argmax(1))
+            if weights is again.state.weights:
+                losses = [
+                    spec.objective.loss(network, each.x, each.y, each.facts).numpy()
+                    for each in (inside, test)
+                ]
+    row = found.scores.loc["original"]
+    members = np.repeat([1, 0], list(map(len, losses)))
+    assert row["mia"] == pytest.approx(roc_auc_score(members, -np.concatenate(losses)))
+    assert row["disagreement"] == float((decisions[0] != decisions[1]).double().mean())
+    assert row["accuracy"] == whole.rounds["accuracy"].iloc[-1]
+
+
+def test_fed_quit_of_concept_bottlenecks_by_hand(tmp_path: Path) -> None:
+    train = {"rounds": 2, "batch_size": 10_000, "optimizer": {"lr": LR}}
+    whole = finished(tmp_path, **BY_CONCEPTS | {"train": train})
+    again = replay(whole)
+    own = again.runner.context.examples(again.splits.train[1])
+    start = again.fed.server.tensor(again.state.weights)
+    network = ModelSnapshot(start, again, client=None).network()
+    with torch.no_grad():
+        z = lowered(network(own.x), own.y).softmax(dim=1)
+    divergence = (z * (z.log() - network(own.x).log_softmax(dim=1))).sum(dim=1).mean()
+    divergence.backward()
+    found = unlearn(whole, "fed_quit", 1, epochs=1, rounds=0).weights()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(found[name], parameter - LR * parameter.grad, atol=1e-5), name
 
 
 @pytest.mark.parametrize("fit", ["federated", "client"])

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from fedsim.analysis.attacks.membership import outcome
 from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors
+from fedsim.analysis.unlearning.forgetting import classifies
 from fedsim.explain.compare import similarities
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.scores.faithfulness import present
 from fedsim.explain.scores.measure import relevances_of, similarity
 from fedsim.explain.scores.relevance import mean_defined
 from fedsim.federation import Examples, Vector
-from fedsim.objectives import Batch, Classification, evaluate, scores_of
+from fedsim.objectives import Batch, evaluate, scores_of
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
@@ -101,7 +102,7 @@ class Judge:
         found = {}
         for name, x in (("", self._test.x), ("_forgotten", self._forgotten.x)):
             p, own = self._outputs(self.retrained, x), self._outputs(weights, x)
-            if not isinstance(self.again.spec.objective, Classification):
+            if not classifies(self.again):
                 found[f"difference{name}"] = float(np.sqrt(np.square(own - p).mean()))
                 continue
             found[f"disagreement{name}"] = float((own.argmax(1) != p.argmax(1)).mean())
