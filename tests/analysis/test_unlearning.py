@@ -33,7 +33,7 @@ from fedsim.analysis.replay import ModelSnapshot, Replay, client_models, replay
 from fedsim.analysis.unlearning import unlearning
 from fedsim.analysis.unlearning.fed_quit import lowered
 from fedsim.analysis.unlearning.gradient_ascent import projected
-from fedsim.analysis.unlearning.scores import auc
+from fedsim.analysis.unlearning.scores import Judge, auc
 from fedsim.errors import BadInput, RunError
 
 # Batches of all examples, so that the order of the examples does not matter.
@@ -268,6 +268,47 @@ def test_what_is_written(done: Run) -> None:
     assert "nan" not in text
 
 
+def test_lira_tells_what_the_loss_does_not(tmp_path: Path) -> None:
+    """Shadow models know which examples are easy for whoever has not met them."""
+    train = {"rounds": 12, "local_epochs": 4, "batch_size": 8, "optimizer": {"lr": 0.2}}
+    model = {"name": "mlp", "hidden": [64]}
+    whole = finished(tmp_path, train=train, model=model)
+    found = fedsim.unlearn(whole, 1, "retrain", shadows=16, progress=False).scores
+    assert found.loc["original", "lira"] > found.loc["retrained", "lira"] + 0.1
+    assert found.loc["original", "lira"] > found.loc["original", "mia"]
+    assert abs(found.loc["retrained", "lira"] - 0.5) < 0.1
+    assert (found["lira_low"] <= found["lira"]).all()
+    assert (found["lira"] <= found["lira_high"]).all()
+    again = fedsim.unlearn(whole, 1, "retrain", shadows=16, progress=False)
+    assert again.scores.drop(columns="seconds").equals(found.drop(columns="seconds"))
+    (line,) = [line for line in again.text().splitlines() if line.split()[:1] == ["lira"]]
+    assert line.count("[") == 3
+    plain = fedsim.unlearn(whole, 1, "retrain", progress=False).scores
+    lira = ["lira", "lira_low", "lira_high", "seconds"]
+    assert plain.drop(columns="seconds").equals(found.drop(columns=lira))
+
+
+def test_lira_by_hand(done: Run) -> None:
+    lines = list[str]()
+    found = fedsim.unlearn(done, FORGOTTEN, "retrain", shadows=2, progress=lines.append)
+    assert lines[-2:] == [f"[{s}/2] shadow models, 6 passes each" for s in (1, 2)]
+    again = replay(done)
+    judge = Judge(again, (FORGOTTEN,), flat(found.retrained), None, shadows=2)
+    both, values, inside = judge._of_shadows
+    n = len(again.splits.train[FORGOTTEN])
+    assert values.shape == inside.shape == (2, 2 * n)
+    assert (inside.sum(axis=0) == 1).all()
+    x, y = torch.cat([e.x.double().flatten(1) for e in both]), torch.cat([e.y for e in both])
+    p = ByHand(again).logits(torch.tensor(flat(done), dtype=torch.float64), x).softmax(dim=1)
+    own = (p / (1 - p)).log()[torch.arange(len(y)), y].numpy()
+    one = np.where(inside[0], values[0], values[1])  # that has trained on an example
+    other = np.where(inside[0], values[1], values[0])
+    likelier = np.square((own - other) / values[~inside].std()) / 2
+    likelier -= np.square((own - one) / values[inside].std()) / 2
+    expected = roc_auc_score(np.arange(2 * n) < n, likelier)
+    assert found.scores.loc["original", "lira"] == pytest.approx(expected, abs=1e-3)
+
+
 @given(
     w=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
     center=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
@@ -417,7 +458,8 @@ def test_concept_bottlenecks_have_classes(tmp_path: Path, learning: str) -> None
     model = {"name": "concept_bottleneck", "learning": learning}
     whole = finished(tmp_path, **BY_CONCEPTS | {"model": model})
     for how in METHODS:
-        found = unlearn(whole, how, 1, **SHORT.get(how, {}))
+        given = {"name": how, **SHORT.get(how, {})}
+        found = fedsim.unlearn(whole, 1, given, shadows=2, progress=False)
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
         assert "difference" not in found.scores
     again = replay(whole)
@@ -546,6 +588,16 @@ def test_what_the_run_must_not_have(
     assert not (whole.path / "unlearned").exists()
 
 
+def test_lira_needs_classes_and_several_shadow_models(tmp_path: Path, done: Run) -> None:
+    with pytest.raises(BadInput, match="shadows=1: LiRA needs at least 2 shadow models"):
+        fedsim.unlearn(done, FORGOTTEN, shadows=1, progress=False)
+    data = {"name": "friedman", "samples": 200}
+    whole = finished(tmp_path, data=data, partition={"kind": "iid", "clients": 4})
+    with pytest.raises(BadInput, match=r"shadows=2: LiRA .* objective.name=regression has"):
+        fedsim.unlearn(whole, 1, shadows=2, progress=False)
+    assert not (whole.path / "without").exists()
+
+
 def test_secure_aggregation_lets_the_others_go_on(tmp_path: Path) -> None:
     whole = finished(tmp_path, secure_aggregation={})
     assert unlearn(whole, "fine_tune", rounds=1).scores.loc["fine_tune", "rounds"] == 1
@@ -583,6 +635,7 @@ def test_a_client_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_the_command(say: Say, done: Run) -> None:
     words = ["unlearn", str(done.path), "--client", "3", "--method", "fine_tune"]
+    assert "lira" in say(*words, "--set", "rounds=1", "--shadows", "2")[1]
     code, text, _ = say(*words, "--set", "rounds=1")
     assert code == 0
     lines = text.splitlines()
