@@ -163,7 +163,10 @@ def cohorts(
 
 
 def joins_by_cohort(experiment: Experiment, spec: RunSpec) -> bool:
-    """Whether clients affect a run only by what they do as part of a cohort drawn at random."""
+    """Whether clients affect a run only by what they do as part of a cohort drawn at random.
+
+    What is not fedsim's own may read more of them, such as who holds what, which no record tells.
+    """
     method, explain = experiment.method, experiment.explain
     own = ":" in method.name or any(":" in condition.name for condition in spec.conditions)
     chosen = any(type(each).sample is not Condition.sample for each in spec.conditions)

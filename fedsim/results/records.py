@@ -29,6 +29,7 @@ TESTED = ("client", "worst_client")  # prefixes of summaries of clients' scores
 # Columns that vary between runs: times, and tracebacks, which contain paths.
 VARYING = frozenset({"seconds", "explain_seconds", "error"})
 CONTRIBUTIONS = "contributions/"  # prefix of columns of the last round, found out after the run
+WITHOUT_UNIT = ("shapfed", "cosine")  # estimates of contributions that are no part of a score
 
 
 def is_of_result(column: str) -> bool:

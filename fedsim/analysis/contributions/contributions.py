@@ -39,6 +39,7 @@ from fedsim.config.arguments import checked
 from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
 from fedsim.launch.progress import LineProgress
+from fedsim.results.records import WITHOUT_UNIT
 from fedsim.results.run import Run
 from fedsim.results.summary import on_record, sign
 from fedsim.support import atomic
@@ -55,7 +56,6 @@ ESTIMATES: dict[str, Estimator] = {
     "shapfed": shapfed,
     "cosine": cosine,
 }
-WITHOUT_UNIT = ("shapfed", "cosine")  # estimates that are not in units of the score
 KEPT = "contributions.parquet"
 PERMUTATIONS, BUDGET = 50, 1100
 MOST_TOLD = 10**9  # federations whose number and time mean something

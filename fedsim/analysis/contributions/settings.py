@@ -18,7 +18,6 @@ from fedsim.analysis.contributions.contributions import (
     ESTIMATES,
     EXACT,
     PERMUTATIONS,
-    WITHOUT_UNIT,
     beginnings,
     check_budget,
     contributions,
@@ -41,7 +40,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Client, LocalEngine, RoundRunner, RunSpec
 from fedsim.federation.federation import federation_of
 from fedsim.results.folder import RunFolder
-from fedsim.results.records import CONTRIBUTIONS, new_ledger
+from fedsim.results.records import CONTRIBUTIONS, WITHOUT_UNIT, new_ledger
 from fedsim.results.run import Run
 from fedsim.simulate import initial_state, on_record, one_round
 
