@@ -199,7 +199,8 @@ WITHOUT_GLOBAL_MODEL = "method.name=local has no model without any client, whose
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ({"how": []}, {}, "grid.contributions.how: "),
     ({}, {}, "grid.contributions.how: missing"),
-    ({"how": "shapely"}, {}, ".how: there is no way 'shapely'; did you mean 'shapley'?; known: "),
+    ({"how": "shapely"}, {}, ".how: there is no way 'shapely'; did you mean 'shapley'?"),
+    ({"how": "nope"}, {}, ".how: there is no way 'nope'; known: cosine, gtg_shapley, "),
     ({"how": ["cosine", "cosine"]}, {}, ".how: 'cosine' is named twice"),
     ({"how": "cosine", "budget": 0}, {}, ".budget: must be greater than or equal to 1, not 0"),
     ({"how": "permutations", "permutations": 1}, {}, ".permutations: must be greater than or"),

@@ -183,10 +183,8 @@ def contributions(
     if not tolerance >= 0:
         raise BadInput(f"tolerance={tolerance:g}: must be at least 0")
     if how is not None and how not in (*EXACT, *ESTIMATES):
-        raise BadInput(
-            f"how={how}: there is no such way{nearest(how, (*EXACT, *ESTIMATES))}; known: "
-            f"{', '.join((*EXACT, *ESTIMATES))}"
-        )
+        known = nearest(how, (*EXACT, *ESTIMATES))
+        raise BadInput(f"how={how}: there is no such way{known}")
     with LineProgress(progress) as tell:
         if how in ESTIMATES:
             columns, score, everybody, nobody = _estimated(run, ESTIMATES[how], score, tell)
@@ -270,7 +268,7 @@ class Worth:
         if self.score not in names:
             raise BadInput(
                 f"score={self.score}: the run's rounds have no such number"
-                f"{nearest(self.score, names)}; known: {', '.join(names)}"
+                f"{nearest(self.score, names)}"
             )
 
     def __call__(self, coalition: Iterable[int]) -> float:

@@ -49,6 +49,9 @@ REHEARSED = 2  # rounds, before the start, by which it is told whether estimates
 BATCHES = 8  # that the client with most examples has of them then
 
 
+_Way = Annotated[str, Field(json_schema_extra={"enum": [*WAYS]})]
+
+
 def _listed(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
@@ -73,9 +76,9 @@ class ContributionSettings(Config):
         budget: most federations that may have to be played for a run.
     """
 
-    how: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
-        min_length=1, json_schema_extra={"items": {"enum": [*WAYS]}}
-    )
+    how: Annotated[
+        tuple[_Way, ...], BeforeValidator(_listed, json_schema_input_type=_Way | tuple[_Way, ...])
+    ] = Field(min_length=1)
     score: str | None = None
     permutations: int = Field(PERMUTATIONS, ge=2, le=1_000_000)
     tolerance: float = Field(0.0, ge=0)
@@ -86,8 +89,8 @@ class ContributionSettings(Config):
     def _known_ways(cls, ways: tuple[str, ...]) -> tuple[str, ...]:
         for how in ways:
             if how not in WAYS:
-                about = {"how": how, "hint": nearest(how, WAYS), "known": ", ".join(WAYS)}
-                problem = "there is no way '{how}'{hint}; known: {known}"
+                about = {"how": how, "hint": nearest(how, WAYS)}
+                problem = "there is no way '{how}'{hint}"
                 raise PydanticCustomError("unknown_name", problem, about)
             refuse_twice(how, ways)
         return ways
