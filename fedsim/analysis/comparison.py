@@ -14,7 +14,7 @@ from fedsim.config.file import RawConfig, flat
 from fedsim.errors import BadInput
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder, open_folder
 from fedsim.results.manifest import runs_below
-from fedsim.results.records import VARYING
+from fedsim.results.records import is_of_result
 from fedsim.results.report.entries import differing, names_of
 from fedsim.results.run import Run
 from fedsim.results.summary import LAST, aligned, of_run, on_record
@@ -192,6 +192,6 @@ def _first_difference(one: Run, other: Run) -> int | None:
 
 def _by_round(table: pd.DataFrame) -> pd.DataFrame:
     keys = [key for key in ("round", "client") if key in table]
-    table = table.drop(columns=[column for column in VARYING if column in table])
+    table = table[[column for column in table if is_of_result(str(column))]]
     again = table.groupby(keys).cumcount()
     return table.set_index([*(table[key] for key in keys), again], drop=False)

@@ -56,7 +56,7 @@ from fedsim.methods.shared.pool import ShowsShared
 from fedsim.models import Arrays, RuleModel
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
-from fedsim.results.records import VARYING, new_ledger, result_hash
+from fedsim.results.records import is_of_result, new_ledger, result_hash
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
 from fedsim.results.verify import check_end
@@ -129,7 +129,7 @@ class Replay:
             for row, before in zip(rows, known, strict=True):
                 for name in {**row, **before}:  # either may lack columns of the other
                     value, was = row.get(name), before.get(name)
-                    if name not in VARYING and not _same(value, was):
+                    if is_of_result(name) and not _same(value, was):
                         self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
         if t == self.run.last_round:
             found = result_hash(self._ledger["chain"], self.state)

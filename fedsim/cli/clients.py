@@ -104,6 +104,13 @@ def unlearn_command(
         typer.Option("--set", help="A hyper-parameter of the method: key=value; can be repeated."),
     ] = None,
     explainer: OneExplainer = None,
+    shadows: Annotated[
+        int,
+        typer.Option(
+            help="Number of shadow models for LiRA, each of which takes about as long as the run; "
+            "0 skips this score."
+        ),
+    ] = 0,
     trust: Trust = False,
 ) -> None:
     """Make a run's model forget clients, and compare it with the run that never had them."""
@@ -116,6 +123,8 @@ def unlearn_command(
     content = RawConfig({"name": method}).overridden(settings or []).content
     run = latest(folder, "run", trust)
     with out.status("") as status:
-        found = unlearn(run, client, content, explainer=explainer, progress=status.update)
+        found = unlearn(
+            run, client, content, explainer=explainer, shadows=shadows, progress=status.update
+        )
     out.print(found.text())
     say_written([found.path])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from fedsim.cluster.settings import EngineSettings
 from fedsim.data import ClientSplits, Dataset
@@ -47,13 +49,19 @@ def limit_threads(count: int) -> Callable[[], None]:
 
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    limits = threadpool_limits(count, user_api="blas")
+    limits = _libraries(len(sys.modules)).limit(limits=count, user_api="blas")
 
     def undo() -> None:
+        limits.restore_original_limits()  # also those of OpenMP, which torch's are
         torch.set_num_threads(before)
-        limits.restore_original_limits()
 
     return undo
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """Those that compute in threads, after so many imports: looking for them takes 5 ms."""
+    return ThreadpoolController()
 
 
 @dataclass

@@ -145,17 +145,28 @@ def asked(
 
     Also the rounds for which a run was not carried on because it was stopped early.
     """
-    rows, train = run.clients, spec.train
-    independent = any(condition.independent_draws for condition in spec.conditions)
-    draw = partial(draw_cohort, spec.seed, train.participation, len(splits), without=without)
-    for t in range(1, train.rounds + 1):
-        cohort = draw(t=t, independent=independent).tolist()
+    rows = run.clients
+    for t, cohort in cohorts(splits, spec, without):
         found = set() if rows.empty else set(rows["client"][rows["round"] == t])
         yield t, cohort, not found <= set(cohort)
 
 
+def cohorts(
+    splits: ClientSplits, spec: RunSpec, without: Without | None
+) -> Iterator[tuple[int, list[int]]]:
+    """Each round with its cohort, drawn at random."""
+    train = spec.train
+    independent = any(condition.independent_draws for condition in spec.conditions)
+    draw = partial(draw_cohort, spec.seed, train.participation, len(splits), without=without)
+    for t in range(1, train.rounds + 1):
+        yield t, draw(t=t, independent=independent).tolist()
+
+
 def joins_by_cohort(experiment: Experiment, spec: RunSpec) -> bool:
-    """Whether clients affect a run only by what they do as part of a cohort drawn at random."""
+    """Whether clients affect a run only by what they do as part of a cohort drawn at random.
+
+    What is not fedsim's own may read more of them, such as who holds what, which no record tells.
+    """
     method, explain = experiment.method, experiment.explain
     own = ":" in method.name or any(":" in condition.name for condition in spec.conditions)
     chosen = any(type(each).sample is not Condition.sample for each in spec.conditions)

@@ -42,6 +42,11 @@ class Learns:
     asks: tuple[Asked, ...] = ()
     averages: bool = True
 
+    @property
+    def any_network(self) -> bool:
+        """Whether it learns networks of any kind, by any objective."""
+        return (self.models, self.objectives) == ("network", (Objective,))
+
 
 @dataclass(frozen=True)
 class Problem:

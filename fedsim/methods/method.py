@@ -62,10 +62,8 @@ class Method(Component, ABC, Generic[S]):
         adapts: how it trains the experiment's `adapters`, without which it is refused: `b`, with
             A as it is drawn; `both`; or `both, exactly`, in which case the server adds to the
             frozen weights. Empty if it needs none.
-        stackable: whether clients train with `client.train`, so that several can train in one
-            stack.
-        asynchronous: whether updates are aggregated as they arrive, in the simulated time of
-            `devices`.
+        stackable: whether clients train with `client.train`, so that a stack can have several.
+        asynchronous: whether updates are aggregated as they arrive, in the time of `devices`.
     """
 
     name: str
@@ -82,9 +80,7 @@ class Method(Component, ABC, Generic[S]):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        anything = Learns()
-        learns = cls.learns.models, cls.learns.objectives
-        cls.niche = learns != (anything.models, anything.objectives) or bool(cls.adapts)
+        cls.niche = bool(cls.adapts) or not cls.learns.any_network
 
     @abstractmethod
     def init(self, fed: Federation) -> S:

@@ -95,6 +95,7 @@ class RunManifest(Manifest):
         session: of the search or grid in which it failed last.
         last: what a trial that was stopped early had come to.
         stopped_after: the round after which early stopping ended it.
+        contributions: what was found out of clients' contributions at its end, by column.
         continues: the run from whose end it went on: its `folder`, `round` and `result_hash`.
     """
 
@@ -118,6 +119,7 @@ class RunManifest(Manifest):
     session: str = ""
     last: dict[str, float] = {}
     stopped_after: Count | None = None
+    contributions: dict[str, float] = {}
     continues: dict[str, str | int] | None = None
 
     @model_validator(mode="after")

@@ -28,6 +28,13 @@ from fedsim.objectives.slices import slices_of
 TESTED = ("client", "worst_client")  # prefixes of summaries of clients' scores
 # Columns that vary between runs: times, and tracebacks, which contain paths.
 VARYING = frozenset({"seconds", "explain_seconds", "error"})
+CONTRIBUTIONS = "contributions/"  # prefix of columns of the last round, found out after the run
+WITHOUT_UNIT = ("shapfed", "cosine")  # estimates of contributions that are no part of a score
+
+
+def is_of_result(column: str) -> bool:
+    """Whether a column is the same whenever the run is computed again."""
+    return column not in VARYING and not column.startswith(CONTRIBUTIONS)
 
 
 def new_ledger() -> dict[str, Any]:

@@ -144,9 +144,13 @@ class Run(display.Displayed):
         `clients` (how many took part) and `failed` (how many of these failed); `bytes_up` and
         `bytes_down` (traffic of all clients in the round), `total_bytes_up` and `total_bytes_down`
         (since the start); `seconds`; and the columns that the method and the `privacy` and
-        `explain` sections add.
+        `explain` sections add. In the last round also what a grid or a search has found out of
+        clients' contributions.
         """
-        return self._table("rounds")
+        rounds = self._table("rounds")
+        for column, value in self.manifest.get("contributions", {}).items():
+            rounds.loc[rounds.index[-1:], column] = value
+        return rounds
 
     @cached_property
     def clients(self) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.metrics import CLASS_ACCURACY
+from fedsim.results.records import CONTRIBUTIONS
 from fedsim.results.run import Run
 from fedsim.results.significance import Difference, compared, holm, stars
 
@@ -107,6 +108,13 @@ ELSEWHERE = {
 }
 
 
+_OF_CONTRIBUTIONS: dict[str, tuple[str, Literal["max", "min"]]] = {
+    "lowest": ("lowest contribution by {}", "max"),
+    "spread": ("spread of contributions by {}", "min"),
+    "auc": ("AUC of contributions by {}", "max"),
+}
+
+
 def on_record(run: Run) -> dict[str, Metric]:
     """The scores in a run's rounds, by column; the primary metric is the first.
 
@@ -129,6 +137,11 @@ def on_record(run: Run) -> dict[str, Metric]:
             if (column := prefix + metric.column) in columns:
                 label = words.format(metric.label)
                 found[column] = replace(metric, column=column, label=label, primary=False)
+    for column in columns:
+        if column.startswith(CONTRIBUTIONS):
+            _, how, figure = column.split("/")
+            label, best = _OF_CONTRIBUTIONS[figure]
+            found[column] = Metric(column, label.format(how), best)
     for metric in run.explained:
         if metric.column in columns:
             explainer = metric.column.partition("/")[0]

@@ -15,6 +15,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 from ray import tune
 
+from fedsim.analysis.contributions.settings import ContributionSettings
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import Config, nearest
 from fedsim.errors import ExperimentError
@@ -51,6 +52,7 @@ class GridSettings(Config):
         baseline: values of some axes; each cell is tested against the cell with these values.
         target: an accuracy, or R² of a regression; the bytes sent until it is reached are
             reported.
+        contributions: what clients contribute to each run; by default not asked.
         concurrent: number of runs at the same time; `auto` is as many as the cluster can hold.
     """
 
@@ -59,6 +61,7 @@ class GridSettings(Config):
     exclude: list[dict[str, Any]] = Field([])
     baseline: dict[str, Any] | None = None
     target: float | None = Field(None, gt=0, le=1)
+    contributions: ContributionSettings | None = None
     concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
@@ -171,6 +174,7 @@ class GridSweep(SweepRunner[Grid]):
 
     def __init__(self, config: RawConfig) -> None:
         super().__init__(config)
+        self._config = config
         self.grid, base = read_section(config, "grid", GridSettings)
 
         def sheet_of(values: dict[str, Any], settings: dict[str, dict[str, Any]]) -> RawConfig:
@@ -225,7 +229,7 @@ class GridSweep(SweepRunner[Grid]):
         self._left = [
             number
             for number, trial in enumerate(trials)
-            if trial_status(trial.path, {})[0] != "finished"
+            if trial_status(trial.path, {}, self.grid.contributions)[0] != "finished"
         ]
         return SweepPlan(
             trial_of=lambda config: trials[config["run"]],
@@ -233,6 +237,8 @@ class GridSweep(SweepRunner[Grid]):
             count=len(trials),
             finished=len(trials) - len(self._left),
             concurrent=self.grid.concurrent,
+            contributions=self.grid.contributions,
+            where=self._config.where(("grid", "contributions")) + ": grid.contributions",
         )
 
     def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -244,7 +250,7 @@ class GridSweep(SweepRunner[Grid]):
         known, done = [], []
         for run in self.runs:
             path = folder.path / run.folder
-            status, error = trial_status(path, errors)
+            status, error = trial_status(path, errors, self.grid.contributions)
             if status == "finished":
                 done.append((run.values, run.seed, Run.open(path)))
             known.append(run.about(status, error))

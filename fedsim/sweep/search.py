@@ -170,6 +170,8 @@ class SearchSweep(SweepRunner[Search]):
             objectives={name: self._place(name) for name in self.settings.objectives},
             directions=self.settings.objectives,
             every_round=self.settings.asha is not None,
+            contributions=self.settings.contributions,
+            where=self._config.where(("search", "contributions")) + ": search.contributions",
         )
 
     def tuning(self, path: Path, plan: SweepPlan) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -291,7 +293,7 @@ def _row(
     frozen: FrozenTrial,
     errors: Mapping[Path, str],
 ) -> dict[str, Any]:
-    status, error = trial_status(trial.path, errors)
+    status, error = trial_status(trial.path, errors, settings.contributions)
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
     try:
         if status == "finished":

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from fedsim.analysis.contributions.settings import ContributionSettings
 from fedsim.config.registry import Config, Registry
 from fedsim.errors import ExperimentError
+from fedsim.results.records import CONTRIBUTIONS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -139,6 +141,8 @@ class SearchSettings(Config):
         seed: seed of the sampler. With concurrent trials, its proposals depend on which trial ends
             first.
         asha: stop trials early that fall behind; only for a single objective.
+        contributions: what clients contribute to each trial that is not stopped early, whose
+            columns can be objectives; by default not asked.
         concurrent: number of trials run at the same time; `auto` is as many as the cluster can
             hold.
     """
@@ -149,6 +153,7 @@ class SearchSettings(Config):
     sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"
     seed: int = Field(0, ge=0)
     asha: Asha | None = None
+    contributions: ContributionSettings | None = None
     concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
@@ -163,6 +168,12 @@ class SearchSettings(Config):
                 given.distribution()
             except ValueError as error:
                 raise ExperimentError(f"search.space.{key}: {error}") from error
+        for name in self.objectives if self.asha is not None else ():
+            if name.startswith(CONTRIBUTIONS):
+                raise ExperimentError(
+                    f"search.asha: stops trials by their rounds, and {name} is known at the end "
+                    "alone; leave out search.asha"
+                )
         if self.asha is not None and len(self.objectives) > 1:
             raise ExperimentError(
                 f"search.asha: stops trials by one objective, and there are "

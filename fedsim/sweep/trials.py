@@ -26,6 +26,7 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
+from fedsim.analysis.contributions.settings import ContributionSettings
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import environment, scratch
@@ -49,7 +50,7 @@ from fedsim.launch.run import check_disk, drive
 from fedsim.objectives import VALIDATION
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.manifest import is_at
-from fedsim.results.records import known_columns
+from fedsim.results.records import CONTRIBUTIONS, known_columns
 from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress
@@ -134,6 +135,8 @@ class SweepPlan:
     objectives: Mapping[str, str] = field(default_factory=dict)
     directions: Mapping[str, Literal["max", "min"]] = field(default_factory=dict)
     every_round: bool = False  # report objectives of every evaluated round, for a scheduler
+    contributions: ContributionSettings | None = None  # asked of each run at its end
+    where: str = ""  # that stands in the experiment file
 
     @property
     def reuse_processes(self) -> bool:
@@ -201,6 +204,12 @@ def run_trials(
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
         if by_test_set := [name for name in plan.objectives if name in tested]:
             tell(_about_test_set(plan, by_test_set))
+        if plan.contributions is not None and plan.contributions.judges(plan.objectives, tested):
+            tell(
+                "warning: the search chooses by contributions to a score on the test set. To "
+                "choose by a validation set instead: evaluate.validation=0.1, and as "
+                f"search.contributions.score a column that begins with {VALIDATION}"
+            )
         with (
             scratch("fstune-") as state,  # pickles of Tune's, which are no part of the results
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # of stopped trials
@@ -245,10 +254,14 @@ def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
     )
 
 
-def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
+def trial_status(
+    path: Path, errors: Mapping[Path, str], contributions: ContributionSettings | None
+) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
     manifest = RunFolder.open(path).manifest if is_at(path) else {"status": "missing"}
     status = manifest["status"]
+    if status == "finished" and contributions is not None and contributions.wanting(manifest):
+        status = "missing"
     if path in errors and status != "finished":
         return "failed", errors[path]
     if status in ("finished", "stopped", "failed"):
@@ -293,14 +306,29 @@ def _load_data(
             raise type(error)(f"{trial.label}: {error}") from error
         tests_clients = trial.experiment.evaluate.clients
         known = [*known_columns(dataset, splits, spec, tests_clients), TOTAL_BYTES]
-        for name, where in plan.objectives.items():  # the method may record others
-            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
-            if close and name not in known:
-                raise ExperimentError(
-                    f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
-                    f"{', '.join(known)}, or a column of the method"
-                )
+        asked = plan.contributions
+        if asked is not None:
+            if asked.score is not None:
+                _check_spelt(f"{plan.where}.score={asked.score}", asked.score, known, "It")
+            try:
+                asked.check(trial.experiment, (dataset, splits, spec), datasets[key])
+            except BadInput as error:
+                raise type(error)(f"{plan.where}: {trial.label}: {error}") from None
+            known += asked.columns(bool(splits.adversaries))
+        for name, where in plan.objectives.items():
+            _check_spelt(where, name, known, "An objective")
     return datasets, sizes, tested
+
+
+def _check_spelt(where: str, name: str, known: Sequence[str], what: str) -> None:
+    """Refuse a misspelt column; the method may record others than those that are known."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
+    if name not in known and (close or name.startswith(CONTRIBUTIONS)):
+        hint = f"; did you mean '{close[0]}'?" if close else "."
+        raise ExperimentError(
+            f"{where}: is not recorded{hint} {what} can be {', '.join(known)}, or a column of the "
+            "method"
+        )
 
 
 def data_key(source: Source) -> str:
@@ -369,7 +397,8 @@ def _carry_out(
         if isinstance(event, str) or not _judged(event, trial.path, plan.objectives):
             return
         for name in plan.objectives:  # to fail now rather than at the end
-            objective_value(event, name)
+            if not name.startswith(CONTRIBUTIONS):
+                objective_value(event, name)
         # Not the last round, where a scheduler could stop the run before its end.
         if plan.every_round and event["round"] < experiment.train.rounds:
             report(event)
@@ -383,12 +412,23 @@ def _carry_out(
     actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)
+        if plan.contributions is not None:
+            run = _with_contributions(run, plan.contributions)
     except Exception:
         if is_at(trial.path):
             with alone(trial.path):
                 RunFolder.open(trial.path).update(session=session)
         raise
     report(dict(run.rounds.iloc[-1]))
+
+
+def _with_contributions(run: Run, asked: ContributionSettings) -> Run:
+    """A finished run with clients' contributions, without which it has failed as a trial."""
+    try:
+        return asked.add_to(run)
+    except FedsimError as error:
+        RunFolder.open(run.path).update(status="failed", error=f"contributions: {error}")
+        raise
 
 
 class _OnceHopeless(tune.Stopper):  # type: ignore[misc]

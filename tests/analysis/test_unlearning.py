@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -28,11 +29,11 @@ from experiments import (
     with_method,
 )
 from fedsim import Run, run
-from fedsim.analysis.replay import Replay, client_models, replay
+from fedsim.analysis.replay import ModelSnapshot, Replay, client_models, replay
 from fedsim.analysis.unlearning import unlearning
 from fedsim.analysis.unlearning.fed_quit import lowered
 from fedsim.analysis.unlearning.gradient_ascent import projected
-from fedsim.analysis.unlearning.scores import auc
+from fedsim.analysis.unlearning.scores import Judge, auc
 from fedsim.errors import BadInput, RunError
 
 # Batches of all examples, so that the order of the examples does not matter.
@@ -267,6 +268,47 @@ def test_what_is_written(done: Run) -> None:
     assert "nan" not in text
 
 
+def test_lira_tells_what_the_loss_does_not(tmp_path: Path) -> None:
+    """Shadow models know which examples are easy for whoever has not met them."""
+    train = {"rounds": 12, "local_epochs": 4, "batch_size": 8, "optimizer": {"lr": 0.2}}
+    model = {"name": "mlp", "hidden": [64]}
+    whole = finished(tmp_path, train=train, model=model)
+    found = fedsim.unlearn(whole, 1, "retrain", shadows=16, progress=False).scores
+    assert found.loc["original", "lira"] > found.loc["retrained", "lira"] + 0.1
+    assert found.loc["original", "lira"] > found.loc["original", "mia"]
+    assert abs(found.loc["retrained", "lira"] - 0.5) < 0.1
+    assert (found["lira_low"] <= found["lira"]).all()
+    assert (found["lira"] <= found["lira_high"]).all()
+    again = fedsim.unlearn(whole, 1, "retrain", shadows=16, progress=False)
+    assert again.scores.drop(columns="seconds").equals(found.drop(columns="seconds"))
+    (line,) = [line for line in again.text().splitlines() if line.split()[:1] == ["lira"]]
+    assert line.count("[") == 3
+    plain = fedsim.unlearn(whole, 1, "retrain", progress=False).scores
+    lira = ["lira", "lira_low", "lira_high", "seconds"]
+    assert plain.drop(columns="seconds").equals(found.drop(columns=lira))
+
+
+def test_lira_by_hand(done: Run) -> None:
+    lines = list[str]()
+    found = fedsim.unlearn(done, FORGOTTEN, "retrain", shadows=2, progress=lines.append)
+    assert lines[-2:] == [f"[{s}/2] shadow models, 6 passes each" for s in (1, 2)]
+    again = replay(done)
+    judge = Judge(again, (FORGOTTEN,), flat(found.retrained), None, shadows=2)
+    both, values, inside = judge._of_shadows
+    n = len(again.splits.train[FORGOTTEN])
+    assert values.shape == inside.shape == (2, 2 * n)
+    assert (inside.sum(axis=0) == 1).all()
+    x, y = torch.cat([e.x.double().flatten(1) for e in both]), torch.cat([e.y for e in both])
+    p = ByHand(again).logits(torch.tensor(flat(done), dtype=torch.float64), x).softmax(dim=1)
+    own = (p / (1 - p)).log()[torch.arange(len(y)), y].numpy()
+    one = np.where(inside[0], values[0], values[1])  # that has trained on an example
+    other = np.where(inside[0], values[1], values[0])
+    likelier = np.square((own - other) / values[~inside].std()) / 2
+    likelier -= np.square((own - one) / values[inside].std()) / 2
+    expected = roc_auc_score(np.arange(2 * n) < n, likelier)
+    assert found.scores.loc["original", "lira"] == pytest.approx(expected, abs=1e-3)
+
+
 @given(
     w=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
     center=st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3),
@@ -396,24 +438,84 @@ def test_sections(tmp_path: Path, sections: dict[str, Any]) -> None:
     k = int(whole.clients["client"].iloc[-1])
     for how in METHODS:
         if how == "fed_quit" and whole.label_axis == "target":
-            with pytest.raises(BadInput, match="there is no true class"):
+            with pytest.raises(BadInput, match="there is no logit of a true class"):
                 unlearn(whole, how, k)
             continue
         found = unlearn(whole, how, k, **SHORT.get(how, {}))
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
 
 
-def test_models_whose_losses_need_more_than_labels(tmp_path: Path) -> None:
-    whole = finished(
-        tmp_path,
-        data={"name": "shapes", "samples": 120, "test_samples": 40},
-        partition={"kind": "iid", "clients": 4},
-        model={"name": "concept_bottleneck"},
-        train={"rounds": 2, "optimizer": {"lr": 0.01}},
-    )
-    for how in ("fine_tune", "gradient_ascent", "fed_eraser"):
-        found = unlearn(whole, how, 1, **SHORT.get(how, {}))
+BY_CONCEPTS: dict[str, Any] = {
+    "data": {"name": "shapes", "samples": 120, "test_samples": 40},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "concept_bottleneck"},
+    "train": {"rounds": 2, "optimizer": {"lr": 0.01}},
+}
+
+
+@pytest.mark.parametrize("learning", ["joint", "independent"])
+def test_concept_bottlenecks_have_classes(tmp_path: Path, learning: str) -> None:
+    model = {"name": "concept_bottleneck", "learning": learning}
+    whole = finished(tmp_path, **BY_CONCEPTS | {"model": model})
+    for how in METHODS:
+        given = {"name": how, **SHORT.get(how, {})}
+        found = fedsim.unlearn(whole, 1, given, shadows=2, progress=False)
         assert np.isfinite(found.scores.to_numpy()).all(), found.scores.T
+        assert "difference" not in found.scores
+    again = replay(whole)
+    spec, test = again.spec, again.fed.server.test_data
+    inside = again.runner.context.examples(again.splits.train[1])
+    losses, decisions = list[NDArray[Any]](), []
+    for weights in (again.state.weights, flat(found.retrained)):
+        network = ModelSnapshot(again.fed.server.tensor(weights), again, client=None).network()
+        with torch.no_grad():
+            decisions.append(network(test.x).argmax(1))
+            if weights is again.state.weights:
+                losses = [
+                    spec.objective.loss(network, each.x, each.y, each.facts).numpy()
+                    for each in (inside, test)
+                ]
+    row = found.scores.loc["original"]
+    members = np.repeat([1, 0], list(map(len, losses)))
+    assert row["mia"] == pytest.approx(roc_auc_score(members, -np.concatenate(losses)))
+    assert row["disagreement"] == float((decisions[0] != decisions[1]).double().mean())
+    assert row["accuracy"] == whole.rounds["accuracy"].iloc[-1]
+
+
+def test_fed_quit_of_concept_bottlenecks_by_hand(tmp_path: Path) -> None:
+    train = {"rounds": 2, "batch_size": 10_000, "optimizer": {"lr": LR}}
+    whole = finished(tmp_path, **BY_CONCEPTS | {"train": train})
+    again = replay(whole)
+    own = again.runner.context.examples(again.splits.train[1])
+    start = again.fed.server.tensor(again.state.weights)
+    network = ModelSnapshot(start, again, client=None).network()
+    with torch.no_grad():
+        z = lowered(network(own.x), own.y).softmax(dim=1)
+    divergence = (z * (z.log() - network(own.x).log_softmax(dim=1))).sum(dim=1).mean()
+    divergence.backward()
+    found = unlearn(whole, "fed_quit", 1, epochs=1, rounds=0).weights()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(found[name], parameter - LR * parameter.grad, atol=1e-5), name
+
+
+@pytest.mark.parametrize("fit", ["federated", "client"])
+def test_scales_of_the_clients_stay(tmp_path: Path, fit: str) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(3, 2, (200, 3)), columns=["dose", "age", "site"])
+    table["ill"], table["site"] = rng.integers(0, 2, 200), np.arange(200) % 4
+    table.loc[table["site"] == FORGOTTEN, "dose"] *= 100  # would change a common scale
+    table.to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "label": "ill"}
+    data |= {"client_column": "site", "fit": fit, "scale": "standard"}
+    whole = finished(tmp_path, data=data, partition={"kind": "natural"})
+    truth = fedsim.without(whole, FORGOTTEN, progress=False)
+    found = unlearn(whole, "retrain")
+    assert np.array_equal(flat(found), flat(truth))
+    assert (found.scores.loc["retrain", ["weights", "kl", "kl_forgotten"]] == 0).all()
+    for how in METHODS:
+        scores = unlearn(whole, how, **SHORT.get(how, {})).scores
+        assert np.isfinite(scores.to_numpy()).all(), scores.T
 
 
 RULES: dict[str, Any] = {
@@ -486,6 +588,16 @@ def test_what_the_run_must_not_have(
     assert not (whole.path / "unlearned").exists()
 
 
+def test_lira_needs_classes_and_several_shadow_models(tmp_path: Path, done: Run) -> None:
+    with pytest.raises(BadInput, match="shadows=1: LiRA needs at least 2 shadow models"):
+        fedsim.unlearn(done, FORGOTTEN, shadows=1, progress=False)
+    data = {"name": "friedman", "samples": 200}
+    whole = finished(tmp_path, data=data, partition={"kind": "iid", "clients": 4})
+    with pytest.raises(BadInput, match=r"shadows=2: LiRA .* objective.name=regression has"):
+        fedsim.unlearn(whole, 1, shadows=2, progress=False)
+    assert not (whole.path / "without").exists()
+
+
 def test_secure_aggregation_lets_the_others_go_on(tmp_path: Path) -> None:
     whole = finished(tmp_path, secure_aggregation={})
     assert unlearn(whole, "fine_tune", rounds=1).scores.loc["fine_tune", "rounds"] == 1
@@ -523,6 +635,7 @@ def test_a_client_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_the_command(say: Say, done: Run) -> None:
     words = ["unlearn", str(done.path), "--client", "3", "--method", "fine_tune"]
+    assert "lira" in say(*words, "--set", "rounds=1", "--shadows", "2")[1]
     code, text, _ = say(*words, "--set", "rounds=1")
     assert code == 0
     lines = text.splitlines()

@@ -79,6 +79,7 @@ WRONG = {
         "clients": ["a", {}, [], 1.5, True, None, [[1]], ["a"], -1, 99, range(3)],
         "method": [3, None, "nope", {}, {"name": "nope"}, {"name": "fine_tune", "rounds": "a"}],
         "explainer": [3, {}, "nope"],
+        "shadows": [-1, 1, "a", 1.5, None, True],
         "progress": [3, "a", None],
     },
     "audit": {

@@ -14,7 +14,6 @@ attacked.invert_explanations(shown, noise=1).reconstructed.ssim
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -50,6 +49,7 @@ from fedsim.analysis.attacks.membership import (
     map_scores,
     norm_scores,
     outcome,
+    passes,
     shadow_models,
     variance_scores,
 )
@@ -249,12 +249,7 @@ class PrivacyAudit:
     @property
     def passes(self) -> int:
         """How often a shadow model sees its examples: as often as in the run's last phase."""
-        train = self._experiment.train
-        epochs: float = train.local_epochs
-        if train.local_steps is not None:
-            samples = self._splits.train.lengths[self._splits.present].mean()
-            epochs = train.local_steps / math.ceil(samples / train.batch_size)
-        return max(1, round(self._rounds * epochs * train.participation))
+        return passes(self._experiment.train, self._rounds, self._splits)
 
     def invert_shared(self) -> Inversion:
         """Reconstruct clients' images from their shared images with a denoiser.

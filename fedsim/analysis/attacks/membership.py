@@ -32,8 +32,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.data import ClientSplits
 from fedsim.errors import ExperimentError
 from fedsim.objectives import Classification
+from fedsim.objectives.objective import Context
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel, Hooks, Loss, Train, TrainingJob, train
 
@@ -268,6 +270,7 @@ def shadow_models(
     seed: int,
     device: torch.device,
     loss: Loss = CROSS_ENTROPY,
+    facts: Context | None = None,
 ) -> Iterator[nn.Module]:
     """S shadow models, each trained on its own part of the examples; one at a time, when asked.
 
@@ -283,6 +286,7 @@ def shadow_models(
         settings: of the run under attack.
         epochs: passes over a shadow model's part.
         loss: of each example; the run's own.
+        facts: (n, ...) what the loss needs of the examples beside; see `Objective.facts`.
 
     Yields:
         Each classifier, in evaluation mode, on the device.
@@ -301,9 +305,21 @@ def shadow_models(
         with keyed_torch_rng(seed, "shadow/torch", client=s, device=device):
             model = FlatModel(build(), device)
             start = model.vector.clone()
-            lr, hooks = settings.lr(1), Hooks(loss)
-            train(model, TrainingJob(start, x[rows], y[rows], lr, epochs, rng, hooks), settings)
+            known = {name: fact.to(device)[rows] for name, fact in (facts or {}).items()}
+            job = TrainingJob(
+                *(start, x[rows], y[rows], settings.lr(1), epochs, rng, Hooks(loss)), facts=known
+            )
+            train(model, job, settings)
         yield model.module.eval()
+
+
+def passes(settings: Train, rounds: int, splits: ClientSplits) -> int:
+    """How often so many rounds go over an example, on average; 1 or more."""
+    epochs: float = settings.local_epochs
+    if settings.local_steps is not None:
+        samples = splits.train.lengths[splits.present].mean()
+        epochs = settings.local_steps / math.ceil(samples / settings.batch_size)
+    return max(1, round(rounds * epochs * settings.participation))
 
 
 def insist_on_several(shadows: int) -> None:

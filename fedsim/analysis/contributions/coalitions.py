@@ -23,17 +23,24 @@ import pyarrow.parquet as pq
 from fedsim.cluster.connection import planned_actors
 from fedsim.config.modules import enter
 from fedsim.data import ClientSplits, Dataset, load_dataset
-from fedsim.errors import BadInput, Damaged, FedsimError, RunError, RunFolderError
+from fedsim.errors import (
+    BadInput,
+    Damaged,
+    ExperimentError,
+    FedsimError,
+    RunError,
+    RunFolderError,
+)
 from fedsim.experiment import Experiment
 from fedsim.federation import LocalEngine, RoundRunner, RunSpec, Without
 from fedsim.launch.prepare import prepare
 from fedsim.launch.reference import kept
 from fedsim.launch.run import same_data
-from fedsim.launch.without import asked, experiment_without, joins_by_cohort
+from fedsim.launch.without import asked, cohorts, experiment_without, joins_by_cohort
 from fedsim.methods import State
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.manifest import clients_per_step
-from fedsim.results.records import VARYING, new_ledger, result_hash
+from fedsim.results.records import is_of_result, new_ledger, result_hash
 from fedsim.results.run import Run
 from fedsim.simulate import carry_on, initial_state
 from fedsim.support import atomic
@@ -70,11 +77,10 @@ class Coalitions:
     def __init__(self, run: Run, tell: Callable[[str], None] = lambda _: None) -> None:
         run.result_hash  # noqa: B018  # raises if it is not finished
         experiment = run.experiment
-        if experiment.without is not None and experiment.without.replace:
-            raise RunFolderError(
-                f"{run.path}: without.replace=true: the others of a coalition would take the "
-                "places of those that are left out; take a run whose places stay empty"
-            )
+        try:
+            check_places(experiment)
+        except ExperimentError as refusal:
+            raise RunFolderError(f"{run.path}: {refusal}") from None
         self.run, self._tell = run, tell
         self._loaded = load_dataset(experiment.data)
         dataset, splits, spec = prepare(experiment, self._loaded, begun=True)
@@ -116,7 +122,8 @@ class Coalitions:
         missing = self._player.in_order(self.missing(coalitions))
         if not missing:
             return
-        self._check(min(filter(None, missing), key=len, default=self.active))
+        smallest = min(filter(None, missing), key=len, default=self.active)
+        check_alone(self.run.experiment, smallest, self.active, self._loaded)
         pieces = [missing[i : i + PIECE] for i in range(0, len(missing), PIECE)]
         with alone(self.run.path, "another process computes outcomes of this run"):
             done = 0
@@ -125,15 +132,6 @@ class Coalitions:
                 _write(self._file, self._known, self.run.result_hash)
                 done += len(piece)
                 self._tell(f"[{done}/{len(missing)}] coalitions")
-
-    def _check(self, coalition: Coalition) -> None:
-        """Refuse an experiment that cannot do without the others of a coalition."""
-        if others := sorted(self.active - coalition):
-            try:
-                less = experiment_without(self.run.experiment, others)
-                prepare(less, self._loaded, begun=True)
-            except BadInput as refusal:
-                raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
     def _computed(
         self, pieces: Sequence[Sequence[Coalition]]
@@ -165,6 +163,26 @@ class Coalitions:
             finally:
                 for reference in running:
                     ray.cancel(reference, force=True)
+
+
+def check_places(experiment: Experiment) -> None:
+    """Refuse an experiment in which others take the places of who is left out."""
+    if experiment.without is not None and experiment.without.replace:
+        raise ExperimentError(
+            "without.replace=true: the others of a coalition would take the places of those that "
+            "are left out; take a run whose places stay empty"
+        )
+
+
+def check_alone(
+    experiment: Experiment, coalition: Coalition, everybody: Coalition, loaded: Dataset
+) -> None:
+    """Refuse an experiment that cannot do without the others of a coalition."""
+    if others := sorted(everybody - coalition):
+        try:
+            prepare(experiment_without(experiment, others), loaded, begun=True)
+        except BadInput as refusal:
+            raise type(refusal)(f"{_named(coalition)}: {refusal}") from None
 
 
 def _found(ready: Any, piece: Sequence[Coalition]) -> list[Outcome]:
@@ -277,12 +295,19 @@ def first_rounds(run: Run, splits: ClientSplits, spec: RunSpec) -> dict[int, int
     return found
 
 
+def ever_asked(experiment: Experiment, splits: ClientSplits, spec: RunSpec) -> Coalition:
+    """The clients that may take part in any round, as far as it is known before the first."""
+    if not joins_by_cohort(experiment, spec):
+        return frozenset(np.flatnonzero(splits.present).tolist())
+    return frozenset(k for _, cohort in cohorts(splits, spec, spec.without) for k in cohort)
+
+
 def _numbers(row: Mapping[Any, Any]) -> Outcome:
-    """The numbers of a round's record, but for durations."""
+    """The numbers of a round's record, but for durations and what was found out afterwards."""
     return {
         name: float(value)
         for name, value in row.items()
-        if isinstance(value, Real) and not math.isnan(value) and name not in VARYING
+        if isinstance(value, Real) and not math.isnan(value) and is_of_result(name)
     }
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.analysis.contributions.coalitions import Coalitions
 from fedsim.analysis.contributions.cosine import cosine
@@ -37,7 +39,9 @@ from fedsim.config.arguments import checked
 from fedsim.config.registry import nearest
 from fedsim.errors import BadInput
 from fedsim.launch.progress import LineProgress
+from fedsim.results.records import WITHOUT_UNIT
 from fedsim.results.run import Run
+from fedsim.results.summary import on_record, sign
 from fedsim.support import atomic
 from fedsim.support.rng import keyed_rng
 from fedsim.support.words import client_name, duration, short
@@ -53,6 +57,7 @@ ESTIMATES: dict[str, Estimator] = {
     "cosine": cosine,
 }
 KEPT = "contributions.parquet"
+PERMUTATIONS, BUDGET = 50, 1100
 MOST_TOLD = 10**9  # federations whose number and time mean something
 MOST_EXACT = 10  # clients, of which all coalitions are played unless it is asked for
 
@@ -86,6 +91,27 @@ class Contributions:
         """What each client contributes, by its number."""
         return dict(zip(self.clients["client"], self.clients["value"], strict=True))
 
+    @property
+    def summary(self) -> dict[str, float]:
+        """What the values come to.
+
+        `lowest`: the least that a client contributes. `spread`: their standard deviation over all
+        clients (ddof=0). `auc`, if the run has adversaries and others: the AUC by which low
+        contributions tell them apart, 0.5 for guessing. Where little of the score is good, such
+        as a loss, contributions count with their sign changed.
+        """
+        from fedsim.analysis.attacks.membership import outcome
+
+        known = {} if self.how in WITHOUT_UNIT else on_record(self.run)
+        worth = self.clients["value"].to_numpy(np.float64)
+        if self.score in known:
+            worth = sign(known[self.score]) * worth
+        bad = self.clients["client"].isin(self.run.manifest.get("adversaries", ())).to_numpy()
+        found = {"lowest": float(worth.min()), "spread": float(worth.std())}
+        if bad.any() and not bad.all():
+            found["auc"] = outcome(-worth[bad], -worth[~bad]).auc
+        return found
+
     def text(self) -> str:
         """The values as `fedsim contributions` prints them, the largest first."""
         names = self.run.manifest.get("client_names", ())
@@ -111,9 +137,9 @@ def contributions(
     score: str | None = None,
     *,
     how: str | None = None,
-    permutations: int = 50,
+    permutations: int = PERMUTATIONS,
     tolerance: float = 0.0,
-    budget: int = 1100,
+    budget: int = BUDGET,
     progress: bool | Callable[[str], None] = True,
 ) -> Contributions:
     """How much each client contributes to a score of a finished run.
@@ -157,10 +183,8 @@ def contributions(
     if not tolerance >= 0:
         raise BadInput(f"tolerance={tolerance:g}: must be at least 0")
     if how is not None and how not in (*EXACT, *ESTIMATES):
-        raise BadInput(
-            f"how={how}: there is no such way{nearest(how, (*EXACT, *ESTIMATES))}; known: "
-            f"{', '.join((*EXACT, *ESTIMATES))}"
-        )
+        known = nearest(how, (*EXACT, *ESTIMATES))
+        raise BadInput(f"how={how}: there is no such way{known}")
     with LineProgress(progress) as tell:
         if how in ESTIMATES:
             columns, score, everybody, nobody = _estimated(run, ESTIMATES[how], score, tell)
@@ -188,16 +212,17 @@ def contributions(
 def _played(of: Coalitions, worth: Worth, how: str, budget: int) -> Columns:
     """Values by playing all coalitions, or those that lack one client."""
     clients = sorted(of.active)
+    check = partial(check_budget, how, len(clients), budget=budget, seconds=_seconds(of.run))
     if how == "leave_one_out":
         missing = of.missing([of.active, *(of.active - {k} for k in clients)])
-        _check_budget(of, len(missing), budget, how)
+        check(len(missing))
         of.compute(missing)
         found = {k: worth(of.active) - worth(of.active - {k}) for k in clients}
     else:
         if len(clients) > math.log2(budget):  # before they are listed
-            _check_budget(of, 2 ** min(len(clients), 64), budget, how)
+            check(2 ** min(len(clients), 64))
         missing = of.missing(subsets(clients))
-        _check_budget(of, len(missing), budget, how)
+        check(len(missing))
         worth(frozenset())  # before others are played, as it may have no value
         of.compute(missing)
         found = shapley(clients, worth)
@@ -243,7 +268,7 @@ class Worth:
         if self.score not in names:
             raise BadInput(
                 f"score={self.score}: the run's rounds have no such number"
-                f"{nearest(self.score, names)}; known: {', '.join(names)}"
+                f"{nearest(self.score, names)}"
             )
 
     def __call__(self, coalition: Iterable[int]) -> float:
@@ -271,10 +296,9 @@ def sampled(
     All orders are followed at once, a place after another.
     """
     clients = sorted(of.active)
-    rng = keyed_rng(of.run.experiment.seed, "contributions")
-    orders = np.array([rng.permutation(clients) for _ in range(permutations)])
-    begun = [order[: place + 1] for order in orders.tolist() for place in range(len(clients))]
-    _check_budget(of, len(of.missing([[], *begun])), budget, "permutations")
+    orders = orders_of(of.run.experiment.seed, clients, permutations)
+    missing = len(of.missing(beginnings(orders)))
+    check_budget("permutations", len(clients), missing, budget, _seconds(of.run))
     marginal = np.zeros((permutations, len(clients)))
     everybody, at = worth(of.active), np.full(permutations, worth(frozenset()))
     for place in range(len(clients)):
@@ -295,20 +319,41 @@ def sampled(
     }
 
 
-def _check_budget(of: Coalitions, count: int, budget: int, how: str) -> None:
-    """Refuse to play more federations than the budget has, and say what that would take."""
+def orders_of(seed: int, clients: Sequence[int], permutations: int) -> NDArray[np.int64]:
+    """(permutations, n) random orders of clients."""
+    rng = keyed_rng(seed, "contributions")
+    return np.array([rng.permutation(clients) for _ in range(permutations)], dtype=np.int64)
+
+
+def beginnings(orders: NDArray[np.int64]) -> set[Coalition]:
+    """The coalitions of those who come first in an order, of any size."""
+    places = range(orders.shape[1] + 1)
+    return {frozenset(order[:place]) for order in orders.tolist() for place in places}
+
+
+def check_budget(how: str, n: int, count: int, budget: int, seconds: float = 0.0) -> None:
+    """Refuse to play more federations than the budget has, and say what that would take.
+
+    Args:
+        n: number of clients.
+        seconds: that all clients' federation takes; 0 if that is not known.
+    """
     if count <= budget:
         return
-    n = len(of.active)
-    seconds = of.run.manifest.get("wall_seconds", 0.0) * count / 2  # of half the clients each
     told = f"{count:,}" if count < MOST_TOLD else f"2^{n}"
-    lasts = f", about {duration(seconds)} by one process" if count < MOST_TOLD else ""
+    lasts = ""
+    if seconds and count < MOST_TOLD:  # half of the clients each
+        lasts = f", about {duration(seconds * count / 2)} by one process"
     instead = " or how=leave_one_out" if how == "permutations" else "how=permutations"
     less = "fewer permutations" if how == "permutations" else ""
     raise BadInput(
         f"how={how}: {told} federations of some of the {n} clients would be played{lasts}, and "
         f"budget={budget:,}; raise it, or take {less}{instead}"
     )
+
+
+def _seconds(run: Run) -> float:
+    return float(run.manifest.get("wall_seconds", 0.0))
 
 
 def keep(found: Contributions) -> None:

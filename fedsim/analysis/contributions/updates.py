@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.analysis.replay import Replay, replay, trained_models
-from fedsim.errors import BadInput
-from fedsim.federation.reduction import Vector
+from fedsim.analysis.replay import Replay, Trained, replay, trained_models
+from fedsim.errors import BadInput, ExperimentError, RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.federation import Vector
 from fedsim.results.run import Run
+from fedsim.training import FlatModel
 
 MOST = 12  # clients of a cohort, of which all subsets are taken
 NEAR = 1e-4  # relative distance up to which a mean of clients' models is the server's next one
@@ -88,38 +90,64 @@ def updates_of(
         BadInput: the run cannot be replayed; or its server does not average clients' models, so
             that the model of some clients is not known from what they sent.
     """
-    method = run.experiment.method
-    if not (run.experiment.model.builds_network and method.has_global_model):
-        raise BadInput(
-            f"{run.path}: estimates are made of updates of a global network, which "
+    try:
+        check_network(run.experiment)
+        again = replay(run, 0)
+        by_class = places_by_class(again.dataset.classes, again.fed.server.model)
+        for before, trained in trained_models(again, lambda t: tell(f"recomputing round {t}")):
+            after, method = again.state.weights, run.experiment.method
+            found = averaged(again.after, before, trained, after, by_class, method.name)
+            if found is not None:
+                yield found, again
+    except ExperimentError as refusal:
+        raise RunFolderError(f"{run.path}: {refusal}") from None
+
+
+def check_network(experiment: Experiment) -> None:
+    """Refuse an experiment without a global network."""
+    method = experiment.method
+    if not (experiment.model.builds_network and method.has_global_model):
+        raise ExperimentError(
+            "estimates are made of updates of a global network, which "
             f"method.name={method.name} has not; take how=permutations or leave_one_out"
         )
-    again = replay(run, 0)
-    by_class = _by_class(again)
-    for before, trained in trained_models(again, lambda t: tell(f"recomputing round {t}")):
-        if not trained:  # nobody answered
-            continue
-        wide, after = before.astype(np.float64), again.state.weights
-        changes = {k: own.astype(np.float64) - wide for k, (own, _) in trained.items()}
-        moved = after.astype(np.float64) - wide
-        rounding = np.finfo(np.float32).eps * float(np.linalg.norm(wide))
-        near = NEAR * float(np.linalg.norm(moved)) + rounding
-        for weights in ({k: n for k, (_, n) in trained.items()}, dict.fromkeys(trained, 1)):
-            found = RoundUpdates(again.after, before, after, changes, weights, by_class)
-            if np.linalg.norm(found.change(found.cohort) - moved) <= near:
-                break
-        else:
-            raise BadInput(
-                f"{run.path}: in round {found.t} the server did not average what its clients "
-                f"trained (method.name={method.name}, or a section that changes updates), as "
-                "estimates assume; take how=permutations or leave_one_out"
-            )
-        yield found, again
 
 
-def _by_class(again: Replay) -> dict[str, NDArray[np.int64]]:
+def averaged(
+    t: int,
+    before: Vector,
+    trained: Trained,
+    after: Vector,
+    by_class: Mapping[str, NDArray[np.int64]],
+    method: str,
+) -> RoundUpdates | None:
+    """A round in which clients `trained`; refuses one whose server did not average that.
+
+    None if nobody answered.
+
+    Args:
+        method: its name, for the message.
+    """
+    wide = before.astype(np.float64)
+    changes = {k: own.astype(np.float64) - wide for k, (own, _) in trained.items()}
+    moved = after.astype(np.float64) - wide
+    rounding = np.finfo(np.float32).eps * float(np.linalg.norm(wide))
+    near = NEAR * float(np.linalg.norm(moved)) + rounding
+    if not trained and not moved.any():
+        return None
+    for weights in ({k: n for k, (_, n) in trained.items()}, dict.fromkeys(trained, 1)):
+        found = RoundUpdates(t, before, after, changes, weights, by_class)
+        if np.linalg.norm(found.change(found.cohort) - moved) <= near:
+            return found
+    raise ExperimentError(
+        f"in round {t} the server did not average what its clients trained "
+        f"(method.name={method}, or a section that changes updates), as estimates assume; take "
+        "how=permutations or leave_one_out"
+    )
+
+
+def places_by_class(classes: Sequence[str], model: FlatModel) -> dict[str, NDArray[np.int64]]:
     """The places of the last layer's weights and biases, by class."""
-    classes, model = again.dataset.classes, again.fed.server.model
     start, last = 0, dict[str, NDArray[np.int64]]()
     for name, shape in itertools.islice(model.shapes.items(), len(model.leaves)):
         size = math.prod(shape)
@@ -137,11 +165,16 @@ def scores_of_models(again: Replay, score: str) -> Score:
 
     def worth(weights: Vector) -> float:
         found = again.fed.evaluate(weights)
-        if score not in found or math.isnan(found[score]):
-            raise BadInput(
-                f"score={score}: is no score of a model on the test set, as estimates need; "
-                f"known: {', '.join(found)}"
-            )
+        check_score(score, found)
         return float(found[score])
 
     return worth
+
+
+def check_score(score: str, known: Mapping[str, float]) -> None:
+    """Refuse a score that is none of those of a model."""
+    if score not in known or math.isnan(known[score]):
+        raise BadInput(
+            f"score={score}: is no score of a model on the test set, as estimates need; "
+            f"known: {', '.join(known)}"
+        )

@@ -14,11 +14,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from fedsim.analysis.unlearning.forgetting import Forgetting, Unlearning, averaged, unlearning
+from fedsim.analysis.unlearning.forgetting import (
+    Forgetting,
+    Unlearning,
+    averaged,
+    classifies,
+    unlearning,
+)
 from fedsim.errors import RunFolderError
 from fedsim.federation import Asked, Client, Federation, Vector, client_function
 from fedsim.methods import State
-from fedsim.objectives import Classification
 from fedsim.objectives.objective import EVALUATION_BATCH
 
 
@@ -35,7 +40,8 @@ class FedQuit(Unlearning):
 
     z̃ are the logits of the global model w^T in evaluation mode, of which the true class's is
     lowered to the least: z̃_y = min_c z_c. The teacher knows what it knew of other classes, so
-    that the model forgets the client's examples and little else. Several clients each unlearn, and
+    that the model forgets the client's examples and little else. Logits alone are distilled, also
+    where training has further terms, such as concepts. Several clients each unlearn, and
     their models are averaged. Then the others continue with rounds of the run's own method.
 
     Args:
@@ -55,10 +61,10 @@ class FedQuit(Unlearning):
 
     def check(self, task: Forgetting) -> None:
         super().check(task)
-        if not isinstance(objective := task.again.spec.objective, Classification):
+        if not classifies(task.again):
             raise RunFolderError(
-                f"{task.run.path}: objective.name={objective.name}: there is no true class; "
-                f"method={self.name} is not for it"
+                f"{task.run.path}: objective.name={task.again.spec.objective.name}: there is no "
+                f"logit of a true class; method={self.name} is not for it"
             )
 
     def forget(self, task: Forgetting) -> Vector:

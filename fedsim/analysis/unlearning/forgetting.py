@@ -286,3 +286,9 @@ class Forgetting:
 def averaged(fed: Federation, sent: Mapping[int, Any]) -> Vector:
     """The mean of the models that clients sent, weighted by their numbers of examples."""
     return fed.server.average({k: message["weights"] for k, message in sent.items()})
+
+
+def classifies(again: Replay) -> bool:
+    """Whether a run's networks have a logit for each class, whatever they are trained by."""
+    classes = again.dataset.classes
+    return bool(classes) and again.spec.outputs == len(classes)

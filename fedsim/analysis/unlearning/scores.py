@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.analysis.attacks.membership import outcome
+from fedsim.analysis.attacks.membership import (
+    confidence,
+    halves,
+    lira_scores,
+    outcome,
+    passes,
+    shadow_models,
+)
 from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors
+from fedsim.analysis.unlearning.forgetting import classifies
 from fedsim.explain.compare import similarities
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.scores.faithfulness import present
 from fedsim.explain.scores.measure import relevances_of, similarity
 from fedsim.explain.scores.relevance import mean_defined
 from fedsim.federation import Examples, Vector
-from fedsim.objectives import Batch, Classification, evaluate, scores_of
+from fedsim.objectives import Batch, evaluate, scores_of
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
@@ -37,12 +47,16 @@ class Judge:
         clients: whom they are to forget.
         retrained: (size,) the weights of the run without them.
         explainer: whose maps are compared; None for no score of them.
+        shadows: number of shadow models for LiRA; 0 for no score of it.
+        tell: called with a line about each shadow model.
     """
 
     again: Replay
     clients: tuple[int, ...]
     retrained: Vector
     explainer: FeatureExplainer | None
+    shadows: int = 0
+    tell: Callable[[str], None] = lambda _: None
 
     def scores(self, weights: Vector) -> dict[str, float]:
         """The scores of a model, by name; see `fedsim.unlearn`."""
@@ -62,6 +76,8 @@ class Judge:
             found[f"{primary}_{name}"] = scores_of(objective, totals)[primary]
         inside, outside = (self._losses(network, each) for each in (self._forgotten, self._test))
         found |= dict(zip(("mia", "mia_low", "mia_high"), auc(-inside, -outside), strict=True))
+        if self.shadows:
+            found |= dict(zip(("lira", "lira_low", "lira_high"), self._lira(network), strict=True))
         attack = self.again.experiment.adversaries and self.again.experiment.adversaries.attack
         if attack and attack.success is not None:
             found[attack.success.column] = central[attack.success.column]
@@ -101,7 +117,7 @@ class Judge:
         found = {}
         for name, x in (("", self._test.x), ("_forgotten", self._forgotten.x)):
             p, own = self._outputs(self.retrained, x), self._outputs(weights, x)
-            if not isinstance(self.again.spec.objective, Classification):
+            if not classifies(self.again):
                 found[f"difference{name}"] = float(np.sqrt(np.square(own - p).mean()))
                 continue
             found[f"disagreement{name}"] = float((own.argmax(1) != p.argmax(1)).mean())
@@ -128,6 +144,48 @@ class Judge:
             mean = mean_defined(similarity(alike, there, *maps))
             found[f"explanations_{how}"] = math.nan if mean is None else mean
         return found
+
+    def _lira(self, network: nn.Module) -> tuple[float, float, float]:
+        """AUC by which LiRA tells the forgotten training examples from as many test examples."""
+        parts, values, inside = self._of_shadows
+        own = np.concatenate([self._confidence(network, part) for part in parts])
+        likelier, members = lira_scores(own, values, inside), len(parts[0])
+        return auc(likelier[:members], likelier[members:])
+
+    @cached_property
+    def _of_shadows(self) -> tuple[list[Examples], NDArray[Any], NDArray[np.bool_]]:
+        """Forgotten and test examples, as many of each, and shadow models' confidences in them.
+
+        (S, 2n), and which half of them each has trained on beside all examples of the others: on
+        as many as the run's own model in all.
+        """
+        again, seed = self.again, self.again.experiment.seed
+        rng = keyed_rng(seed, "unlearning/shadows")
+        n = min(len(self._forgotten), len(self._test))
+        both = [
+            part.at(torch.from_numpy(np.sort(rng.choice(len(part), n, replace=False))))
+            for part in (self._forgotten, self._test)
+        ]
+        parts, inside = (self._kept, *both), halves(2 * n, self.shadows, rng)
+        x, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y"))
+        facts = {name: torch.cat([part.facts[name] for part in parts]) for name in parts[0].facts}
+        everywhere = np.ones((self.shadows, len(self._kept)), np.bool_)
+        settings, device = again.experiment.train, again.fed.server.device
+        epochs = passes(settings, again.after, again.splits.held(again.after))
+        models = shadow_models(
+            *(again.spec.build, x, y, np.hstack([everywhere, inside]), settings, epochs),
+            *(seed, device, again.spec.objective.loss, facts),
+        )
+        values = []
+        for s, model in enumerate(models, 1):
+            values.append(np.concatenate([self._confidence(model, part) for part in both]))
+            self.tell(f"[{s}/{self.shadows}] shadow models, {epochs} passes each")
+        return both, np.stack(values), inside
+
+    @torch.no_grad()
+    def _confidence(self, network: nn.Module, examples: Examples) -> NDArray[np.float64]:
+        """(n,) log-odds of the true classes."""
+        return confidence(logits(network, examples.x), examples.y.cpu().numpy())
 
     @torch.no_grad()
     def _losses(self, network: nn.Module, examples: Examples) -> NDArray[np.float64]:

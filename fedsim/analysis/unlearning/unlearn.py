@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
+from fedsim.analysis.attacks.membership import insist_on_several
 from fedsim.analysis.explanations import Wanted, explainer_of, problem_of
 from fedsim.analysis.replay import insist_on_client, replay
-from fedsim.analysis.unlearning.forgetting import Cost, Forgetting, Unlearning, unlearning
+from fedsim.analysis.unlearning.forgetting import (
+    Cost,
+    Forgetting,
+    Unlearning,
+    classifies,
+    unlearning,
+)
 from fedsim.analysis.unlearning.scores import Judge
 from fedsim.config.arguments import checked
 from fedsim.data import load_dataset
@@ -77,7 +84,7 @@ class Unlearned:
         """The scores as `fedsim unlearn` prints them."""
         rows = []
         for name in self.scores.columns:
-            if name in ("mia_low", "mia_high"):
+            if name.endswith(("_low", "_high")):
                 continue
             shown = [_shown(name, row) for _, row in self.scores.iterrows()]
             rows.append((name, *shown))
@@ -95,6 +102,7 @@ def unlearn(
     method: str | Mapping[str, Any] | Unlearning = "fed_eraser",
     *,
     explainer: Wanted | None = None,
+    shadows: int = 0,
     progress: bool | Callable[[str], None] = True,
 ) -> Unlearned:
     """Make the global model of a finished run forget clients.
@@ -114,6 +122,7 @@ def unlearn(
     (`…_kept`) and of the forgotten (`…_forgotten`). `mia` is the AUC by which the loss tells the
     forgotten training examples from test examples, with an interval of 95 %; where clients' data
     differ from the test set, the retrained model's, which has never met them, is not 0.5 either.
+    `lira` is the same by the likelihood-ratio attack, if `shadows` are asked for.
     `backdoor_success` of runs with such an attack. And the cost: `rounds`, `bytes_up`,
     `bytes_down`, bytes `stored` by the server during the run, and `seconds` of these rounds here.
 
@@ -124,6 +133,10 @@ def unlearn(
             object.
         explainer: whose maps are compared, as of `fedsim.explanations`; by default the run's usual
             one, if it gives maps.
+        shadows: number of shadow models for LiRA (Carlini et al. 2022), 2 or more; 0 for none.
+            Each trains centrally on all examples of the others and half of those that are told
+            apart, for as many passes as the run made, which takes about the run's own time. As it
+            knows nothing of unlearning, it asks whether the model looks trained on an example.
         progress: as of `fedsim.explanations`.
 
     Raises:
@@ -142,6 +155,8 @@ def unlearn(
     run, how = Run.of(run), method_of(method)
     run.result_hash  # noqa: B018  # raises if it is not finished
     insist_on_finished(RunFolder.open(run.path), "only whole runs can be made to forget")
+    if shadows:
+        insist_on_several(shadows)
     forgotten = tuple(sorted({clients} if isinstance(clients, int) else {*clients}))
     _check(run, forgotten)
     experiment = run.experiment
@@ -150,11 +165,6 @@ def unlearn(
     if maps is None and explainer is not None:
         raise BadInput(f"explainer={chosen.name}: gives no relevance maps to compare")
     loaded = load_dataset(experiment.data)
-    if (fitted := loaded.preprocessing) is not None and fitted.fit != "pooled":
-        raise RunFolderError(
-            f"{run.path}: data.fit={fitted.fit}: the federation without them scales its data "
-            "otherwise, so that models cannot be compared; take a run with data.fit=pooled"
-        )
     prepare(experiment_without(experiment, forgotten), loaded)
     with LineProgress(progress) as tell:
         task = Forgetting(run, forgotten, replay(run, dataset=loaded), tell=tell)
@@ -164,6 +174,11 @@ def unlearn(
         for k in forgotten:
             if not len(held[k]):
                 raise RunFolderError(f"{run.path}: client {k} holds no labelled training example")
+        if shadows and not classifies(task.again):
+            raise BadInput(
+                f"shadows={shadows}: LiRA compares logits of true classes, which "
+                f"objective.name={task.again.spec.objective.name} has not; take shadows=0"
+            )
         how.check(task)
         rounds = experiment.train.rounds
 
@@ -176,15 +191,15 @@ def unlearn(
         with planned(experiment, task.again.splits, task.again.spec, tell) as actors:
             task.actors = actors
             weights = how.forget(task)
-    truth = unlearning.parse({"name": "retrain"})
-    known = Forgetting(run, forgotten, task.again)
-    models = {
-        ORIGINAL: (task.weights, Cost()),
-        RETRAINED: (truth.forget(known), known.cost),
-        how.name: (weights, task.cost),
-    }
-    judge = Judge(task.again, forgotten, models[RETRAINED][0], maps)
-    rows = {name: judge.scores(w) | asdict(cost) for name, (w, cost) in models.items()}
+        truth = unlearning.parse({"name": "retrain"})
+        known = Forgetting(run, forgotten, task.again)
+        models = {
+            ORIGINAL: (task.weights, Cost()),
+            RETRAINED: (truth.forget(known), known.cost),
+            how.name: (weights, task.cost),
+        }
+        judge = Judge(task.again, forgotten, models[RETRAINED][0], maps, shadows, tell)
+        rows = {name: judge.scores(w) | asdict(cost) for name, (w, cost) in models.items()}
     scores = pd.DataFrame.from_dict(rows, orient="index")
     path = run.path / "unlearned" / f"{how.name}-{folder_name(Without(clients=forgotten))}"
     state = replace(task.again.state, weights=weights)
@@ -233,8 +248,9 @@ def _shown(name: str, row: pd.Series[float]) -> str:
         return "–"
     if name in AMOUNTS:
         return AMOUNTS[name](value) if value else "–"
-    if name == "mia" and not math.isnan(row["mia_low"]):
-        return f"{value:.3f} [{row['mia_low']:.3f}, {row['mia_high']:.3f}]"
+    low, high = (row.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+    if not math.isnan(low):
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
     return f"{value:.4f}"
 
 

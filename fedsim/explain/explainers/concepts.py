@@ -81,7 +81,7 @@ class ConceptContributions(Explainer):
         if not dataset.classes:
             scaling = dataset.target_scaling
             adds, would, base = adds * scaling.span, would * scaling.span, scaling.undo(base)
-        return Contributions(
+        return DecisionsByConcepts(
             model.title,
             f"{model.suffix}{inputs.suffix}",
             dataset,
@@ -106,7 +106,7 @@ def _decisions(outputs: torch.Tensor, data: Dataset) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Contributions(Explanation):
+class DecisionsByConcepts(Explanation):
     """What predicted concepts add to decisions.
 
     Args:

@@ -302,10 +302,6 @@ def draw_bars(
     _draw_legend(axes, look, list(series))
 
 
-def contributions_height(clients: int, series: int) -> float:
-    return 50 + clients * (_thickness(series) * series + 9)
-
-
 def draw_contributions(
     axes: Axes,
     look: Look,

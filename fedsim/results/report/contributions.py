@@ -6,8 +6,9 @@ from functools import partial
 
 import pandas as pd
 
-from fedsim.results.figures.charts import contributions_height, draw_contributions
+from fedsim.results.figures.charts import bars_height, draw_contributions
 from fedsim.results.figures.look import Drawing
+from fedsim.results.records import WITHOUT_UNIT
 from fedsim.results.report.comparison import ReportData, label
 from fedsim.results.report.curves import Plot
 from fedsim.results.run import Run
@@ -21,19 +22,16 @@ _NAMES = {
     "multi_rounds": "estimate by round",
     "gtg_shapley": "GTG-Shapley",
 }
-_NO_SCORES = ("shapfed", "cosine")  # estimates that are not in units of the score
 
 
 def contributions(compared: ReportData) -> list[Plot]:
     """A figure for each score, with a panel for each run."""
     panels: dict[str, list[tuple[str, Drawing]]] = {}
     runs = [entry for entry in compared.entries if entry.run is not None]
-    shown = [entry for entry in runs if not entry.run.contributions.empty][:_RUNS]  # type: ignore[union-attr]
-    for entry in shown:
-        run = entry.run
-        assert run is not None
-        known = run.contributions[~run.contributions["how"].isin(_NO_SCORES)]
-        for score, rows in known.groupby("score"):
+    found = [(entry, entry.run, entry.run.contributions) for entry in runs if entry.run]
+    shown = [each for each in found if not each[-1].empty][:_RUNS]
+    for entry, run, known in shown:
+        for score, rows in known[~known["how"].isin(WITHOUT_UNIT)].groupby("score"):
             whose = f"{label(entry.cell, compared.labels)}, seed {entry.seed}"
             panel = whose if len(runs) > 1 else ""
             panels.setdefault(str(score), []).append((panel, _drawing(run, str(score), rows)))
@@ -64,5 +62,5 @@ def _drawing(run: Run, score: str, rows: pd.DataFrame) -> Drawing:
     alt = "; ".join(
         f"{name}: {value:+.4f}" for name, value in zip(names, table.iloc[:, 0], strict=True)
     )
-    height = contributions_height(len(names), len(series))
+    height = bars_height(len(names), len(series))
     return Drawing(f"What each client contributes to {score}. {alt}.", height, draw)

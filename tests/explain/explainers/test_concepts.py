@@ -13,7 +13,7 @@ import torch
 from fedsim import Dataset, Run, explanations
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
-from fedsim.explain.explainers.concepts import ConceptContributions, Contributions
+from fedsim.explain.explainers.concepts import ConceptContributions, DecisionsByConcepts
 from fedsim.explain.inputs import Inputs
 from fedsim.testing import check_explainer
 
@@ -42,13 +42,13 @@ def learnt(finish: Finish, classes: int, of: str = "mlp") -> Run:
     return finish(data=data, model=model, partition=partition, train={"rounds": 2})
 
 
-def explained(done: Run, rows: tuple[int, ...]) -> tuple[ModelSnapshot, Contributions]:
+def explained(done: Run, rows: tuple[int, ...]) -> tuple[ModelSnapshot, DecisionsByConcepts]:
     snapshot = ModelSnapshot.of(done)
     inputs = Inputs.of_rows(snapshot.dataset, rows)
     found = ConceptContributions().explain(
         snapshot.explained(), snapshot.data(), inputs, np.random.default_rng(0)
     )
-    assert isinstance(found, Contributions)
+    assert isinstance(found, DecisionsByConcepts)
     return snapshot, found
 
 

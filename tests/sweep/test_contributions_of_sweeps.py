@@ -1,0 +1,341 @@
+"""What clients contribute, as columns of grids and objectives of searches."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import fedsim
+from experiments import NETWORK_METHODS, by_day, small_experiment, with_method
+from fedsim import Contributions, Grid, Run
+from fedsim.analysis.contributions.settings import ContributionSettings
+from fedsim.analysis.replay import replay
+from fedsim.data import load_dataset
+from fedsim.errors import BadInput, FedsimError
+from fedsim.launch.prepare import prepare
+from fedsim.results.folder import RunFolder
+from fedsim.results.summary import on_record
+
+FEW: dict[str, Any] = {
+    "data": {"name": "digits", "subset": 0.2},
+    "partition": {"kind": "dirichlet", "clients": 5, "alpha": 1.0},
+    "train": {"rounds": 2},
+}
+BAD = {"adversaries": {"share": 0.2, "attack": {"name": "label_flip"}}}
+WAYS = ["gtg_shapley", "cosine", "leave_one_out"]
+
+
+def content(kind: str, section: Any, **sections: Any) -> dict[str, Any]:
+    whole = small_experiment(**{**FEW, **sections}).model_dump(mode="json")
+    return {**whole, kind: section}
+
+
+def asking(out: Path, asked: Any, progress: Any = False, **sections: Any) -> Grid:
+    """A grid of one axis that asks for contributions."""
+    section = {"axes": {"train.local_epochs": [1, 2]}, "contributions": asked}
+    return fedsim.grid(content("grid", section, **sections), out=out, progress=progress)
+
+
+def found(run: Run, how: str) -> dict[str, float]:
+    """The columns of one way, as asked of the run itself."""
+    own = fedsim.contributions(run, how=how, progress=False).summary
+    return {f"contributions/{how}/{figure}": value for figure, value in own.items()}
+
+
+class TestOnRay:
+    def test_a_grid_has_them_in_its_tables(self, tmp_path: Path, own_ray: None) -> None:
+        lines = list[str]()
+        grid = asking(tmp_path, {"how": WAYS}, lines.append, **BAD)
+        assert not [line for line in lines if line.startswith("warning")]
+        for epochs, run in zip((1, 2), grid.runs, strict=True):
+            train = {"rounds": 2, "local_epochs": epochs}
+            alone = fedsim.run(
+                small_experiment(**{**FEW, **BAD, "train": train}), tmp_path, progress=False
+            )
+            assert run.result_hash == alone.result_hash
+            assert len(run.contributions) == 5 * len(WAYS)
+            expected = {k: v for how in WAYS for k, v in found(alone, how).items()}
+            last = run.rounds.iloc[-1]
+            assert {name: last[name] for name in expected} == expected
+            assert run.rounds[[*expected]].iloc[:-1].isna().all(axis=None)
+            cell = grid.cells.iloc[epochs - 1]
+            assert {name: cell[f"{name}/last"] for name in expected} == expected
+            replay(run, 0).next_round()
+            compared = fedsim.compare(run, alone).results
+            assert compared["differs_from_round"].isna().all()
+            assert found(run, "cosine") == found(alone, "cosine")
+            less = fedsim.without(run, 0, progress=False)
+            assert not less.rounds.filter(like="contributions/").columns.size
+        assert "contributions/cosine/auc/last_mean" in grid.summary
+        assert "contributions/cosine/auc" in grid.rounds
+        best = {column: metric.best for column, metric in on_record(grid.runs[0]).items()}
+        assert best["contributions/cosine/spread"] == "min"
+        assert best["contributions/cosine/lowest"] == best["contributions/cosine/auc"] == "max"
+
+    def test_resumed_it_asks_again(self, tmp_path: Path, own_ray: None) -> None:
+        """A process that is lost between the last round and the answer leaves a finished run."""
+        grid = asking(tmp_path, {"how": "cosine"})
+        first, second = grid.runs
+        before = first.manifest["contributions"]
+        folder = RunFolder.open(first.path)
+        folder.manifest.pop("contributions")
+        folder.update()
+        grid.update(status="interrupted")
+        made = (second.path / "manifest.json").stat().st_mtime_ns
+        again = fedsim.resume(grid.path, progress=False)
+        assert isinstance(again, Grid)
+        assert again.runs[0].manifest["contributions"] == before
+        assert (second.path / "manifest.json").stat().st_mtime_ns == made
+        assert again.status == "finished"
+        assert again.summary.equals(grid.summary)
+
+    def test_what_cannot_be_answered_fails(self, tmp_path: Path, own_ray: None) -> None:
+        grid = asking(tmp_path, {"how": "leave_one_out", "score": "of_the_method"})
+        assert grid.status == "failed"
+        assert set(grid.cells["status"]) == {"failed"}
+        for error in grid.cells["error"]:
+            assert error.startswith("contributions: score=of_the_method: the run's rounds have no")
+
+    def test_a_search_takes_them_as_objectives(self, tmp_path: Path, own_ray: None) -> None:
+        section = {
+            "space": {"train.optimizer.lr": [0.05, 0.2]},
+            "objectives": {"contributions/gtg_shapley/lowest": "max", "accuracy": "max"},
+            "contributions": {"how": "gtg_shapley"},
+            "trials": 3,
+            "sampler": "random",
+        }
+        lines = list[str]()
+        search = fedsim.tune(content("search", section), out=tmp_path, progress=lines.append)
+        warned = [line for line in lines if line.startswith("warning")]
+        assert "as search.contributions.score a column that begins with validation_" in warned[1]
+        assert search.status == "finished"
+        for row in search.trials.to_dict("records"):
+            run = fedsim.load(search.path / row["folder"])
+            assert (
+                row["contributions/gtg_shapley/lowest"]
+                == found(run, "gtg_shapley")["contributions/gtg_shapley/lowest"]
+            )
+        assert len(search.pareto) >= 1
+
+    def test_the_same_bits_on_any_number_of_actors(self, tmp_path: Path, own_ray: None) -> None:
+        tables = []
+        for engine in (
+            {"kind": "local"},
+            {"kind": "ray", "actors": 1},
+            {"kind": "ray", "actors": 3},
+        ):
+            asked = {"how": ["shapley", "multi_rounds"], "score": "loss"}
+            grid = asking(tmp_path, asked, engine=engine, partition={"kind": "iid", "clients": 3})
+            tables.append(grid.cells.filter(like="contributions/"))
+        assert tables[0].shape == (2, 12)
+        assert tables[0].equals(tables[1])
+        assert tables[0].equals(tables[2])
+
+
+# -- before the start ----------------------------------------------------------------------------
+
+VALID = {"evaluate": {"validation": 0.2}}
+LATER = {"fedbuff", "fedfed", "fedxds"}  # need other settings than these, or begin otherwise
+
+
+@pytest.mark.parametrize("method", by_day([m for m in NETWORK_METHODS if m not in LATER]))
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_refused_before_is_what_would_be_refused_after(
+    tmp_path: Path, method: str
+) -> None:
+    experiment = small_experiment(**with_method(method, **{**FEW, "train": {"rounds": 3}}))
+    assert before_the_start(experiment, "cosine") == after_the_end(experiment, "cosine", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"uplink": {"name": "int8"}},
+        {"downlink": {"name": "int8"}},
+        {"aggregation": {"name": "median"}},
+        {"adversaries": {"share": 0.2, "attack": {"name": "sign_flip"}}},
+        {"adversaries": {"share": 0.2, "attack": {"name": "label_flip"}}},
+        {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
+        {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.1}},
+        {"secure_aggregation": {}},
+        {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 1.0}},
+        {"method": {"name": "fednova"}},  # whose steps are not alike
+        {"explain": {"of": ["cohort", "global"], "inputs": 2}},
+    ],
+    ids=lambda given: "-".join(given),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_sections_that_change_updates(tmp_path: Path, sections: dict[str, Any]) -> None:
+    experiment = small_experiment(**{**FEW, **sections})
+    assert before_the_start(experiment, "cosine") == after_the_end(experiment, "cosine", tmp_path)
+
+
+def before_the_start(experiment: Any, how: str) -> bool:
+    loaded = load_dataset(experiment.data)
+    prepared = prepare(experiment, loaded)
+    try:
+        ContributionSettings(how=(how,)).check(experiment, prepared, loaded)
+    except BadInput:
+        return False
+    return True
+
+
+def after_the_end(experiment: Any, how: str, out: Path) -> bool:
+    done = fedsim.run(experiment, out, progress=False)
+    try:
+        fedsim.contributions(done, how=how, progress=False)
+    except FedsimError:
+        return False
+    return True
+
+
+WITHOUT_GLOBAL_MODEL = "method.name=local has no model without any client, whose score is needed"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ({"how": []}, {}, "grid.contributions.how: "),
+    ({}, {}, "grid.contributions.how: missing"),
+    ({"how": "shapely"}, {}, ".how: there is no way 'shapely'; did you mean 'shapley'?"),
+    ({"how": "nope"}, {}, ".how: there is no way 'nope'; known: cosine, gtg_shapley, "),
+    ({"how": ["cosine", "cosine"]}, {}, ".how: 'cosine' is named twice"),
+    ({"how": "cosine", "budget": 0}, {}, ".budget: must be greater than or equal to 1, not 0"),
+    ({"how": "permutations", "permutations": 1}, {}, ".permutations: must be greater than or"),
+    ({"how": "cosine", "ways": 1}, {}, "grid.contributions.ways: unknown key"),
+    (
+        {"how": "shapley", "budget": 31},
+        {},
+        "how=shapley: 32 federations of some of the 5 clients would be played, and budget=31",
+    ),
+    ({"how": "leave_one_out", "budget": 4}, {}, "how=leave_one_out: 5 federations of some of"),
+    ({"how": "permutations", "budget": 9}, {}, "take fewer permutations or how=leave_one_out"),
+    ({"how": "shapley", "score": "acuracy"}, {}, ".score=acuracy: is not recorded; did you mean "),
+    ({"how": "cosine", "score": "bytes_up"}, {}, "score=bytes_up: is no score of a model on the"),
+    ({"how": "shapley"}, {"secure_aggregation": {}}, "clients 0 alone: without.clients: leaves "),
+    ({"how": "shapley"}, {"method": {"name": "local"}}, WITHOUT_GLOBAL_MODEL),
+    ({"how": "cosine"}, {"method": {"name": "local"}}, "which method.name=local has not"),
+    (
+        {"how": "cosine"},
+        {"method": {"name": "fedadam"}},
+        "server did not average what its clients",
+    ),
+    (
+        {"how": "shapley"},
+        {"without": {"clients": [0], "replace": True}, "train": {"participation": 0.5}},
+        "without.replace=true: the others of a coalition would take the places",
+    ),
+    (
+        {"how": "shapfed"},
+        {"data": {"name": "friedman", "samples": 200}, "partition": {"kind": "iid", "clients": 5}},
+        "how=shapfed: the network's last layer has no output for each class",
+    ),
+    (
+        {"how": "multi_rounds"},
+        {"partition": {"kind": "iid", "clients": 13}},
+        "how=multi_rounds: evaluates all subsets of a cohort, and round 1 has 13 clients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "sections", "said"), REFUSED)
+def test_refusals(tmp_path: Path, asked: Any, sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        asking(tmp_path, asked, **sections)
+    line = str(refusal.value)
+    assert said in line
+    assert "grid.contributions" in line
+    assert "\n" not in line
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (
+            {"objectives": {"contributions/cosine/lowest": "max"}},
+            "search.objectives.contributions/cosine/lowest: is not recorded. An objective can be",
+        ),
+        (
+            {
+                "objectives": {"contributions/cosine/auc": "max"},
+                "contributions": {"how": "cosine"},
+            },
+            "search.objectives.contributions/cosine/auc: is not recorded",  # nobody is adverse
+        ),
+        (
+            {
+                "objectives": {"contributions/cosine/lowst": "max"},
+                "contributions": {"how": "cosine"},
+            },
+            "is not recorded; did you mean 'contributions/cosine/lowest'?",
+        ),
+        (
+            {
+                "objectives": {"contributions/cosine/lowest": "max"},
+                "contributions": {"how": "cosine"},
+                "asha": {"grace": 1},
+            },
+            "search.asha: stops trials by their rounds, and contributions/cosine/lowest is known",
+        ),
+    ],
+)
+def test_objectives_that_are_refused(tmp_path: Path, section: Any, said: str) -> None:
+    section = {"space": {"train.optimizer.lr": [0.1, 0.2]}, **section}
+    with pytest.raises(BadInput) as refusal:
+        fedsim.tune(content("search", section), out=tmp_path, progress=False)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_budget_counts_who_is_ever_drawn(tmp_path: Path) -> None:
+    """With few rounds of few clients, fewer coalitions differ than there are."""
+    experiment = small_experiment(**{**FEW, "train": {"rounds": 1, "participation": 0.4}})
+    loaded = load_dataset(experiment.data)
+    prepared = prepare(experiment, loaded)
+    ContributionSettings(how=("shapley",), budget=4).check(experiment, prepared, loaded)
+    with pytest.raises(BadInput, match="how=shapley: 4 federations of some of the 2 clients"):
+        ContributionSettings(how=("shapley",), budget=3).check(experiment, prepared, loaded)
+
+
+def test_a_validation_set_is_asked_about(tmp_path: Path) -> None:
+    experiment = small_experiment(**{**FEW, **VALID})
+    loaded = load_dataset(experiment.data)
+    for how in ("leave_one_out", "gtg_shapley"):
+        asked = ContributionSettings(how=(how,), score="validation_accuracy")
+        asked.check(experiment, prepare(experiment, loaded), loaded)
+        assert not asked.judges([f"contributions/{how}/lowest"], {"accuracy"})
+        assert ContributionSettings(how=(how,)).judges(
+            [f"contributions/{how}/lowest"], {"accuracy"}
+        )
+    assert not ContributionSettings(how=("cosine",)).judges(asked.columns(False), {"accuracy"})
+
+
+# -- what they come to ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "score", "sign"),
+    [
+        ("shapley", "accuracy", 1),
+        ("shapley", "loss", -1),
+        ("gtg_shapley", "validation_loss", -1),
+        ("cosine", "loss", 1),
+        ("leave_one_out", "bytes_up", 1),
+    ],
+)
+def test_the_summary_by_hand(tmp_path: Path, how: str, score: str, sign: int) -> None:
+    run = fedsim.run(small_experiment(**{**FEW, **BAD, **VALID}), tmp_path, progress=False)
+    values = np.array([0.5, -0.25, 0.125, 0.0, 0.25])
+    table = pd.DataFrame({"client": range(5), "value": values})
+    own = Contributions(run, how, score, table, math.nan, math.nan, 1).summary
+    bad = np.isin(range(5), run.manifest["adversaries"])
+    assert own["lowest"] == (sign * values).min()
+    assert own["spread"] == pytest.approx(np.sqrt(np.mean((values - values.mean()) ** 2)))
+    assert own["auc"] == pytest.approx(roc_auc_score(bad, -sign * values))
+    run.manifest.pop("adversaries")
+    without = Contributions(run, how, score, table, math.nan, math.nan, 1).summary
+    assert without == {"lowest": own["lowest"], "spread": own["spread"]}
