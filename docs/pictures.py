@@ -49,13 +49,13 @@ def gallery(folder: Path) -> None:
         keep(drawn, HERE / found[1])
 
 
-def keep(drawn: Path, path: Path) -> None:
-    """A copy that is small enough for a repository: narrower, and of 128 colours."""
+def keep(drawn: Path, path: Path, colours: int | None = 128) -> None:
+    """A copy that is small enough for a repository: narrower, and of few colours."""
     image = Image.open(drawn).convert("RGB")
     if image.width > WIDEST:
         image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.LANCZOS)
     path.parent.mkdir(exist_ok=True)
-    image.quantize(128).save(path, optimize=True)
+    (image.quantize(colours) if colours else image).save(path, optimize=True)
     print(f"{path.relative_to(HERE.parent)}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -117,14 +117,14 @@ def view(folder: Path) -> None:
     run_page(HERE / "guides" / "view.md", folder)
     page = fedsim.view(folder / "runs" / "looked-at")
     (path,) = (folder / "runs" / "looked-at").iterdir()
-    url = f"{page.url}at/{path.name}?round=6&against=2&client=1&client=4&row=20"
+    url = f"{page.url}at/{path.name}?round=6&against=2&client=1&client=2&row=20"
     while b"data-wait" in urllib.request.urlopen(url).read():
         time.sleep(0.2)
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--disable-background-networking", "--window-size=1280,1480"]
+    command += ["--disable-background-networking", "--window-size=1280,1720"]
     subprocess.run([*command, f"--screenshot={folder / 'view.png'}", url], check=True)
     page.close()
-    keep(folder / "view.png", HERE / "pictures" / "view.png")
+    keep(folder / "view.png", HERE / "pictures" / "view.png", None)
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ class Pages:
         return self._rendered(
             "run",
             at,
-            title=run.path.name,
+            title=_name(run),
             run=run,
             about=_about(run),
             wanted=wanted,
@@ -494,6 +494,10 @@ def _mark(one: Listed, chosen: Sequence[str]) -> Markup:
     return swatch(chosen.index(name)) if name in chosen else Markup("")
 
 
+def _name(run: Run) -> str:
+    return str(RawConfig.read(run.path / "experiment.yaml").content.get("name", run.path.name))
+
+
 def _about(run: Run) -> list[tuple[str, str]]:
     content = RawConfig.read(run.path / "experiment.yaml").content
     names = [(key, content.get(key)) for key in ("method", "data", "model")]
@@ -535,11 +539,11 @@ def _holds(run: Run, clients: Sequence[int]) -> PageTable | None:
     table = labels.astype({"label": str}).pivot(index="label", columns="client", values="examples")
     names = [str(name) for name in run.labels["label"].cat.categories]
     table = table.reindex(names, columns=[*clients]).fillna(0).astype(int)
-    columns: list[tuple[Column, list[Datum]]] = [(Column(run.label_axis), list(map(datum, names)))]
-    for k in clients:
-        counts = [datum(int(value)) for value in table[k]]
-        columns.append((Column(run.client_name(k), True, high=True), counts))
-    return PageTable.of("Examples held", columns)
+    whose = [datum(run.client_name(k)) for k in clients]
+    columns: list[tuple[Column, list[Datum]]] = [(Column("client"), whose)]
+    for name, counts in zip(names, table.to_numpy().tolist(), strict=True):
+        columns.append((Column(name, True, high=True), list(map(datum, counts))))
+    return PageTable.of(f"Examples held, by {run.label_axis}", columns)
 
 
 def _uri(drawn: Drawn | bytes) -> str:
