@@ -510,7 +510,7 @@ class ModelSnapshot:
         """
         if inputs is None:
             inputs = usual_inputs(explainer, self.dataset)
-        return explain_model(explainer, self.explained(), self.data(), inputs)
+        return _explained(explainer, self.explained(), self.data(), inputs)
 
     def check(self, explainer: Explainer, inputs: Inputs | None = None) -> Sanity:
         """Check whether the explainer's maps depend on the model's weights.
@@ -625,13 +625,12 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
         clients=run.manifest.get("client_names", ()),
     )
-    return explain_model(explainer, model, data, Inputs.of_rows(dataset, []))
+    return _explained(explainer, model, data, Inputs.of_rows(dataset, []))
 
 
-def explain_model(
+def _explained(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
 ) -> Explanation:
-    """Explain a model, or a run as a whole; see `ModelSnapshot.explain`."""
     explainer.check(model, data)
     with as_errors(explainer):
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))

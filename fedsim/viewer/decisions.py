@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,14 +16,14 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedsim.analysis.explanations import chosen_inputs, explainer_of, explanations
+from fedsim.analysis.explanations import chosen_inputs, explainer_of
 from fedsim.analysis.replay import (
     ClientModel,
     ModelSnapshot,
     Replay,
     Whose,
-    explain_model,
     insist_on_personal,
     noted,
     replay,
@@ -32,7 +33,7 @@ from fedsim.analysis.replay import (
 from fedsim.analysis.strips import Strip, alike, strip_of
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
-from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers.attributed import Attributed
 from fedsim.explain.inputs import Inputs
@@ -49,8 +50,7 @@ ROOM = 512 * 10**6  # bytes of models that are kept
 MOST_CLIENTS, MOST_ROUNDS = 4, 2
 Tell = Callable[[str], None]
 Where = tuple[int, int | None]  # a round, and a client; None for the global model
-Known = tuple[ExplainedModel, ExplainedData]
-Found = dict[Where, tuple[Known | None, Explanation]]
+Found = dict[Where, tuple[ModelSnapshot, Explanation]]
 # What a table calls the entries of a strip's rows.
 _WORDS = {
     **{name: name for name in ("model", "round", "decision", "probability", "label")},
@@ -162,7 +162,7 @@ class Decisions:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._again: Replay | None = None
-        self._kept: OrderedDict[tuple[Where, str], tuple[Known, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Where, str], tuple[ModelSnapshot, int]] = OrderedDict()
 
     @cached_property
     def _loaded(self) -> Dataset:
@@ -258,39 +258,27 @@ class Decisions:
         wanted = [(t, k) for t, k in self._places(asked) if not self._why(t, k, asked.of)]
         if not wanted:
             raise BadInput(self._why(*self._places(asked)[0], asked.of))
-        if not isinstance(explainer, FeatureExplainer):
-            return self._others(asked, explainer, wanted, tell), None
-        tell("loading the data")
-        given = asked.inputs
-        rows = [given["row"]] if "row" in given else []
-        inputs = chosen_inputs(
-            self.dataset, explainer, rows, given.get("input"), given.get("text")
-        )
-        if len(inputs.names) != 1:
-            raise BadInput(f"{asked.input}: holds {len(inputs.names)} inputs; choose one")
-        found: Found = {}
-        for where in sorted(wanted, key=lambda where: where[0]):
-            known = self._model(where, asked.of, wanted, tell)
-            tell(f"explaining {known[0].title}")
-            found[where] = known, explain_model(explainer, *known, inputs)
-        return {where: found[where] for where in wanted}, inputs
-
-    def _others(
-        self, asked: Asked, explainer: Explainer, wanted: Sequence[Where], tell: Tell
-    ) -> Found:
-        """Of explainers that give no maps, such as trees and rules."""
-        given = asked.inputs if explainer.takes_inputs else {}
         if explainer.whole_run:
             raise BadInput(
                 f"explainer {explainer.label} explains the run as a whole: fedsim explain "
                 f"{self.run.path} --explainer {explainer.label}"
             )
+        inputs = None
+        if explainer.takes_inputs:
+            tell("loading the data")
+            given = asked.inputs
+            rows = [given["row"]] if "row" in given else []
+            inputs = chosen_inputs(
+                self.dataset, explainer, rows, given.get("input"), given.get("text")
+            )
+            if len(inputs.names) != 1:
+                raise BadInput(f"{asked.input}: holds {len(inputs.names)} inputs; choose one")
         found: Found = {}
-        for t, k in wanted:
-            whose: dict[str, Any] = {} if k is None else {"client": k, "of": asked.of}
-            (one,) = explanations(self.run, explainer, after=t, **whose, **given, progress=tell)
-            found[t, k] = None, one
-        return found
+        for where in sorted(wanted, key=lambda where: where[0]):
+            model = self._model(where, asked.of, wanted, tell)
+            tell(f"explaining {model.title}")
+            found[where] = model, model.explain(explainer, inputs)
+        return {where: found[where] for where in wanted}, inputs
 
     def _why(self, t: int, k: int | None, of: Whose | None = None) -> str:
         """Why there is no such model; empty if there is one."""
@@ -317,7 +305,7 @@ class Decisions:
 
     def _model(
         self, where: Where, of: Whose | None, wanted: Collection[Where], tell: Tell
-    ) -> Known:
+    ) -> ModelSnapshot:
         """A model after a round; on the way there, those of other rounds are kept, too."""
         t, k = where
         kind = "global" if k is None else of or whose_models(self.run)
@@ -379,30 +367,29 @@ class Decisions:
             self._keep(ModelSnapshot(own, at, None))
 
     def _keep(self, snapshot: ModelSnapshot) -> None:
-        known = snapshot.explained(), snapshot.data()
-        network = known[0].network
-        if network is not None:
-            tensors = network.state_dict().values()
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        """Keep a model, with the run as it is now, since that goes on."""
+        own, then = snapshot.own, replace(snapshot, again=copy.copy(snapshot.again))
+        if isinstance(own, Mapping):
+            size = sum(array.nbytes for array in own.values())
         else:
-            size = sum(array.nbytes for array in (known[0].arrays or {}).values())
-        where = (snapshot.again.after, snapshot.client)
-        self._kept[where, snapshot.kind] = known, size
+            tensors = [own] if isinstance(own, Tensor) else own.state_dict().values()
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._kept[(then.again.after, then.client), then.kind] = then, size
         while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > ROOM:
             self._kept.popitem(last=False)
 
     def _shown(
-        self, where: Where, found: tuple[Known | None, Explanation] | None, asked: Asked
+        self, where: Where, found: tuple[ModelSnapshot, Explanation] | None, asked: Asked
     ) -> Shown:
         """An explanation that is no map, in words and pictures of its own."""
         t, k = where
         if found is None:
             return Shown(self._name(k), why=self._why(t, k, asked.of))
-        _, one = found
+        model, one = found
         with TemporaryDirectory() as folder, drawing_as("svg"):
             paths = one.save(Path(folder))
             pictures = [Drawn(path.read_text(encoding="utf-8"), alt_of(path)) for path in paths]
-        return Shown(f"{self._name(k)}, round {t}", one.text(), pictures=tuple(pictures))
+        return Shown(model.title, one.text(), pictures=tuple(pictures))
 
     def _scores(
         self, explainer: Explainer, strip: Strip, found: Found, inputs: Inputs | None
@@ -418,10 +405,8 @@ class Decisions:
                 everybodys = strip.cells[0][j] if strip.clients[0] is None else None
                 if k is not None and everybodys is not None:
                     about["like the global one"] = alike(one, everybodys)
-                known, _ = found[t, k]
-                if known is not None and inputs is not None:
-                    assert isinstance(explainer, FeatureExplainer)
-                    about |= _measured(explainer, known, one, inputs)
+                if inputs is not None and isinstance(explainer, FeatureExplainer):
+                    about |= _measured(explainer, found[t, k][0], one, inputs)
                 scores.append(about)
         return scores
 
@@ -453,10 +438,10 @@ def _numbers(strip: Strip) -> pd.DataFrame:
 
 
 def _measured(
-    explainer: FeatureExplainer, known: Known, one: Attributed, inputs: Inputs
+    explainer: FeatureExplainer, of: ModelSnapshot, one: Attributed, inputs: Inputs
 ) -> dict[str, float | None]:
     """The usual scores of a map by itself, see `fedsim.explain.section.SCORES`."""
-    model, data = known
+    model, data = of.explained(), of.data()
     x = data.prepare(inputs.x)
     if data.dataset.tokenizer or one.relevance[0].size != np.prod(
         arranged(x, data.dataset.parts)[1:]
@@ -468,9 +453,9 @@ def _measured(
         if score.usual and score.about == "input" and not score.again
     )
     section = Explain(explainers=(explainer,), scores=names)
-    of = ExplainedInputs(np.zeros(1, np.int64), x, torch.zeros(1, dtype=torch.int64))
+    explained = ExplainedInputs(np.zeros(1, np.int64), x, torch.zeros(1, dtype=torch.int64))
     relevance = one.relevance.reshape(1, -1).astype(np.float64)
-    scores = measure(section, explainer, model, data, of, relevance).scores
+    scores = measure(section, explainer, model, data, explained, relevance).scores
     return {name: float(value[0]) for name, value in scores.items()}
 
 
