@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
+import os
+import re
 import shlex
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,12 +85,14 @@ class Wanted:
 
     def __init__(self, query: MultiMapping[str], last: int) -> None:
         self.query = query
-        self.round = self._number("round", last, 1, max(last, 1))
+        self.round = self._number("round", max(last, 1), 1, max(last, 1))
         against = self._number("against", 0, 0, max(last, 1))
         self.against = against if against != self.round else 0
         self.clients = tuple(sorted(set(map(_whole, query.getall("client", [])))))
         if len(self.clients) > MOST_CLIENTS:
-            raise BadInput(f"client: at most {MOST_CLIENTS} can be compared, not {self.clients}")
+            raise BadInput(
+                f"client: at most {MOST_CLIENTS} can be compared, not {len(self.clients)}"
+            )
         self.row = self._number("row", 0, 0)
         self.first = self._number("first", self.row // _INPUTS * _INPUTS, 0)
         self.tiles = self._number("tiles", 0, 0)
@@ -114,9 +119,18 @@ class Wanted:
 
 
 def _whole(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:  # what columns of numbers hold
         raise BadInput(f"'{text:.40}' is not a whole number")
     return int(text)
+
+
+def _below(above: Path, path: str) -> Path | None:
+    """Where a path leads; None if not below that folder, also by a link, or if it is none."""
+    try:
+        place = (above / path).resolve()
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a name with a null byte
+        return None
+    return place if place.is_relative_to(above.resolve()) else None
 
 
 class Pages:
@@ -135,6 +149,7 @@ class Pages:
         self._root, self._work, self._uploads, self._trust = root, work, uploads, trust
         self._templates = templates(_HERE)
         self._curves: dict[tuple[Any, ...], Curve] = {}
+        self._drawing = threading.Lock()  # Matplotlib's settings are those of all threads
 
     def page(self, path: str, query: MultiMapping[str]) -> str:
         """The page of a folder: of a run, or of several.
@@ -152,7 +167,7 @@ class Pages:
         run = self._opened(self._folder(path))
         wanted = Wanted(query, len(run.rounds))
         asked = self._asked(run, wanted)
-        name = f"{run.path.name}-round-{wanted.round}.{ending}"
+        name = f"{plain_name(run.path.name)}-round-{wanted.round}.{ending}"
         if ending == "csv":
             seen = self._answer(Request.seen(asked))
             if seen.numbers.empty:
@@ -171,9 +186,9 @@ class Pages:
         return source
 
     def _folder(self, path: str) -> Path:
-        folder = (self._root / path).resolve()
-        if not folder.is_relative_to(self._root.resolve()) or not folder.is_dir():
-            raise BadInput(f"{path}: there is no such folder here")
+        folder = _below(self._root, path)
+        if folder is None or not os.path.isdir(folder):  # unlike `is_dir`, of any length
+            raise BadInput(f"{path:.200}: there is no such folder here")
         return folder
 
     def _opened(self, folder: Path) -> Run:
@@ -276,12 +291,13 @@ class Pages:
         names = run.manifest.get("client_names", ())
         columns = [str(name) for name in table if name != "took part"]
         test = f"test_{run.primary_metric.column}"
-        usual = next((name for name in (test, "loss", *columns) if name in columns), "")
+        known = [name for name in columns if table[name].notna().any()]
+        usual = next((name for name in (test, "loss", *known) if name in known), "")
         column = wanted.column or usual
         if column and column not in columns:
             raise BadInput(
-                f"column: nothing of that name is known of the clients in round {wanted.round}: "
-                f"'{column}'{nearest(column, columns)}"
+                f"column: nothing of that name is known of clients: '{column}'"
+                f"{nearest(column, columns)}"
             )
         for k in wanted.clients:
             if k not in table.index:
@@ -320,11 +336,12 @@ class Pages:
 
     def _asked(self, run: Run, wanted: Wanted) -> Asked:
         """What an address asks of a run's models."""
-        of_file = str(self._uploads / wanted.input) if wanted.input else ""
-        if of_file and not Path(of_file).resolve().is_relative_to(self._uploads.resolve()):
-            raise BadInput(f"input: '{wanted.input}' is none that was dropped in here")
-        if wanted.input and not Path(of_file).is_file():
-            raise BadInput("input: it was dropped in on another server; drop it in again")
+        place = _below(self._uploads, wanted.input) if wanted.input else None
+        if wanted.input and place is None:
+            raise BadInput(f"input: '{wanted.input:.60}' is none that was dropped in here")
+        if place and not os.path.isfile(place):
+            raise BadInput("input: it is no longer here; drop it in again")
+        of_file = str(place or "")
         return Asked(
             str(run.path),
             tuple(sorted({wanted.round, wanted.against or wanted.round})),
@@ -382,11 +399,12 @@ class Pages:
         if not lines:
             return None
         known = (*key, column, *(len(line.x) for line in lines))
-        if known not in self._curves:
-            if len(self._curves) > 100:
-                self._curves.clear()
-            self._curves[known] = _curve(column, lines)
-        return self._curves[known]
+        with self._drawing:
+            if known not in self._curves:
+                if len(self._curves) > 100:
+                    self._curves.clear()
+                self._curves[known] = _curve(column, lines)
+            return self._curves[known]
 
     @staticmethod
     def _scores(seen: Seen) -> PageTable:
@@ -422,24 +440,26 @@ class Pages:
 def clients_of(run: Run, t: int) -> pd.DataFrame:
     """What is known of each client in a round: a row each, `took part` and columns of numbers.
 
-    Columns are those of clients.parquet in that round; `<explainer>/<score>` of the client's
-    explanations in it; `examples`; and `contribution/<how>/<score>`, as far as these are known.
+    All rounds of a run have the same columns: those of clients.parquet; `<explainer>/<score>` of
+    the client's explanations; `examples`; and `contribution/<how>/<score>`, as far as known.
     """
     table = pd.DataFrame(index=range(run.manifest["clients"]))
     rows = run.clients
     table["took part"] = False
     if len(rows):
+        rows = rows.dropna(axis="columns", how="all")  # in any round: they stay while one looks
         rows = rows[rows["round"] == t].set_index("client").drop(columns="round")
         trained = [name for name in ("steps", "rules") if name in rows]
         took_part = rows.index[rows[trained].notna().any(axis=1)]
         table["took part"] = table.index.isin(took_part)
-        table = table.join(rows.select_dtypes("number").dropna(axis="columns", how="all"))
+        table = table.join(rows.select_dtypes("number"))
     explained = run.explanations
     if "model" in explained:
-        explained = explained[(explained["round"] == t) & explained["client"].notna()]
+        explained = explained[explained["client"].notna()]
         for name, one in explained.groupby("explainer"):
-            one = one.drop_duplicates("client").set_index("client")
-            scores = one.select_dtypes("number").drop(columns="round").dropna(axis=1, how="all")
+            one = one.dropna(axis="columns", how="all")
+            one = one[one["round"] == t].drop_duplicates("client").set_index("client")
+            scores = one.select_dtypes("number").drop(columns="round")
             table = table.join(scores.add_prefix(f"{name}/"))
     if len(run.labels):
         table["examples"] = run.labels.groupby("client")["examples"].sum()
@@ -450,6 +470,11 @@ def clients_of(run: Run, t: int) -> pd.DataFrame:
             "value"
         ]
     return table
+
+
+def plain_name(name: str) -> str:
+    """A name of a file that all systems and headers take."""
+    return re.sub(r"[^\w.-]", "-", name)[-60:].lstrip(".") or "file"
 
 
 def _with(asked: Asked, **changes: Any) -> Asked:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import secrets
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,12 +18,13 @@ from urllib.parse import urlsplit
 
 from aiohttp import BodyPartReader, web
 
-from fedsim.errors import BadInput, FedsimError, RunError
-from fedsim.viewer.pages import Pages
+from fedsim.errors import BadInput, FedsimError, RunError, in_own_code
+from fedsim.viewer.pages import Pages, plain_name
 from fedsim.viewer.work import Work
 
 HOST = "127.0.0.1"
 MOST_BYTES = 50 * 10**6  # of an input that is dropped in
+_MOST_INPUTS = 20  # that are kept
 _NAMES = {"127.0.0.1", "localhost", "[::1]"}
 _HERE = Path(__file__).parent
 _KINDS = {"csv": "text/csv", "png": "image/png", "svg": "image/svg+xml"}
@@ -92,14 +95,12 @@ class Server:
         await web.TCPSite(self._runner, HOST, port, shutdown_timeout=1).start()
 
     def _application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[self._guarded], client_max_size=MOST_BYTES + 10**6
-        )
+        application = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
         application.add_routes(
             [
                 web.get("/{token}/", self._page),
-                web.get("/{token}/at/{path:.*}", self._page),
-                web.get("/{token}/file/{ending}/{path:.*}", self._file),
+                web.get(r"/{token}/at/{path:[\s\S]*}", self._page),
+                web.get(r"/{token}/file/{ending}/{path:[\s\S]*}", self._file),
                 web.get("/{token}/{name:(page|view)\\.(css|js)}", self._static),
                 web.post("/{token}/input", self._input),
                 web.post("/{token}/cancel", self._cancel),
@@ -121,19 +122,31 @@ class Server:
             return web.Response(status=403, text="403: sent from another page\n")
         try:
             found = await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            found = await self._problem(request, f"input: larger than {MOST_BYTES // 10**6} MB")
+        except web.HTTPException:  # to another address, or there is none
+            raise
         except FedsimError as error:
-            where = request.match_info.get("path", "")
-            page = await asyncio.to_thread(self._pages.problem, str(error), where)
-            found = web.Response(status=400, text=page, content_type="text/html")
+            found = await self._problem(request, str(error))
+        except Exception as error:  # what users' code and files by other hands may raise
+            logging.getLogger(__name__).exception("a page could not be made")
+            found = await self._problem(request, in_own_code(error), 500)
         found.headers["Content-Security-Policy"] = _POLICY
         found.headers["Referrer-Policy"] = "no-referrer"
         found.headers["X-Content-Type-Options"] = "nosniff"
         found.headers["Cache-Control"] = "no-store"
         return found
 
+    async def _problem(self, request: web.Request, why: str, status: int = 400) -> web.Response:
+        where = request.match_info.get("path", "")
+        page = await asyncio.to_thread(self._pages.problem, why, where)
+        return web.Response(status=status, text=page, content_type="text/html")
+
     async def _page(self, request: web.Request) -> web.Response:
         path = request.match_info.get("path", "")
         page = await asyncio.to_thread(self._pages.page, path, request.query)
+        if "again" in request.query:  # once is enough: the address is to show what comes of it
+            raise web.HTTPSeeOther(str(request.rel_url.without_query_params("again")))
         return web.Response(text=page, content_type="text/html")
 
     async def _file(self, request: web.Request) -> web.Response:
@@ -152,15 +165,14 @@ class Server:
 
     async def _input(self, request: web.Request) -> web.Response:
         """Keep a file that was dropped in, and answer with what it is called here."""
-        reader = await request.multipart()
-        part = await reader.next()
+        if request.content_type != "multipart/form-data":
+            raise BadInput("input: no file was sent")
+        part = await (await request.multipart()).next()
         if not isinstance(part, BodyPartReader) or not part.filename:
             raise BadInput("input: no file was sent")
         content = bytes(await part.read())
-        if len(content) > MOST_BYTES:
-            raise BadInput(f"input: larger than {MOST_BYTES // 10**6} MB")
         digest = hashlib.sha256(content).hexdigest()[:12]
-        name = re.sub(r"[^\w.-]", "-", Path(part.filename).name)[-60:].lstrip(".") or "input"
+        name = plain_name(Path(part.filename).name)
         place = Path(self._uploads.name) / digest
         await asyncio.to_thread(_keep, place, name, content)
         return web.json_response({"input": f"{digest}/{name}"})
@@ -173,3 +185,7 @@ class Server:
 def _keep(place: Path, name: str, content: bytes) -> None:
     place.mkdir(exist_ok=True)
     (place / name).write_bytes(content)
+    os.utime(place)
+    latest = sorted(place.parent.iterdir(), key=lambda each: each.stat().st_mtime_ns)
+    for old in latest[:-_MOST_INPUTS]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -34,7 +34,7 @@ const show = async (address, remember = true) => {
     return;
   }
   tell("");
-  if (remember) history.replaceState(null, "", address);
+  if (remember) history.replaceState(null, "", answer.url); // without what led on
   for (const part of found.querySelectorAll("[data-part]")) {
     const old = document.getElementById(part.id);
     if (!old || old.outerHTML === part.outerHTML) continue;

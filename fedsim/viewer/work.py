@@ -21,13 +21,14 @@ _START = "import sys; from fedsim.viewer.worker import main; main(int(sys.argv[1
 class Work:
     """Requests to a process of its own, which is started when it is needed.
 
-    What somebody waits for comes first, in the order in which it was asked; then what is prepared.
+    What somebody asked for last comes first, as pages ask again until they have their answer: one
+    that moved on to another round does not wait for those in between. Then what is prepared.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._answers: OrderedDict[Request, Answer] = OrderedDict()
-        self._waiting: list[Request] = []
+        self._waiting: list[Request] = []  # what was asked for last is the last
         self._ahead: list[Request] = []
         self._current: Request | None = None
         self._line = ""
@@ -40,10 +41,9 @@ class Work:
     def ask(self, request: Request, seconds: float = 0) -> Answer:
         """The answer, or how far it is after some seconds at most."""
         with self._changed:
-            if request not in self._answers and request not in self._waiting:
-                if len(self._waiting) == _MOST_WAITING:
-                    return Answer("failed", "too much is asked for at once; try again later")
-                self._waiting.append(request)
+            if request not in self._answers:
+                others = [each for each in self._waiting if each != request]
+                self._waiting = [*others[1 - _MOST_WAITING :], request]
                 if self._pipe is not None and self._current not in (None, *self._waiting):
                     self._send(None)  # what is only being prepared gives way
                 self._changed.notify_all()
@@ -53,7 +53,7 @@ class Work:
                 return self._answers[request]
             if request == self._current:
                 return Answer("working", self._line)
-            return Answer("working", "waiting for what was asked for before")
+            return Answer("working", "finishing something else first")
 
     def prepare(self, requests: Iterable[Request]) -> None:
         """Have these answered when there is nothing else to do, instead of earlier ones."""
@@ -112,7 +112,7 @@ class Work:
 
     def _next(self) -> Request | None:
         if self._waiting:
-            return self._waiting[0]
+            return self._waiting[-1]
         return next((each for each in self._ahead if each not in self._answers), None)
 
     def _received(self, pipe: Connection) -> Answer:

@@ -25,10 +25,13 @@ from browser import Browser, needs_chromium
 from commands import Command
 
 import fedsim
-from experiments import Say, small_experiment, with_method
+from experiments import Say, interrupted, small_experiment, with_method
 from fedsim import Run, explanations
 from fedsim.errors import BadInput
 from fedsim.viewer import View
+from fedsim.viewer.server import MOST_BYTES
+from fedsim.viewer.work import Work
+from fedsim.viewer.worker import Request
 
 IMAGES: dict[str, Any] = {
     "partition": {"kind": "dirichlet", "clients": 4, "alpha": 1.0, "test_fraction": 0.2},
@@ -324,6 +327,30 @@ class TestDecisions:
         text = answered(f"{page.url}at/text?text=wonderful+awful&explainer=occlusion")
         assert "--text &#39;wonderful awful&#39;" in text
 
+    def test_uploads(self, page: View) -> None:
+        def sent(name: str, content: bytes, kind: str = "") -> tuple[int, str]:
+            body, usual = multipart(name, content)
+            status, found = fetched(f"{page.url}input", body, **{"Content-Type": kind or usual})
+            return status, found.decode()
+
+        for name in ("../../x.png", ".hidden", "..", "é" * 200, "a b;c"):
+            status, text = sent(name, b"1")
+            assert status == 200
+            assert re.fullmatch(r'\{"input": "\w{12}/[^./][^/ ;]*"\}', text)
+        for k in range(30):
+            sent("x.png", bytes([k]))
+        assert len([*page._server._pages._uploads.iterdir()]) == 20
+        status, text = sent("big.png", bytes(MOST_BYTES + 1))
+        assert (status, said(text)) == (400, "input: larger than 50 MB")
+        status, text = sent("x.png", b"", "text/plain")
+        assert (status, said(text)) == (400, "input: no file was sent")
+
+    def test_what_fails_again_is_told_again(self, page: View) -> None:
+        url = f"{page.url}at/images?row=100000&again=1"
+        with urllib.request.urlopen(url) as answer:
+            assert answer.url.endswith("?row=100000")
+        assert "there is no row 100000" in said(answered(url))
+
     def test_cancelled_it_can_be_asked_again(self, page: View) -> None:
         slow = urlencode({"explainer": "kernel_shap: {samples: 50000, size: 1}"})
         url = f"{page.url}at/images?round=3&row=9&{slow}"
@@ -359,12 +386,17 @@ BAD = {
     "at/images?round=9": "round: must be from 1 to 4, not 9",
     "at/images?round=x": "'x' is not a whole number",
     "at/images?client=9": "client: there is no client 9; there are 4",
-    "at/images?client=0&client=1&client=2&client=3&client=4": "client: at most 4 can be compared",
-    "at/images?column=los": "column: nothing of that name is known of the clients in round 4",
+    "at/images?client=0&client=1&client=2&client=3&client=4": "client: at most 4 can be compared, not 5",
+    "at/images?column=los": "column: nothing of that name is known of clients: 'los'",
     "at/images?curve=acuracy": "curve: the run has no column 'acuracy'; did you mean",
     "at/images?of=mine": "of: must be cohort or personal, not 'mine'",
     "at/images?input=../../etc/passwd": "input: '../../etc/passwd' is none that was dropped in",
-    "at/images?input=abc/x.png": "input: it was dropped in on another server; drop it in again",
+    "at/images?input=abc/x.png": "input: it is no longer here; drop it in again",
+    "at/images?input=a%00b": "is none that was dropped in",
+    f"at/images?row={'9' * 5000}": "is not a whole number",
+    "at/a%00b": "there is no such folder here",
+    f"at/{'x' * 5000}": "there is no such folder here",
+    "at/two%0Alines": "there is no such folder here",
     "at/nowhere": "nowhere: there is no such folder here",
     "?curve=nothing": "curve: no run here has a column 'nothing'",
     "file/pdf/images": "there is no .pdf of this; there is: csv, png, svg",
@@ -388,6 +420,47 @@ def test_bad_addresses(page: View, path: str) -> None:
     assert "\n" not in line.strip()
     assert BAD[path] in line
     assert "Traceback" not in content.decode()
+
+
+def test_a_run_without_rounds(tmp_path: Path) -> None:
+    folder = interrupted(small_experiment(), tmp_path, after=1)
+    pd.read_parquet(folder / "rounds.parquet").iloc[:0].to_parquet(folder / "rounds.parquet")
+    shown = fedsim.view(folder)
+    try:
+        assert "No round is on disk yet" in answered(shown.url)
+    finally:
+        shown.close()
+
+
+def test_what_fails_in_fedsim_is_a_line(page: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> str:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(page._server._pages, "page", fail)
+    status, content = fetched(f"{page.url}at/images")
+    assert (status, said(content.decode())) == (500, "OSError: the disk is gone")
+
+
+def test_columns_stay_in_rounds_without_values(tmp_path: Path) -> None:
+    sections = {**IMAGES, "evaluate": {"clients": True, "every": 2}}
+    done = fedsim.run(small_experiment(**sections), tmp_path, progress=False)
+    shown = fedsim.view(done.path)
+    try:
+        text = answered(f"{shown.url}?round=1&column=test_accuracy")
+        assert "test accuracy is not known in this round" in text
+        assert "is not known" not in answered(f"{shown.url}?round=2&column=test_accuracy")
+    finally:
+        shown.close()
+
+
+def test_what_was_asked_for_last_comes_first() -> None:
+    work = Work()
+    work.close()  # nothing is worked on any more
+    requests = [Request("run", "seen", (k,)) for k in range(150)]
+    for request in (*requests, requests[100]):
+        work.ask(request)
+    assert work._next() == requests[100]
+    assert len(work._waiting) <= 100
 
 
 def test_a_port_that_is_taken(page: View, folder: Path, say: Say) -> None:
