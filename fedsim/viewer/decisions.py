@@ -127,6 +127,9 @@ class Seen:
         numbers: a row for each part of the input and a column for each map.
         notes: remarks on how the input was read.
         clients: those whose models there are in all rounds.
+        everybodys: whether there is a global model.
+        takes_inputs: whether the explainer explains single predictions.
+        strip: whether `fedsim explain --strip` makes the picture.
     """
 
     shown: tuple[Shown, ...]
@@ -135,6 +138,9 @@ class Seen:
     numbers: pd.DataFrame
     notes: tuple[str, ...]
     clients: tuple[int, ...]
+    everybodys: bool
+    takes_inputs: bool
+    strip: bool
 
 
 @dataclass(frozen=True)
@@ -185,26 +191,25 @@ class Decisions:
         explainer = explainer_of(self.run, asked.explainer)
         found, inputs = self._explained(asked, explainer, tell)
         tell("drawing")
+        clients = [k for k in asked.clients if all((t, k) in found for t in asked.rounds)]
+        about: dict[str, Any] = {
+            "notes": () if inputs is None else inputs.notes,
+            "clients": tuple(clients),
+            "everybodys": any(k is None for _, k in found),
+            "takes_inputs": explainer.takes_inputs,
+        }
         if not _are_maps(found):
-            shown = tuple(
-                self._shown(where, found.get(where), asked) for where in self._places(asked)
-            )
-            return Seen(shown, None, pd.DataFrame(), pd.DataFrame(), (), ())
+            shown = [self._shown(where, found.get(where), asked) for where in self._places(asked)]
+            nothing = pd.DataFrame()
+            return Seen(tuple(shown), None, nothing, nothing, strip=False, **about)
         strip = self._strip(asked, explainer, found)
         with TemporaryDirectory() as folder, drawing_as("svg"):
             (path,) = strip.save(Path(folder))
             picture = Drawn(path.read_text(encoding="utf-8"), alt_of(path))
         told = tuple(Shown(_title(one), one.text()) for _, one in found.values())
-        everywhere = [k for k in asked.clients if all((t, k) in found for t in asked.rounds)]
-        scores = self._scores(explainer, strip, found, inputs)
-        return Seen(
-            told,
-            picture,
-            pd.DataFrame(scores),
-            _numbers(strip),
-            () if inputs is None else inputs.notes,
-            tuple(everywhere),
-        )
+        scores = pd.DataFrame(self._scores(explainer, strip, found, inputs))
+        by_command = isinstance(explainer, FeatureExplainer)
+        return Seen(told, picture, scores, _numbers(strip), strip=by_command, **about)
 
     def picture(self, asked: Asked, ending: str, tell: Tell) -> bytes:
         """The picture of all maps, as `png` or `svg`."""
@@ -239,7 +244,8 @@ class Decisions:
             elif data.words:
                 words = " ".join(inputs.words[n])
             elif len(data.shape) == 1:
-                words = ", ".join(inputs.shown(data, n))
+                told = inputs.shown(data, n) if data.encoding else data.scaling.undo(inputs.x[n])
+                words = ", ".join(one if isinstance(one, str) else f"{one:.3g}" for one in told)
             found.append(Thumbnail(row, inputs.labels[n] or "", png, words))
         return Rows(tuple(found), bool(data.words), len(data.test_y))
 
@@ -282,13 +288,13 @@ class Decisions:
 
     def _why(self, t: int, k: int | None, of: Whose | None = None) -> str:
         """Why there is no such model; empty if there is one."""
+        method = self.run.experiment.method
+        if k is None and not method.has_global_model:
+            return f"method.name={method.name} has no global model; choose a client"
+        if k is not None and not (method.trains_clients or method.keeps_models):
+            return f"clients of method.name={method.name} train no models"
         if k is None:
-            method = self.run.experiment.method
-            return (
-                ""
-                if method.has_global_model
-                else f"method.name={method.name} has no global model; choose a client"
-            )
+            return ""
         if (of or whose_models(self.run)) == "personal":
             return ""
         rounds = trained_rounds(self.run, [k])[k]

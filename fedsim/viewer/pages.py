@@ -304,13 +304,14 @@ class Pages:
                 raise BadInput(f"client: there is no client {k}; there are {len(table)}")
         values = table[column] if column else pd.Series(math.nan, table.index)
         low, high = values.min(), values.max()
+        whole = bool((values.dropna() % 1 == 0).all())  # counts
         shades = (values - low) / (high - low) if high > low else values * 0 + 0.5
         shown = table.index[wanted.tiles * _TILES : (wanted.tiles + 1) * _TILES]
         tiles = [
             Tile(
                 k,
                 client_name(k, names),
-                digits(values[k]) if math.isfinite(values[k]) else "",
+                _figure(values[k], whole) if math.isfinite(values[k]) else "",
                 round(shades[k] * _LEVELS) / _LEVELS if math.isfinite(shades[k]) else None,
                 bool(table["took part"][k]),
                 k in wanted.clients,
@@ -322,8 +323,8 @@ class Pages:
             "tile_columns": columns,
             "tile_column": column,
             "tile_pages": math.ceil(len(table) / _TILES),
-            "low": digits(low) if math.isfinite(low) else "",
-            "high": digits(high) if math.isfinite(high) else "",
+            "low": _figure(low, whole) if math.isfinite(low) else "",
+            "high": _figure(high, whole) if math.isfinite(high) else "",
             "cohort": int(table["took part"].sum()),
             "clients": len(table),
         }
@@ -410,31 +411,43 @@ class Pages:
     def _scores(seen: Seen) -> PageTable:
         return plain("Scores of these explanations", seen.scores)
 
-    def _take(self, run: Run, wanted: Wanted, seen: Seen) -> tuple[str, str]:
-        """The command and the lines of Python that show the same."""
+    def _take(self, run: Run, wanted: Wanted, seen: Seen) -> list[tuple[str, str]]:
+        """The commands that show the same, each with its lines of Python."""
         asked = self._asked(run, wanted)
-        of_file = Path(asked.input).name if asked.input else ""
-        clients, rounds = [*seen.clients], [*asked.rounds]
-        strip = seen.picture is not None and len(rounds) + len(clients) > 1
-        words = ["fedsim", "explain", short(run.path), "--explainer", asked.explainer]
-        words += [word for t in rounds for word in ("--round", str(t))]
-        words += [word for k in clients for word in ("--client", str(k))]
-        words += ["--of", asked.of] if asked.of and clients else []
-        given: dict[str, Any] = {**asked.inputs, **({"input": of_file} if of_file else {})}
-        words += [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        words += ["--strip"] if strip else []
-        arguments = [repr(short(run.path)), repr(asked.explainer)]
-        arguments += [f"client={clients if len(clients) > 1 else clients[0]}"] if clients else []
-        arguments += [f"after={rounds if len(rounds) > 1 else rounds[0]}"]
-        arguments += [f"of={asked.of!r}"] if asked.of and clients else []
-        arguments += [f"{key}={value!r}" for key, value in given.items()]
-        arguments += ["strip=True"] if strip else []
-        lines = [
-            "import fedsim",
-            f"found = fedsim.explanations({', '.join(arguments)})",
-            'found.save("pictures")',
-        ]
-        return shlex.join(words), "\n".join(lines)
+        given = asked.inputs if seen.takes_inputs else {}
+        if asked.input and given:
+            given = {"input": Path(asked.input).name}
+        rounds, clients = [*asked.rounds], [*seen.clients]
+        groups = [clients] if seen.strip else [*([[]] if seen.everybodys else []), clients]
+        found = []
+        for whose in groups:
+            if not (whose or seen.everybodys):
+                continue
+            strip = seen.strip and len(rounds) + len(whose) > 1
+            of = asked.of if whose else None
+            words = ["fedsim", "explain", short(run.path), "--explainer", asked.explainer]
+            words += [word for t in rounds for word in ("--round", str(t))]
+            words += [word for k in whose for word in ("--client", str(k))]
+            words += ["--of", of] if of else []
+            words += [word for key, value in given.items() for word in (f"--{key}", str(value))]
+            words += ["--strip"] if strip else []
+            arguments = [repr(short(run.path)), repr(asked.explainer)]
+            arguments += [f"client={_one_or_all(whose)}"] if whose else []
+            arguments += [f"after={_one_or_all(rounds)}"]
+            arguments += [f"of={of!r}"] if of else []
+            arguments += [f"{key}={value!r}" for key, value in given.items()]
+            arguments += ["strip=True"] if strip else []
+            lines = [
+                "import fedsim",
+                f"found = fedsim.explanations({', '.join(arguments)})",
+                'found.save("pictures")',
+            ]
+            found.append((shlex.join(words), "\n".join(lines)))
+        return found
+
+
+def _one_or_all(numbers: Sequence[int]) -> int | list[int]:
+    return numbers[0] if len(numbers) == 1 else [*numbers]
 
 
 def clients_of(run: Run, t: int) -> pd.DataFrame:
@@ -495,9 +508,12 @@ def _curve(column: str, lines: Sequence[Line]) -> Curve:
     limits = (low - margin, high + margin)
     places: list[float] = []
     axes_of: list[Any] = []
+    rounds = sorted({t for line in lines for t in line.x.tolist()})
 
     def draw(axes: Any, look: Any) -> None:
         draw_lines(axes, look, lines, limits=limits)
+        if len(rounds) == 1:
+            axes.set(xlim=(rounds[0] - 0.5, rounds[0] + 0.5), xticks=rounds)
         axes_of.append(axes)
 
     name = column.replace("_", " ")
@@ -505,9 +521,13 @@ def _curve(column: str, lines: Sequence[Line]) -> Curve:
     svg = Drawing(f"{name} by round. At the end: {ends}.", _HEIGHT, draw).svg()
     (axes,) = axes_of
     box, (start, end) = axes.get_position(), axes.get_xlim()
-    for x in (min(line.x[0] for line in lines), max(line.x[-1] for line in lines)):
+    for x in (rounds[0], rounds[-1]):
         places.append(float(box.x0 + box.width * (x - start) / (end - start)))
     return Curve(svg, *places)
+
+
+def _figure(value: float, whole: bool) -> str:
+    return f"{value:.0f}" if whole else digits(value)
 
 
 def _relative(run: Run, folder: Path) -> str:

@@ -6,6 +6,7 @@ import html
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -250,7 +251,7 @@ class TestServer:
 
 class TestDecisions:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_each_kind_of_model(self, page: View, folder: Path, kind: str) -> None:
+    def test_each_kind_of_model(self, page: View, folder: Path, kind: str, say: Say) -> None:
         run = Run.open(folder / kind)
         client = (
             "" if run.experiment.method.has_global_model and kind != "personal" else "&client=1"
@@ -268,6 +269,8 @@ class TestDecisions:
         asked |= {"row": 1} if takes else {}
         (one,) = explanations(run, name[1], after=1, progress=False, **asked)
         assert words == one.text()
+        for command in re.findall(r">(fedsim explain [^<]*)<", text):
+            assert say(*shlex.split(html.unescape(command))[1:])[0] == 0
 
     @pytest.mark.parametrize("of", ["cohort", "personal"])
     def test_models_of_clients(self, page: View, folder: Path, of: str) -> None:
@@ -386,7 +389,7 @@ BAD = {
     "at/images?round=9": "round: must be from 1 to 4, not 9",
     "at/images?round=x": "'x' is not a whole number",
     "at/images?client=9": "client: there is no client 9; there are 4",
-    "at/images?client=0&client=1&client=2&client=3&client=4": "client: at most 4 can be compared, not 5",
+    "at/images?client=0&client=1&client=2&client=3&client=4": "at most 4 can be compared, not 5",
     "at/images?column=los": "column: nothing of that name is known of clients: 'los'",
     "at/images?curve=acuracy": "curve: the run has no column 'acuracy'; did you mean",
     "at/images?of=mine": "of: must be cohort or personal, not 'mine'",
