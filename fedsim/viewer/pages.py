@@ -176,6 +176,11 @@ class Pages:
         content: bytes = self._answer(Request(asked.run, "picture", (asked, ending)))
         return name, content
 
+    def cancel(self, path: str, query: MultiMapping[str]) -> None:
+        """Do not explain what a page has asked for."""
+        run = self._opened(self._folder(path))
+        self._work.cancel(Request.seen(self._asked(run, Wanted(query, len(run.rounds)))))
+
     def problem(self, why: str, path: str) -> str:
         """A page that says what is wrong."""
         return self._rendered("problem", path, title="This cannot be shown", why=why)
@@ -188,7 +193,7 @@ class Pages:
     def _folder(self, path: str) -> Path:
         folder = _below(self._root, path)
         if folder is None or not os.path.isdir(folder):  # unlike `is_dir`, of any length
-            raise BadInput(f"{path:.200}: there is no such folder here")
+            raise BadInput(f"{' '.join(path.split()):.200}: there is no such folder here")
         return folder
 
     def _opened(self, folder: Path) -> Run:
@@ -386,6 +391,7 @@ class Pages:
         request = Request(str(run.path), "rows", (wanted.first, _INPUTS))
         answer = self._work.ask(request, _SOON)
         if answer.status == "failed":
+            self._work.again(request)  # with the next page
             return Rows((), False, 0)
         return None if answer.status == "working" else answer.content
 

@@ -103,7 +103,7 @@ class Server:
                 web.get(r"/{token}/file/{ending}/{path:[\s\S]*}", self._file),
                 web.get("/{token}/{name:(page|view)\\.(css|js)}", self._static),
                 web.post("/{token}/input", self._input),
-                web.post("/{token}/cancel", self._cancel),
+                web.post("/{token}/cancel/{path:.*}", self._cancel),
             ]
         )
         return application
@@ -178,7 +178,8 @@ class Server:
         return web.json_response({"input": f"{digest}/{name}"})
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        await asyncio.to_thread(self._work.cancel)
+        path = request.match_info["path"]
+        await asyncio.to_thread(self._pages.cancel, path, request.query)
         return web.json_response({})
 
 

@@ -121,7 +121,7 @@ if (slider) {
 }
 document.addEventListener("click", async (event) => {
   if (event.target.closest("[data-cancel]")) {
-    await fetch(`${prefix}cancel`, { method: "POST" });
+    await fetch(`${prefix}cancel/${document.body.dataset.path}${location.search}`, { method: "POST" });
     show(location.href, false);
   }
   const link = event.target.closest("main a");

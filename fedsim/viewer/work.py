@@ -61,12 +61,15 @@ class Work:
             self._ahead = [*requests]
             self._changed.notify_all()
 
-    def cancel(self) -> None:
-        """End what is being worked on and all that waits, with the process."""
+    def cancel(self, request: Request) -> None:
+        """Do not answer a request that waits; if it is being worked on, end the process."""
         with self._changed:
-            self._answers |= dict.fromkeys(self._waiting, Answer("failed", "cancelled"))
-            self._waiting, self._ahead = [], []
-            self._stop()
+            if request not in self._answers:
+                self._answers[request] = Answer("failed", "cancelled")
+                self._waiting = [each for each in self._waiting if each != request]
+                self._ahead = []
+                if request == self._current:
+                    self._stop()
             self._changed.notify_all()
 
     def again(self, request: Request) -> None:
