@@ -193,7 +193,8 @@ class Pages:
     def _folder(self, path: str) -> Path:
         folder = _below(self._root, path)
         if folder is None or not os.path.isdir(folder):  # unlike `is_dir`, of any length
-            raise BadInput(f"{' '.join(path.split()):.200}: there is no such folder here")
+            name = " ".join(path.split()) or str(self._root)
+            raise BadInput(f"{name:.200}: there is no such folder here")
         return folder
 
     def _opened(self, folder: Path) -> Run:

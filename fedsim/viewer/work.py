@@ -133,6 +133,7 @@ class Work:
         if self._pipe is not None and self._process is not None:
             if self._process.poll() is None:
                 return self._pipe
+            self._process.communicate()  # closes its input
             self._pipe.close()
         self._pipe, other = Pipe()
         number = other.fileno()
@@ -140,7 +141,7 @@ class Work:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START, str(number)],
             pass_fds=[number],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # is closed when the server ends, however that is
             start_new_session=True,
         )
         other.close()
@@ -155,4 +156,4 @@ class Work:
         """End the process; the pipe is closed by the thread, which may be reading from it."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()

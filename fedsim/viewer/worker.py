@@ -5,6 +5,8 @@ It reads requests from a pipe, one after another, and ends when the pipe does.
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -45,6 +47,7 @@ def main(descriptor: int) -> None:
     Requests come one at a time, each with whether it only prepares for what may be asked next.
     That stops when anything else comes, such as None.
     """
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
     pipe = Connection(descriptor)
     runs: dict[str, Decisions] = {}
     while True:
@@ -55,6 +58,12 @@ def main(descriptor: int) -> None:
                 pipe.send(_answered(request, ahead, runs, pipe))
         except (EOFError, BrokenPipeError):  # the server has ended
             return
+
+
+def _end_with_the_server() -> None:
+    """End at once when the server has, however that was: one explanation may take hours."""
+    os.read(0, 1)  # nothing is ever written there
+    os._exit(1)
 
 
 def _answered(

@@ -237,6 +237,16 @@ class TestServer:
         with pytest.raises(urllib.error.URLError):
             fetched(url)
 
+    def test_killed_it_leaves_no_process(self, folder: Path) -> None:
+        command = Command("view", str(folder))
+        url = command.stdout.readline().strip()
+        slow = urlencode({"explainer": "kernel_shap: {samples: 900000, size: 1}"})
+        until(lambda: b"explaining" in fetched(f"{url}at/images?round=1&{slow}")[1])
+        below = psutil.Process(command.pid).children(recursive=True)
+        os.kill(command.pid, signal.SIGKILL)
+        command.wait()
+        psutil.wait_procs(below)
+
     def test_in_a_notebook(self, folder: Path) -> None:
         shown = fedsim.view(Run.open(folder / "images"), height=500)
         try:
