@@ -32,6 +32,7 @@ from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot, Replay, client_models, replay
 from fedsim.analysis.unlearning import unlearning
 from fedsim.analysis.unlearning.fed_quit import lowered
+from fedsim.analysis.unlearning.forgetting import Forgetting
 from fedsim.analysis.unlearning.gradient_ascent import projected
 from fedsim.analysis.unlearning.scores import Judge, auc
 from fedsim.errors import BadInput, RunError
@@ -627,10 +628,30 @@ def test_damage_and_lost_checkpoints(tmp_path: Path) -> None:
 def test_a_client_that_does_not_answer(tmp_path: Path) -> None:
     whole = finished(tmp_path, devices={"speed": {"median": 60, "sigma": 1}, "deadline": 5.0})
     rows = whole.clients
-    late = rows[rows.get("dropped", rows["client"]).notna()]
+    late = rows[rows["dropped"].notna()]
     assert not late.empty
-    with pytest.raises(RunError, match="did not answer"):
+    with pytest.raises(BadInput, match="never took part: nothing is to forget"):
         unlearn(whole, "fed_quit", int(late["client"].iloc[0]))
+    on_time = int(rows["client"][rows["dropped"].isna()].iloc[0])
+    with pytest.raises(RunError, match=f"round 4: client {on_time} did not answer"):
+        unlearn(whole, "fed_quit", on_time, epochs=200)
+
+
+@pytest.mark.parametrize("devices", [{"dropout": 0.6}, {"packet_error": 0.6}])
+def test_what_the_server_never_received(tmp_path: Path, devices: dict[str, Any]) -> None:
+    whole = finished(tmp_path, devices=devices, train={"rounds": 6})
+    rows = whole.clients
+    missing = rows["dropped" if "dropout" in devices else "lost"].notna()
+    assert missing.any()
+    there = {t: {*rows["client"][~missing & (rows["round"] == t)]} for t in range(1, 7)}
+    (k, *_), *_ = (own for own in there.values() if own)
+    task = Forgetting(whole, (int(k),), replay(whole))
+    assert task.first == min(t for t, own in there.items() if k in own)
+    assert task.others_last == max(t for t, own in there.items() if own - {k})
+    for t, _, models in task.history(1):
+        assert models.keys() == there[t] - {k}
+    task.store(task.first)
+    assert task.cost.stored == len(there[task.first]) * task.weights.nbytes
 
 
 def test_the_command(say: Say, done: Run) -> None:

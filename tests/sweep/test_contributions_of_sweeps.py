@@ -218,6 +218,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ({"how": "shapley"}, {"method": {"name": "local"}}, WITHOUT_GLOBAL_MODEL),
     ({"how": "cosine"}, {"method": {"name": "local"}}, "which method.name=local has not"),
     (
+        {"how": "permutations", "score": "worst_client_accuracy"},
+        {"partition": {"clients": 5, "test_fraction": 0.2}, "evaluate": {"clients": True}},
+        "score=worst_client_accuracy: is a mean or a least over clients, and has no value without",
+    ),
+    ({"how": "shapley", "score": "train_loss"}, {}, "score=train_loss: is a mean or a least"),
+    (
         {"how": "cosine"},
         {"method": {"name": "fedadam"}},
         "server did not average what its clients",

@@ -151,7 +151,8 @@ def contributions(
     Args:
         run: a finished run, or its folder.
         score: a column of `Run.rounds`, whose last value counts, such as `accuracy`,
-            `worst_class_accuracy` or a score of explanations; by default the primary metric.
+            `class_accuracy/3` (`evaluate.metrics`) or a score of explanations; by default the
+            primary metric.
         how: `shapley`, of all 2^n coalitions of n clients; `permutations`, Shapley values of
             random orders, with standard errors; or `leave_one_out`, of n + 1 coalitions. By
             default exact for up to 10 clients, and by permutations beyond. Or an estimate from

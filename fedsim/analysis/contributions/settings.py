@@ -40,7 +40,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Client, LocalEngine, RoundRunner, RunSpec
 from fedsim.federation.federation import federation_of
 from fedsim.results.folder import RunFolder
-from fedsim.results.records import CONTRIBUTIONS, WITHOUT_UNIT, new_ledger
+from fedsim.results.records import CONTRIBUTIONS, TESTED, WITHOUT_UNIT, new_ledger
 from fedsim.results.run import Run
 from fedsim.simulate import initial_state, on_record, one_round
 
@@ -164,6 +164,11 @@ class ContributionSettings(Config):
         smallest = active - {few[0]} if how == "leave_one_out" else frozenset(few[:1])
         if smallest:
             check_alone(experiment, smallest, active, loaded)
+        if how != "leave_one_out" and self.score is not None and of_clients(self.score):
+            raise ExperimentError(
+                f"score={self.score}: is a mean or a least over clients, and has no value without "
+                f"any, which how={how} needs; take how=leave_one_out"
+            )
         of_models = {metric.column for metric in spec.objective.shown(prepared[0])}
         own = self.score is None or self.score in of_models
         if own and how != "leave_one_out" and not experiment.method.has_global_model:
@@ -195,6 +200,11 @@ class ContributionSettings(Config):
     def wanting(self, manifest: Any) -> bool:
         """Whether a run with this manifest has yet to get columns."""
         return not {*self.columns(False)} <= manifest.get("contributions", {}).keys()
+
+
+def of_clients(score: str) -> bool:
+    """Whether a column of the rounds sums up what each client has."""
+    return score == "train_loss" or score.startswith(tuple(f"{who}_" for who in TESTED))
 
 
 def rehearsed(

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -38,6 +38,9 @@ from fedsim.results.run import Run
 from fedsim.simulate import initial_state, on_record, one_round
 from fedsim.support.words import in_short
 from fedsim.training import FlatModel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Unlearning(Component, ABC):
@@ -161,13 +164,13 @@ class Forgetting:
     @property
     def first(self) -> int:
         """The first round in which one of the clients took part."""
-        rows = self.run.clients
+        rows = arrived(self.run)
         return int(rows["round"][rows["client"].isin(self.clients)].min())
 
     @property
     def others_last(self) -> int:
         """The last round in which one of the others took part."""
-        rows = self.run.clients
+        rows = arrived(self.run)
         found = rows["round"][~rows["client"].isin(self.clients)]
         if found.empty:
             raise RunFolderError(f"{self.run.path}: nobody but {self.named} took part")
@@ -184,18 +187,19 @@ class Forgetting:
 
         A real server would have stored them.
         """
-        again = replay(self.run, first - 1)
+        again, rows = replay(self.run, first - 1), arrived(self.run)
 
         def on_round(t: int) -> None:
             self.tell(f"[{t}/{self.last}] rounds as they were")
 
         for before, trained in trained_models(again, on_round):
-            others = {k: own for k, (own, _) in trained.items() if k not in self.clients}
+            there = {*rows["client"][rows["round"] == again.after]} - {*self.clients}
+            others = {k: own for k, (own, _) in trained.items() if k in there}
             yield again.after, before, others
 
     def store(self, t: int) -> None:
         """Count all clients' updates of a round as stored."""
-        self.cost.stored += int((self.run.clients["round"] == t).sum()) * self.weights.nbytes
+        self.cost.stored += int((arrived(self.run)["round"] == t).sum()) * self.weights.nbytes
 
     def recover(self, weights: Vector, rounds: int, after: int = 0) -> Vector:
         """w after rounds of the run's own method with the others alone, from these weights.
@@ -281,6 +285,13 @@ class Forgetting:
         limit_threads(settings.cpus_per_actor)
         data = (ray.put(dataset), ray.put(splits))
         return RayEngine(settings, self.actors, len(splits), spec, *data)
+
+
+def arrived(run: Run) -> pd.DataFrame:
+    """The rows of `run.clients` whose clients answered, and whose answers were not lost."""
+    rows = run.clients
+    why_not = [name for name in ("dropped", "lost", "error") if name in rows]
+    return rows[rows[why_not].isna().all(axis=1)]
 
 
 def averaged(fed: Federation, sent: Mapping[int, Any]) -> Vector:

@@ -21,6 +21,7 @@ from fedsim.analysis.unlearning.forgetting import (
     Cost,
     Forgetting,
     Unlearning,
+    arrived,
     classifies,
     unlearning,
 )
@@ -236,7 +237,7 @@ def _check(run: Run, clients: tuple[int, ...]) -> None:
         why = "clients: nobody would be left; keep one"
     if why:
         raise RunFolderError(f"{run.path}: {why}")
-    took_part = set() if run.clients.empty else set(run.clients["client"])
+    took_part = set() if run.clients.empty else set(arrived(run)["client"])
     for k in clients:
         if k not in took_part:
             raise RunFolderError(f"{run.path}: client {k} never took part: nothing is to forget")
