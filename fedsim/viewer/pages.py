@@ -20,7 +20,7 @@ from markupsafe import Markup
 from multidict import MultiMapping
 
 from fedsim.analysis.explanations import explainer_of
-from fedsim.analysis.replay import Whose
+from fedsim.analysis.replay import Whose, trained_rounds
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import nearest
 from fedsim.errors import BadInput, FedsimError
@@ -348,11 +348,14 @@ class Pages:
             raise BadInput(f"input: '{wanted.input:.60}' is none that was dropped in here")
         if place and not os.path.isfile(place):
             raise BadInput("input: it is no longer here; drop it in again")
-        of_file = str(place or "")
+        of_file, clients = str(place or ""), wanted.clients
+        if not (clients or run.experiment.method.has_global_model):  # any that has a model
+            trained = trained_rounds(run, run.client_ids)
+            clients = tuple(k for k, rounds in trained.items() if wanted.round in rounds)[:1]
         return Asked(
             str(run.path),
             tuple(sorted({wanted.round, wanted.against or wanted.round})),
-            wanted.clients,
+            clients,
             wanted.of,
             wanted.explainer or explainer_of(run, None).name,
             0 if of_file or wanted.text else wanted.row,
