@@ -19,7 +19,7 @@ from fedsim.analysis.replay import replay
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, FedsimError
 from fedsim.launch.prepare import prepare
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import GridFolder, RunFolder
 from fedsim.results.summary import on_record
 
 FEW: dict[str, Any] = {
@@ -86,7 +86,7 @@ class TestOnRay:
         folder = RunFolder.open(first.path)
         folder.manifest.pop("contributions")
         folder.update()
-        grid.update(status="interrupted")
+        GridFolder.open(grid.path).update(status="interrupted")
         made = (second.path / "manifest.json").stat().st_mtime_ns
         again = fedsim.resume(grid.path, progress=False)
         assert isinstance(again, Grid)
