@@ -183,7 +183,7 @@ class TestOnRay:
             kill_one(event)
 
         two_actors = small_experiment(**common, engine={"kind": "ray", "actors": 2})
-        for _ in range(5):  # a run of milliseconds may be over before its actor is killed
+        for _ in range(20):  # a run of milliseconds may be over before its actor is killed
             two = run(two_actors, tmp_path, note)
             assert local.result_hash == two.result_hash
             times = ["seconds", "explain_seconds"]
