@@ -223,6 +223,16 @@ def noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDon
     return found, look
 
 
+def noting(trained: Trained) -> OnClientDone:
+    """What notes down the weights of clients that trained a network, and their examples."""
+
+    def look(at: Client) -> None:
+        if isinstance(at.trained, Tensor):
+            trained[at.id] = at.trained.cpu().numpy().copy(), at.num_samples
+
+    return look
+
+
 def trained_models(again: Replay, on_round: OnRound) -> Iterator[tuple[Vector, Trained]]:
     """The rounds of a run from there to its last, one after another.
 
@@ -233,12 +243,7 @@ def trained_models(again: Replay, on_round: OnRound) -> Iterator[tuple[Vector, T
     while again.after < again.run.last_round:
         on_round(again.after + 1)
         before, trained = again.state.weights, Trained()
-
-        def look(at: Client, trained: Trained = trained) -> None:
-            if isinstance(at.trained, Tensor):
-                trained[at.id] = at.trained.cpu().numpy().copy(), at.num_samples
-
-        again.next_round(look)
+        again.next_round(noting(trained))
         yield before, dict(sorted(trained.items()))
 
 

@@ -47,7 +47,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 
 ROOM = 512 * 10**6  # bytes of models that are kept
-MOST_CLIENTS, MOST_ROUNDS = 4, 2
+MOST_CLIENTS = 4  # beside the global model
 Tell = Callable[[str], None]
 Where = tuple[int, int | None]  # a round, and a client; None for the global model
 Found = dict[Where, tuple[ModelSnapshot, Explanation]]
@@ -70,16 +70,16 @@ class Asked:
         run: its folder.
         rounds: one, or two to compare.
         clients: whose models are shown beside the global one.
-        of: which of their models, see `client_models`; "" for the usual one.
-        explainer: a name, with settings if wanted; "" for the run's usual one.
+        of: which of their models, see `client_models`; None for the usual one.
+        explainer: a name, with settings if wanted.
         row: of the test set, unless `input`, a file, or `text` is given.
     """
 
     run: str
     rounds: tuple[int, ...]
-    clients: tuple[int, ...] = ()
-    of: Whose | None = None
-    explainer: str = ""
+    clients: tuple[int, ...]
+    of: Whose | None
+    explainer: str
     row: int = 0
     input: str = ""
     text: str = ""

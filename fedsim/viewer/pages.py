@@ -9,7 +9,7 @@ import re
 import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -230,8 +230,8 @@ class Pages:
         if columns and column not in columns:
             raise BadInput(f"curve: no run here has a column '{column}'{nearest(column, columns)}")
         lines = [
-            Line.of(_relative(run, folder), k, run.rounds.dropna(subset=[column]), column)
-            for k, run in enumerate(drawn)
+            Line.of(name, k, run.rounds.dropna(subset=[column]), column)
+            for k, (name, run) in enumerate(zip(chosen, drawn, strict=True))
             if column in run.rounds
         ]
         return self._rendered(
@@ -254,7 +254,7 @@ class Pages:
 
     def _run(self, folder: Path, query: MultiMapping[str]) -> str:
         run = self._opened(folder)
-        rounds = run.rounds
+        rounds, content = run.rounds, RawConfig.read(run.path / "experiment.yaml").content
         wanted = Wanted(query, len(rounds))
         at = folder.relative_to(self._root.resolve()).as_posix().removeprefix(".")
         columns = _curves_of(run)
@@ -268,9 +268,9 @@ class Pages:
         return self._rendered(
             "run",
             at,
-            title=_name(run),
+            title=str(content.get("name", run.path.name)),
             run=run,
-            about=_about(run),
+            about=_about(run, content),
             wanted=wanted,
             live=run.status == "running",
             last=len(rounds),
@@ -383,10 +383,10 @@ class Pages:
     def _neighbours(self, run: Run, wanted: Wanted, asked: Asked) -> Iterator[Request]:
         """What may be asked for next."""
         if not (wanted.input or wanted.text):
-            yield Request.seen(_with(asked, row=asked.row + 1))
+            yield Request.seen(replace(asked, row=asked.row + 1))
         if wanted.round < len(run.rounds):
             rounds = tuple(sorted({wanted.round + 1, wanted.against or wanted.round + 1}))
-            yield Request.seen(_with(asked, rounds=rounds))
+            yield Request.seen(replace(asked, rounds=rounds))
 
     def _rows(self, run: Run, wanted: Wanted) -> Rows | None:
         """Rows of the test set to choose from; None if they are not known yet."""
@@ -500,10 +500,6 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "-", name)[-60:].lstrip(".") or "file"
 
 
-def _with(asked: Asked, **changes: Any) -> Asked:
-    return Asked(**{**vars(asked), **changes})
-
-
 def _curves_of(run: Run) -> list[str]:
     """The columns of its rounds that can be drawn."""
     numbers = run.rounds.select_dtypes("number").drop(columns="round", errors="ignore")
@@ -540,21 +536,12 @@ def _figure(value: float, whole: bool) -> str:
     return f"{value:.0f}" if whole else digits(value)
 
 
-def _relative(run: Run, folder: Path) -> str:
-    return str(run.path.relative_to(folder))
-
-
 def _mark(one: Listed, chosen: Sequence[str]) -> Markup:
     name = str(one.folder)
     return swatch(chosen.index(name)) if name in chosen else Markup("")
 
 
-def _name(run: Run) -> str:
-    return str(RawConfig.read(run.path / "experiment.yaml").content.get("name", run.path.name))
-
-
-def _about(run: Run) -> list[tuple[str, str]]:
-    content = RawConfig.read(run.path / "experiment.yaml").content
+def _about(run: Run, content: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = [(key, content.get(key)) for key in ("method", "data", "model")]
     found = [("status", run.status)]
     found += [(key, str(one.get("name", ""))) for key, one in names if isinstance(one, Mapping)]

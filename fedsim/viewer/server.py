@@ -26,7 +26,6 @@ HOST = "127.0.0.1"
 MOST_BYTES = 50 * 10**6  # of an input that is dropped in
 _MOST_INPUTS = 20  # that are kept
 _NAMES = {"127.0.0.1", "localhost", "[::1]"}
-_HERE = Path(__file__).parent
 _KINDS = {"csv": "text/csv", "png": "image/png", "svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
 from fedsim.analysis.contributions.coalitions import check_alone, check_places, ever_asked
 from fedsim.analysis.contributions.contributions import (
@@ -30,14 +29,14 @@ from fedsim.analysis.contributions.updates import (
     check_score,
     places_by_class,
 )
-from fedsim.analysis.replay import Trained
+from fedsim.analysis.replay import Trained, noting
 from fedsim.conditions.explaining import Explanations
 from fedsim.config.registry import Config, nearest, refuse_twice
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.splits import Ragged
 from fedsim.errors import ExperimentError, RunError
 from fedsim.experiment import Experiment
-from fedsim.federation import Client, LocalEngine, RoundRunner, RunSpec
+from fedsim.federation import LocalEngine, RoundRunner, RunSpec
 from fedsim.federation.federation import federation_of
 from fedsim.results.folder import RunFolder
 from fedsim.results.records import CONTRIBUTIONS, TESTED, WITHOUT_UNIT, new_ledger
@@ -240,12 +239,7 @@ def rehearsed(
         by_class = places_by_class(dataset.classes, fed.server.model)
         for t in range(1, min(REHEARSED, experiment.train.rounds) + 1):
             trained, before = Trained(), state.weights
-
-            def look(at: Client, trained: Trained = trained) -> None:
-                if isinstance(at.trained, Tensor):
-                    trained[at.id] = at.trained.cpu().numpy().copy(), at.num_samples
-
-            engine.on_client_done(look)
+            engine.on_client_done(noting(trained))
             try:
                 state = one_round(runner, experiment, state, t)
                 on_record(runner, t, ledger)

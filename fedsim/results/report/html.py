@@ -38,36 +38,31 @@ class Report:
             refresh: seconds after which a browser loads it again; by default it does not.
         """
         compared = self.compared
-        return (
-            templates()
-            .get_template("report.html")
-            .render(
-                refresh=refresh,
-                compared=compared,
-                lead=overview.lead(compared),
-                finding=results.finding(compared),
-                overview=overview.overview(compared),
-                hyper_parameters=overview.hyper_parameters(compared),
-                missing=results.missing(compared),
-                all_scores=results.all_scores(compared),
-                pivots=results.pivots,
-                results=results.results,
-                notes=results.notes,
-                about_all=results.about_all(compared),
-                legend=curves.legend(compared),
-                band=curves.band(compared),
-                plots=self.plots,
-                clients=self.clients,
-                explanations=explanations.explanations(compared),
-                about_explanations=explanations.about(compared),
-                searches=self.searches,
-                grids=[
-                    (grid.path.name, overview.experiment(grid.path)) for grid in compared.grids
-                ],
-                experiments=overview.experiments(compared),
-                provenance=overview.provenance(compared),
-                environments=overview.environments(compared),
-            )
+        template = templates().get_template("report.html")
+        return template.render(
+            refresh=refresh,
+            compared=compared,
+            lead=overview.lead(compared),
+            finding=results.finding(compared),
+            overview=overview.overview(compared),
+            hyper_parameters=overview.hyper_parameters(compared),
+            missing=results.missing(compared),
+            all_scores=results.all_scores(compared),
+            pivots=results.pivots,
+            results=results.results,
+            notes=results.notes,
+            about_all=results.about_all(compared),
+            legend=curves.legend(compared),
+            band=curves.band(compared),
+            plots=self.plots,
+            clients=self.clients,
+            explanations=explanations.explanations(compared),
+            about_explanations=explanations.about(compared),
+            searches=self.searches,
+            grids=[(grid.path.name, overview.experiment(grid.path)) for grid in compared.grids],
+            experiments=overview.experiments(compared),
+            provenance=overview.provenance(compared),
+            environments=overview.environments(compared),
         )
 
     @cached_property
