@@ -101,6 +101,7 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     )
     (tmp_path / "small.yaml").write_text(experiment.to_yaml())
     base = Path(os.environ["RAY_TMPDIR"])
+    left_by_others = set(base.glob("fsray-*"))  # that were killed, and cleaned up by the next Ray
     with command("run", "small.yaml", tmp_path) as process:
         for line in process.stdout:
             if line.startswith("round 3/"):
@@ -116,7 +117,7 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     assert load(folder).manifest["status"] == "interrupted"
     assert len(load(folder).rounds) >= 3
     assert not [each for each in family if private.is_alive(each)]
-    assert not list(base.glob("fsray-*"))
+    assert left_by_others.issuperset(base.glob("fsray-*"))
 
 
 SEARCH = {"space": {"train.optimizer.lr": [0.1, 0.2]}, "objectives": {"accuracy": "max"}}
