@@ -314,7 +314,7 @@ def _load_data(
                 asked.check(trial.experiment, (dataset, splits, spec), datasets[key])
             except BadInput as error:
                 raise type(error)(f"{plan.where}: {trial.label}: {error}") from None
-            known += asked.columns(bool(splits.adversaries))
+            known += asked.columns(trial.experiment, (dataset, splits, spec))
         for name, where in plan.objectives.items():
             _check_spelt(where, name, known, "An objective")
     return datasets, sizes, tested

@@ -297,6 +297,26 @@ def test_objectives_that_are_refused(tmp_path: Path, section: Any, said: str) ->
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("left_out", ["the adversary", "all others", "nobody"])
+def test_no_auc_without_adversaries_and_others(tmp_path: Path, left_out: str) -> None:
+    prepared = prepare(small_experiment(**{**FEW, **BAD}))
+    (bad,) = prepared[1].adversaries
+    who = {"the adversary": [bad], "all others": [*({*range(5)} - {bad})], "nobody": []}[left_out]
+    sections = {**BAD, **({"without": {"clients": who}} if who else {})}
+    asked = {
+        "space": {"train.optimizer.lr": [0.1, 0.2]},
+        "contributions": {"how": "leave_one_out"},
+        "objectives": {"contributions/leave_one_out/auc": "max"},
+    }
+    if who:
+        with pytest.raises(BadInput, match="leave_one_out/auc: is not recorded"):
+            fedsim.tune(content("search", asked, **sections), out=tmp_path, progress=False)
+    experiment = small_experiment(**{**FEW, **sections})
+    run = fedsim.run(experiment, tmp_path, progress=False)
+    columns = ContributionSettings(how=("leave_one_out",)).columns(experiment, prepare(experiment))
+    assert set(columns) == found(run, "leave_one_out").keys()
+
+
 def test_a_budget_counts_who_is_ever_drawn(tmp_path: Path) -> None:
     """With few rounds of few clients, fewer coalitions differ than there are."""
     experiment = small_experiment(**{**FEW, "train": {"rounds": 1, "participation": 0.4}})
@@ -317,7 +337,8 @@ def test_a_validation_set_is_asked_about(tmp_path: Path) -> None:
         assert ContributionSettings(how=(how,)).judges(
             [f"contributions/{how}/lowest"], {"accuracy"}
         )
-    assert not ContributionSettings(how=("cosine",)).judges(asked.columns(False), {"accuracy"})
+    columns = ["contributions/leave_one_out/lowest", "contributions/gtg_shapley/lowest"]
+    assert not ContributionSettings(how=("cosine",)).judges(columns, {"accuracy"})
 
 
 # -- what they come to ---------------------------------------------------------------------------

@@ -94,9 +94,14 @@ class ContributionSettings(Config):
             refuse_twice(how, ways)
         return ways
 
-    def columns(self, adversaries: bool) -> list[str]:
-        """The columns that a run gets, which has adversaries or not."""
-        figures = ("lowest", "spread", *(["auc"] if adversaries else []))
+    def columns(
+        self, experiment: Experiment, prepared: tuple[Dataset, ClientSplits, RunSpec]
+    ) -> list[str]:
+        """The columns that a run of the experiment gets, of what `prepare` returned for it."""
+        _, splits, spec = prepared
+        clients = ever_asked(experiment, splits, spec)
+        bad = clients.intersection(splits.adversaries)
+        figures = ("lowest", "spread", *(["auc"] if bad and bad != clients else []))
         return [f"{CONTRIBUTIONS}{how}/{figure}" for how in self.how for figure in figures]
 
     def judges(self, columns: Collection[str], tested: Collection[str]) -> bool:
@@ -198,7 +203,8 @@ class ContributionSettings(Config):
 
     def wanting(self, manifest: Any) -> bool:
         """Whether a run with this manifest has yet to get columns."""
-        return not {*self.columns(False)} <= manifest.get("contributions", {}).keys()
+        known = manifest.get("contributions", {})
+        return any(f"{CONTRIBUTIONS}{how}/lowest" not in known for how in self.how)
 
 
 def of_clients(score: str) -> bool:
