@@ -1,6 +1,9 @@
-"""Makes the pictures of the gallery and of the front page, from the runs that the page shows.
+"""Makes the pictures of the gallery, the front page and the guides, from the runs they show.
 
-python docs/pictures.py
+python docs/pictures.py [NAME ...]
+
+NAMEs are functions here, such as front; all of them by default. TREC-6 and the heart disease data
+lie below $FEDSIM_DATA.
 """
 
 from __future__ import annotations
@@ -27,12 +30,26 @@ import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
 from fedsim.explain.explainers.gradients import IntegratedGradients  # noqa: E402
 from fedsim.explain.groups import by_feature  # noqa: E402
+from fedsim.explain.inputs import Inputs  # noqa: E402
 from fedsim.explain.pictures.canvas import AGAINST, FOR  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
 # Which file a picture is, where a command draws several; otherwise the last one drawn.
-FILES = {"shared": "shared_images*.png"}
+FILES = {"shared": "shared_images*.png", "rules": "rules-*.png"}
+# What the columns of heart.yaml mean.
+MEANINGS = {
+    "ca": "vessels narrowed",
+    "cp": "chest pain",
+    "exang": "angina when exercising",
+    "fbs": "blood sugar, fasting",
+    "oldpeak": "ST depression",
+    "restecg": "ECG at rest",
+    "slope": "slope of ST",
+    "thal": "thallium scan",
+    "thalach": "highest heart rate",
+    "trestbps": "blood pressure",
+}
 
 
 def gallery(folder: Path) -> None:
@@ -95,7 +112,9 @@ def front(folder: Path) -> None:
         panel.set_title(f"{name}\nsays {verdict}", fontsize=11)
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(left=False)
-    panels[0].set_yticks(range(len(order)), [data.shown(data.test_x[row])[f] for f in order])
+    told = [one.partition(" = ") for one in Inputs.of_rows(data, [row]).shown(data, 0)]
+    values = [f"{MEANINGS.get(column, column)}: {value}" for column, _, value in told]
+    panels[0].set_yticks(range(len(order)), [values[f] for f in order])
     figure.supxlabel("← speaks for healthy     relevance     speaks for ill →", fontsize=10)
     truth = data.classes[data.test_y[row]]
     figure.suptitle(f"One patient ({truth}), the models of four hospitals", fontsize=12)
@@ -110,6 +129,14 @@ def strip(folder: Path) -> None:
     part.write_text(page[: page.index("(../pictures/strip.png)")], encoding="utf-8")
     run_page(part, folder)
     keep(next(folder.rglob("strip-*.png")), HERE / "pictures" / "strip.png")
+
+
+def words(folder: Path) -> None:
+    """The words that decide, of the guide to transformers: minutes of training."""
+    run = fedsim.run(HERE.parent / "experiments" / "adapters" / "trec6.yaml", folder)
+    rows = [0, 1, 5, 10, 20, 100]
+    fedsim.explanations(run, "attn_lrp", row=rows).save(folder / "words.png")
+    keep(folder / "words.png", HERE / "pictures" / "words.png")
 
 
 def view(folder: Path) -> None:
@@ -128,8 +155,7 @@ def view(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    drawn = {each.__name__: each for each in (gallery, front, strip, words, view)}
     with tempfile.TemporaryDirectory() as folder:
-        gallery(Path(folder).resolve())
-        front(Path(folder).resolve())
-        strip(Path(folder).resolve())
-        view(Path(folder).resolve())
+        for name in sys.argv[1:] or drawn:
+            drawn[name](Path(folder).resolve())
