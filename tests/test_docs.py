@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
 import shutil
 import sys
@@ -113,6 +114,30 @@ def test_the_table_of_claims_is_what_results_say(monkeypatch: pytest.MonkeyPatch
         for s, n in zip("RXSFDG", (9, 6, 6, 1, 8, 3), strict=True)
         for k in range(1, n + 1)
     ]
+
+
+@pytest.mark.night
+@pytest.mark.skipif("FEDSIM_DATA" not in os.environ, reason="needs the heart disease data")
+def test_the_front_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    pictures = importlib.import_module("pictures")
+    kept: list[Path] = []
+    monkeypatch.setattr(pictures, "keep", lambda drawn, path: kept.append(drawn))
+    pictures.front(tmp_path)
+    (picture,) = kept
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_picture_of_the_pages_has_its_script() -> None:
+    shown = {
+        path.name
+        for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
+        for path in map(Path, re.findall(r"!\[[^\]]*\]\(([^)]*pictures/[^)]+)\)", text_of(page)))
+    }
+    gallery = set(re.findall(r"\(pictures/([^)]+)\)", text_of(DOCS / "gallery.md")))
+    script = text_of(DOCS / "pictures.py")
+    assert shown == {path.name for path in (DOCS / "pictures").iterdir()}
+    assert all(f'"{name}"' in script for name in shown - gallery)
 
 
 class TestReadme:
