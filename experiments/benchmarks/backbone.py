@@ -1,0 +1,117 @@
+"""Memory of eight actors that adapt one backbone: python backbone.py
+
+A BERT of 100 million random weights with adapters of rank 8; eight clients, an actor each, train on
+short reviews. Prints the proportional memory of all client actors together in MB, by what it is:
+pages of files, in which the backbone lies once for the node, and pages of the actors' own. Sampled
+while clients train, and when they have ended; beside them the same with a BERT of two small layers,
+which is what actors need anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from transformers import BertConfig
+
+import fedsim
+
+ROUNDS = 2
+SIZES: dict[str, dict[str, int]] = {
+    "100 million weights": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 20_000,
+    },
+    "small": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 1_000,
+    },
+}
+
+
+def actors_megabytes() -> dict[str, float]:
+    """Proportional memory of the client actors, of files and of their own."""
+    found = {"actors": 0.0, "file": 0.0, "own": 0.0, "shared": 0.0}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (entry / "cmdline").read_bytes().startswith(b"ray::ClientActor"):
+                continue
+            lines = (entry / "smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it ended a moment ago
+            continue
+        sizes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
+        found["actors"] += 1
+        found["file"] += sizes["Pss_File"] / 1000
+        found["own"] += sizes["Pss_Anon"] / 1000
+        found["shared"] += sizes["Pss_Shmem"] / 1000
+    return found
+
+
+def measured(size: str, folder: Path) -> dict[str, float]:
+    """The most that all actors together took in any sample from the second round on."""
+    BertConfig(max_position_embeddings=64, **SIZES[size]).save_pretrained(folder / size)
+    experiment: dict[str, Any] = {
+        "name": "backbone",
+        "data": {
+            "name": "planted_reviews",
+            "reviews": 64,
+            "tokenizer": {"kind": "wordpiece", "size": 1000},
+            "length": 32,
+        },
+        "partition": {"kind": "iid", "clients": 8},
+        "model": {
+            "name": "hf",
+            "checkpoint": str(folder / size),
+            "task": "sequence_classification",
+            "init": "random",
+        },
+        "adapters": {"r": 8},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": ROUNDS, "batch_size": 4, "optimizer": {"lr": 0.01}},
+        "engine": {"kind": "ray", "actors": 8},
+        "evaluate": {"every": ROUNDS},
+    }
+    samples: list[dict[str, float]] = []
+    seconds: list[float] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    def sample() -> None:
+        begun.wait()
+        while not ended.wait(0.1):
+            samples.append(actors_megabytes())
+
+    def watch(event: Any) -> None:
+        if isinstance(event, dict):
+            seconds.append(event["seconds"])
+            begun.set()
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        fedsim.run(experiment, folder / "runs", watch)
+    finally:
+        begun.set()
+        ended.set()
+        sampler.join()
+    whole = [each for each in samples if each["actors"] == 8]
+    most = max(whole, key=lambda each: each["file"] + each["own"] + each["shared"])
+    return {**most, "first round": seconds[0], "samples": len(whole)}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for size in SIZES:
+            print(size, json.dumps({k: round(v, 1) for k, v in measured(size, Path(folder)).items()}))
+
+
+if __name__ == "__main__":
+    main()
