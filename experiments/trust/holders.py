@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import torch
-from common import RESULTS, lines
+from common import RESULTS
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from tables import finished, spread, table
@@ -22,6 +23,7 @@ from fedsim.results.significance import paired, shown_p
 from fedsim.training import FlatModel
 
 AXIS = "data.clients"
+CLIENTS = 20
 SPRAY = {
     "spray": ("gradient_x_input", None),
     "spray, IG": ({"name": "integrated_gradients", "rule": "right", "steps": 20}, None),
@@ -141,29 +143,43 @@ def tables(results: pd.DataFrame) -> Iterator[str]:
             for name, what in LABELS.items()
         ]
         yield "\n" + table([label, *shares[1:]], cells)
-    base = "spray, own models"
     cells = [
-        [
-            what,
-            *(shown_p(paired(own[f"{base}/auc"], own[f"{name}/auc"]).p()) for own in of_share[1:]),
-        ]
+        [what, *(against(own["spray/auc"], own[f"{name}/auc"]) for own in of_share[1:])]
         for name, what in LABELS.items()
-        if name != base
+        if name != "spray"
     ]
-    yield "\n" + table([f"p, AUC, {LABELS[base]} −", *shares[1:]], cells)
+    yield "\n" + table([f"p, AUC, against {LABELS['spray']}", *shares[1:]], cells)
+
+
+def against(ours: pd.Series, theirs: pd.Series) -> str:
+    p = paired(ours, theirs).p()
+    return shown_p(p) if p == p else "–"  # all differences are the same
 
 
 def draw(results: pd.DataFrame) -> None:
+    """AUC by share of holders: the mean over seeds, and a band from the lowest to the highest."""
     results = results[results[AXIS] > 0]
+    blind = [name for name in LABELS if name not in (*SPRAY, *KNOWING)]
     groups = {
-        "who sees clients' maps": list(SPRAY),
-        "who sees losses, models and a clean test set": [
-            name for name in LABELS if name not in (*SPRAY, *KNOWING)
-        ],
-        "who knows the patch": list(KNOWING),
+        "sees clients' maps": [*SPRAY],
+        "sees losses, models, clean test images": blind,
+        "knows the patch": [*KNOWING],
     }
-    panels = [
-        (title, "AUC of clients", {LABELS[name]: results[f"{name}/auc"] for name in group})
-        for title, group in groups.items()
-    ]
-    lines(results, AXIS, panels, RESULTS / "holders.png")
+    shares = sorted(set(results[AXIS]))
+    places = range(len(shares))
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    panels = figure.subplots(1, len(groups), sharey=True)
+    for axes, (title, names) in zip(panels, groups.items(), strict=True):
+        axes.axhline(0.5, color="0.5", linestyle="--", linewidth=1, label="guessing")
+        for name in names:
+            of = results.groupby(AXIS)[f"{name}/auc"]
+            (line,) = axes.plot(places, of.mean(), marker="o", markersize=4, label=LABELS[name])
+            band = {"color": line.get_color(), "alpha": 0.1, "linewidth": 0}
+            axes.fill_between(places, of.min(), of.max(), **band)
+        axes.set_xticks(places, [f"{share * CLIENTS:g}" for share in shares])
+        axes.set_xlabel(f"clients with the patch, of {CLIENTS}")
+        axes.set_title(title, fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    panels[0].set_ylabel("AUC: are they told from the others?")
+    figure.savefig(RESULTS / "holders.png", dpi=150)
