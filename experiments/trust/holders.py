@@ -45,8 +45,7 @@ LABELS = {
     "without, against": "low leave-one-out, against",
 }
 KNOWING = ("reliance", "relevance", "without, against")  # what the patch is
-
-TESTED = ("aligned", "absent", "against")
+TESTED = ("aligned", "absent", "against")  # variants of the test set
 
 Decided = NDArray[np.int64]
 
@@ -87,7 +86,6 @@ def measured(run: fedsim.Run) -> dict[str, pd.Series]:
     replayed = list(updates_of(run))
     rounds, again = [each for each, _ in replayed], replayed[-1][1]
     variant, y = again.dataset.test_columns["shortcut"], again.dataset.test_y
-
     model = again.fed.server.model
     x = again.runner.context.test_batch(slice(0, len(y))).x
 
