@@ -18,6 +18,7 @@ import concepts
 import detectors
 import drift
 import glass_box
+import holders
 import mimic_tree
 import privacy
 import share
@@ -31,6 +32,7 @@ from tables import grids, parser
 QUESTIONS: dict[str, Any] = {
     "skew": skew,
     "shortcut": shortcut,
+    "holders": holders,
     "drift": drift,
     "detectors": detectors,
     "glass_box": glass_box,
