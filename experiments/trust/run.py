@@ -2,9 +2,9 @@
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, and for glass_box
-Mortgage and OpenFL-XAI's data; concepts, detectors, drift and mimic_tree need nothing. Writes a
-row for each run to results/NAME.csv, pictures beside it, and prints the tables of the README. The
-searches are in fronts.py.
+Mortgage and OpenFL-XAI's data; background, concepts, detectors, drift, mimic_tree and sanity need
+nothing. Writes a row for each run to results/NAME.csv, pictures beside it, and prints the tables
+of the README. The searches are in fronts.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import background
 import concepts
 import detectors
 import drift
@@ -21,6 +22,7 @@ import glass_box
 import holders
 import mimic_tree
 import privacy
+import sanity
 import share
 import shortcut
 import skew
@@ -41,6 +43,8 @@ QUESTIONS: dict[str, Any] = {
     "share": share,
     "privacy": privacy,
     "stability": stability,
+    "sanity": sanity,
+    "background": background,
 }
 
 

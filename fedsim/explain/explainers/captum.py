@@ -225,11 +225,12 @@ class OfCaptum(Compared, OfDecision, ABC):
             gone = gone.reshape(len(gone), -1)
             found = []
             for some in np.split(gone, range(together, len(gone), together)):
-                mixed = [
-                    without(x.expand(len(some), *x.shape[1:]), some, instead=other)
-                    for other in ([None] if others is None else torch.split(others, 1))
-                ]
-                logits = network(torch.cat(mixed))[:, c]
+                mixed = without(
+                    x.expand(n * len(some), *x.shape[1:]),
+                    np.tile(some, (n, 1)),
+                    instead=None if others is None else others.repeat_interleave(len(some), 0),
+                )
+                logits = network(mixed)[:, c]
                 found.append(logits.view(n, -1).mean(dim=0))
             return torch.cat(found)
 

@@ -96,7 +96,8 @@ def without(
         x: (n, ...) as the network takes them.
         removed: (n, P) which parts they are to lack.
         part_of: (W,) the part of each entry, if parts take several.
-        instead: an input (1, ...), whose parts take their place; by default zeros.
+        instead: an input (1, ...), or one of each (n, ...), whose parts take their place; by
+            default zeros.
     """
     removed = removed if part_of is None else removed[:, part_of]
     gone = torch.from_numpy(removed).to(x.device)
