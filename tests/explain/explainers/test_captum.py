@@ -88,6 +88,7 @@ def seed_global_generators() -> None:
     torch.manual_seed(torch_seed(int(rng.integers(2**63)), "libraries"))
 
 
+@cache
 @torch.no_grad()
 def value(kind: str, k: int, there: tuple[int, ...], others: Tensor | None = None) -> float:
     """The mean logit of an input of which only some parts are left, written out."""
@@ -112,7 +113,8 @@ def shapley(kind: str, k: int, G: int, others: Tensor | None = None) -> list[flo
         for size in range(G):
             for S in itertools.combinations(rest, size):
                 weight = math.factorial(size) * math.factorial(G - size - 1) / math.factorial(G)
-                gain = value(kind, k, (*S, i), others) - value(kind, k, S, others)
+                with_i = tuple(sorted((*S, i)))
+                gain = value(kind, k, with_i, others) - value(kind, k, S, others)
                 total += weight * gain
         found.append(total)
     return found

@@ -109,20 +109,23 @@ def test_tokens_before_a_class_token_is_read(depth: int, last: str) -> None:
     assert torch.equal(named[:, 0], found)
 
 
+SMALL_VIT = {"img_size": 64, "depth": 2, "embed_dim": 24}
+SMALL_SWIN = {"depths": (1, 1, 2, 1), "embed_dim": 12, "num_heads": (1, 1, 2, 2)}
+
+
 @pytest.mark.parametrize(
-    ("name", "pixels", "kind"),
+    ("name", "pixels", "small", "kind"),
     [
-        ("vit_tiny_patch16_224", 64, "tokens after a class token"),
-        ("deit_tiny_distilled_patch16_224", 64, "after two special tokens"),
-        ("swin_tiny_patch4_window7_224", 224, "maps with channels last"),
-        ("resnet18", 32, "residual blocks"),
+        ("vit_tiny_patch16_224", 64, SMALL_VIT, "tokens after a class token"),
+        ("deit_tiny_distilled_patch16_224", 64, SMALL_VIT, "after two special tokens"),
+        ("swin_tiny_patch4_window7_224", 224, SMALL_SWIN, "maps with channels last"),
+        ("resnet18", 32, {}, "residual blocks"),
     ],
 )
-def test_networks_of_timm(name: str, pixels: int, kind: str) -> None:
+def test_networks_of_timm(name: str, pixels: int, small: dict[str, Any], kind: str) -> None:
     timm = pytest.importorskip("timm")
-    sizes = {"img_size": pixels} if pixels == 64 else {}
     torch.manual_seed(0)
-    network = timm.create_model(name, num_classes=4, **sizes).eval()
+    network = timm.create_model(name, num_classes=4, **small).eval()
     x = images(3, pixels, pixels)[:1]
     for parameter in network.parameters():  # some begin with zeros
         parameter.data.add_(0.02 * torch.randn_like(parameter))
