@@ -23,6 +23,7 @@ from fedsim.results.folder import RunFolder
 
 FEW: dict[str, Any] = {"rounds": 6, "participation": 0.3}
 SUBSET = {"name": "digits", "subset": 0.3}
+CENTRES = {"name": "kernel_shap", "baseline": {"clients": 2}}  # which clients send
 
 
 def finished(out: Path, **given: Any) -> Run:
@@ -122,7 +123,7 @@ def test_it_is_made_once_and_resumed(tmp_path: Path) -> None:
         {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
         {"explain": {"of": ["cohort", "global"], "inputs": 2}},
         {"explain": {"of": ["global"], "inputs": 2, "reference": "centralised"}},
-        {"explain": {"explainers": [{"name": "kernel_shap", "baseline": {"clients": 2}}]}},
+        {"explain": {"explainers": [CENTRES], "inputs": 2}},
         {"aggregation": {"name": "median"}, "train": {**FEW, "participation": 0.6}},
         {"secure_aggregation": {}, "train": {**FEW, "participation": 0.6}},
         {"uplink": {"name": "topk", "fraction": 0.1}},
