@@ -152,7 +152,7 @@ def _ran(sections: str) -> Run:
 
 def ran(**sections: Any) -> Run:
     """A run of a small experiment that tests only read: carried out once by a process."""
-    return _ran(json.dumps(sections, sort_keys=True))
+    return _ran(json.dumps(sections, sort_keys=True, default=str))  # paths are text
 
 
 def with_method(name: str, **sections: Any) -> dict[str, Any]:

@@ -210,6 +210,11 @@ class Redefined(own_objects.Plain):
     __qualname__ = "Plain"
 
 
+def begin(**sections: Any) -> None:
+    """Prepare a small experiment."""
+    prepare(small_experiment(**sections))
+
+
 def made(**sections: Any) -> Experiment:
     return Experiment.from_dict({**SMALL, **sections})
 
@@ -309,6 +314,15 @@ def written() -> Iterator[Row]:
     for data, models in table["pairs"].items():
         for model, said in models.items():
             yield Row(partial(reads, yaml.safe_load(data), yaml.safe_load(model)), said)
+    for sections, explainers in table["explainers"].items():
+        for explainer, said in explainers.items():
+            explain = {"explainers": [yaml.safe_load(explainer)], "inputs": 2}
+            told = f"explain.explainers: {said}"
+            yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
+    for sections, changes in table["experiments"].items():
+        for change, said in changes.items():
+            given = {**yaml.safe_load(sections), **yaml.safe_load(change)}
+            yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)
     for words, said in table["explain"].items():

@@ -18,7 +18,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from snippets import HASH, ROOT, agree, rounds_alike, run_page, snippets
 
-from experiments import WRITTEN, small_experiment
+from experiments import WRITTEN, by_day, small_experiment
 from fedsim import Experiment, Run, load, run
 from fedsim.explain.section import SCORES
 from fedsim.methods import methods
@@ -49,9 +49,15 @@ ON_RAY = [
 
 
 IN_PROCESS = [page for page in PAGES if page not in (*ON_RAY, "README.md")]
+# They train for more than four seconds. By day the others run, with snippets of each kind.
+LONG = {
+    "docs/gallery.md",
+    *(f"docs/guides/{name}.md" for name in ("adapters", "additive", "concepts", "explain")),
+    *(f"docs/guides/{name}.md" for name in ("privacy", "shortcuts", "text", "transformers")),
+}
 
 
-@pytest.mark.parametrize("page", IN_PROCESS)
+@pytest.mark.parametrize("page", by_day(IN_PROCESS, {*IN_PROCESS} - LONG))
 def test_snippets_run(page: str, tmp_path: Path) -> None:
     run_page(ROOT / page, tmp_path)
 

@@ -267,9 +267,6 @@ class TestRuns:
             prepare(small_experiment(explain=explain))
 
 
-ONE_OF = (
-    "must be one of zero, mean, median, blur, noise, or {reference: ROW}, {train: m}, {clients: m}"
-)
 REFUSED: dict[str, dict[str, str]] = {
     "table": {
         "occlusion: blur": "baseline=blur: the inputs are no images; take mean",
@@ -296,33 +293,6 @@ def test_baselines_that_the_data_do_not_have(kind: str, given: str, line: str) -
         prepare(small_experiment(**KINDS[kind], explain=explain))
     assert f"explain.explainers: {name}: {line}" in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("{name: occlusion, baseline: clients}", f"baseline: {ONE_OF}"),
-        ("{name: occlusion, baseline: {centres: 3}}", f"baseline: {ONE_OF}"),
-        ("{name: occlusion, baseline: {train: 2, clients: 3}}", f"baseline: {ONE_OF}"),
-        (
-            "{name: occlusion, baseline: {train: 0}}",
-            "baseline.train: must be greater than or equal to 1, not 0",
-        ),
-        (
-            "{name: sage, background: 3}",
-            "background: unknown key; known: baseline, name, permutations, size",
-        ),
-        (
-            "{name: integrated_gradients, steps: 3, tolerance: 0.1}",
-            "tolerance: decides on the number of steps; leave out steps",
-        ),
-    ],
-)
-def test_what_is_no_baseline(given: str, told: str) -> None:
-    explain = {"explainers": [yaml.safe_load(given)]}
-    with pytest.raises(BadInput) as refused:
-        small_experiment(explain=explain)
-    assert str(refused.value) == f"experiment: explain.explainers.{told}"
 
 
 def test_a_score_that_no_explainer_has() -> None:

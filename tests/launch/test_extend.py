@@ -18,7 +18,6 @@ from fedsim.errors import BadInput, RunFolderError
 from fedsim.results.folder import FINAL_WEIGHTS
 
 Finish = Callable[..., Run]
-CHECKPOINT = {"every": 2}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbuff"])

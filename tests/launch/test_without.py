@@ -11,7 +11,7 @@ import pytest
 from matrix import METHODS, model_of, sections
 
 import fedsim
-from experiments import LATE, small_experiment
+from experiments import LATE, MECHANISMS, by_day, ran, small_experiment
 from fedsim import Experiment, Run, run
 from fedsim.analysis.contributions.coalitions import Coalitions
 from fedsim.analysis.replay import client_models
@@ -22,10 +22,12 @@ from fedsim.launch.without import common_rounds, experiment_without
 from fedsim.results.folder import RunFolder
 
 FEW: dict[str, Any] = {"rounds": 6, "participation": 0.3}
+SUBSET = {"name": "digits", "subset": 0.3}
+CENTRES = {"name": "kernel_shap", "baseline": {"clients": 2}}  # which clients send
 
 
 def finished(out: Path, **given: Any) -> Run:
-    return run(small_experiment(**given), out, progress=False)
+    return run(small_experiment(**{"data": SUBSET, **given}), out, progress=False)
 
 
 def first_asked(done: Run) -> dict[int, int]:
@@ -34,7 +36,11 @@ def first_asked(done: Run) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+# By day also those of rules, of tasks in turn, of texts, and whose server has all data.
+ALSO = ("openfl_xai", "fedseit", "fedrnl", "centralised", "fedavg")
+
+
+@pytest.mark.parametrize("method", by_day(METHODS, [*MECHANISMS, *ALSO]))
 def test_who_never_took_part_makes_no_difference(tmp_path: Path, method: str) -> None:
     given = sections(method, model_of(method), "none")
     given["train"] = {**given["train"], "participation": 0.3}
@@ -68,7 +74,7 @@ def test_without_all_others_it_is_local_training(tmp_path: Path, method: str) ->
 def test_it_starts_where_they_first_take_part(tmp_path: Path) -> None:
     checkpoint = {"every": 1, "keep": "all"}
     done = finished(tmp_path, train=FEW, checkpoint=checkpoint)
-    for k, first in first_asked(done).items():
+    for first, k in {first: k for k, first in first_asked(done).items()}.items():
         less = fedsim.without(done, int(k), progress=False)
         begun = less.manifest.get("continues", {"round": 0})["round"]
         assert begun == first - 1
@@ -117,7 +123,7 @@ def test_it_is_made_once_and_resumed(tmp_path: Path) -> None:
         {"privacy": {"clip": 1.0, "noise_multiplier": 0.1}},
         {"explain": {"of": ["cohort", "global"], "inputs": 2}},
         {"explain": {"of": ["global"], "inputs": 2, "reference": "centralised"}},
-        {"explain": {"explainers": [{"name": "kernel_shap", "baseline": {"clients": 2}}]}},
+        {"explain": {"explainers": [CENTRES], "inputs": 2}},
         {"aggregation": {"name": "median"}, "train": {**FEW, "participation": 0.6}},
         {"secure_aggregation": {}, "train": {**FEW, "participation": 0.6}},
         {"uplink": {"name": "topk", "fraction": 0.1}},
@@ -194,7 +200,7 @@ def test_common_rounds_of_other_sections_are_none(tmp_path: Path) -> None:
     done = finished(tmp_path, train=FEW)
     never = next(k for k in range(10) if k not in first_asked(done))
     for method, shared in (("fedavg", 6), ("ifca", 0), ("centralised", 0)):
-        given = small_experiment(train=FEW, method={"name": method})
+        given = small_experiment(data=SUBSET, train=FEW, method={"name": method})
         experiment = experiment_without(given, never)
         _, splits, spec = prepare(experiment)
         base = finished(tmp_path, train=FEW, method={"name": method})
@@ -211,8 +217,8 @@ def test_common_rounds_of_other_sections_are_none(tmp_path: Path) -> None:
         ([], "without.clients: names nobody; leave the section out"),
     ],
 )
-def test_refusals(tmp_path: Path, clients: Any, said: str) -> None:
-    done = finished(tmp_path, train={"rounds": 1})
+def test_refusals(clients: Any, said: str) -> None:
+    done = ran(data=SUBSET, train={"rounds": 1})
     with pytest.raises(BadInput) as refusal:
         fedsim.without(done, clients, progress=False)
     assert said in str(refusal.value)

@@ -82,6 +82,12 @@ SLOW |= {"mime_lite"}
 GRADIENT = explainers.parse({"name": "gradient"})
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.
 TRAINED_TOO = {"local"}
+# What is replayed is the engine's; by day also of adapters that are added up, personal models that
+# are trained, a part of the model or fine-tuned, the server's own training, and plain FedAvg.
+REPLAYED = {
+    *MECHANISMS,
+    *("flora", "ditto", "local", "fedrep", "fedbabu tuned", "centralised", "fedavg"),
+}
 
 
 @pytest.fixture
@@ -127,6 +133,15 @@ class TestTrained:
         assert set(done.explanations["model"].dropna()) == whose
         assert len(done.explanations["round"].unique()) >= 3
 
+    def test_needs_no_mechanism_beyond_those_of_the_nine(self, found: Trained, name: str) -> None:
+        """Which are tried on Ray, where actors are killed (tests/test_same_bits.py)."""
+        plain = {"Client.id", "Client.learner", "Client.round", "Federation.round"}  # facts
+        covered = set[str]().union(*(trained(each).mechanisms for each in MECHANISMS))
+        assert found.mechanisms - plain <= covered
+
+
+@pytest.mark.parametrize("name", by_day(TRAINED, REPLAYED))
+class TestReplayed:
     def test_server_and_clients_are_made_again(self, found: Trained, name: str) -> None:
         done = found.run
         begun: list[int] = []
@@ -160,12 +175,12 @@ class TestTrained:
             again = replay(done, t)
             own = {}
             if method.has_global_model:
-                common = ModelSnapshot.of(done, after=t)
+                common = ModelSnapshot.of(done, after=t, again=again)
                 own = dict.fromkeys(range(6), common)
                 for score, value in common.scores().items():
                     assert value == pytest.approx(row[score], rel=1e-6), score
             if method.keeps_models:
-                snapshots = ModelSnapshot.of_clients(done, range(6), t)
+                snapshots = ModelSnapshot.of_clients(done, range(6), t, again=again)
                 own = {model.client: model for model in snapshots}
                 assert {model.kind for model in snapshots} == {"personal"}
                 assert own[2].title == f"client 2's personal model after round {t}"
@@ -181,21 +196,16 @@ class TestTrained:
                 accuracies = [predicted(own[k], test.x, test.y)["accuracy"] for k in kept]
                 assert row["accuracy"] == pytest.approx(np.mean(accuracies))
 
-    def test_needs_no_mechanism_beyond_those_of_the_nine(self, found: Trained, name: str) -> None:
-        """Which are tried on Ray, where actors are killed (tests/test_same_bits.py)."""
-        plain = {"Client.id", "Client.learner", "Client.round", "Federation.round"}  # facts
-        covered = set[str]().union(*(trained(each).mechanisms for each in MECHANISMS))
-        assert found.mechanisms - plain <= covered
 
-
-@pytest.mark.parametrize("name", PERSONAL)
+@pytest.mark.parametrize("name", by_day(PERSONAL, REPLAYED))
 def test_what_a_client_sends_is_another_model(found: Trained, name: str) -> None:
     """`cohort` is what it trained, and averaged, and `personal` what it predicts with."""
     done, t, explained = found.run, ROUNDS, Counter[str]()
     rows = done.maps.query("round == @t")
-    for k in sorted(set(rows.query("model == 'cohort'")["client"])):
-        (sent,) = ModelSnapshot.of_clients(done, [k], t, of="cohort")
-        personal = ModelSnapshot.of(done, k, t)
+    cohort = sorted(set(rows.query("model == 'cohort'")["client"]))
+    trained_models = ModelSnapshot.of_clients(done, cohort, t, of="cohort")
+    own_models = ModelSnapshot.of_clients(done, cohort, t)
+    for k, sent, personal in zip(cohort, trained_models, own_models, strict=True):
         same = torch.equal(vector(sent.own), vector(personal.own))
         if name != "ifca":  # a cluster of one client has that client's model
             assert same == (name in TRAINED_TOO)

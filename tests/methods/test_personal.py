@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments import FEW, federation, server_states, small_experiment
 from fedsim import Run
-from fedsim.errors import BadInput, Diverged, ExperimentError
+from fedsim.errors import Diverged, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.shared.personal import entries_of
@@ -387,40 +387,3 @@ class TestIFCA:
         last = done.clients[done.clients["round"] == 5].set_index("client")["cluster"]
         assert last.loc[:3].nunique() == last.loc[4:].nunique() == 1
         assert last.loc[0] != last.loc[4]
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        (
-            {"method": {"name": "fedper", "personal": ["haed"]}},
-            "method.personal: the model has no module 'haed' with parameters; it has "
-            "features.1, head",
-        ),
-        (
-            {"method": {"name": "fedper", "personal": ["features", "head"]}},
-            "method.personal: all parameters of the model are in features, head; leave some out",
-        ),
-        (
-            {"method": {"name": "lg_fedavg", "shared": ["features.0"]}},
-            "method.shared: the model has no module 'features.0' with parameters",
-        ),
-        ({"method": {"name": "fedper", "personal": []}}, r"method.personal: .*at least 1 item"),
-        (
-            {"method": {"name": "fedbn"}},
-            "method.name=fedbn keeps batch norm with the clients, and the model has none",
-        ),
-        (
-            {"method": {"name": "fedrep"}, "model": {"name": "mlp", "hidden": []}},
-            "method.name=fedrep shares the features, and the model's have no parameters",
-        ),
-        ({"method": {"name": "ditto", "lam": -1}}, r"method.lam: .*greater than or equal to 0"),
-        ({"method": {"name": "apfl", "alpha": 1.5}}, r"method.alpha: .*less than or equal to 1"),
-        ({"method": {"name": "pfedme", "lam": 0}}, r"method.lam: .*greater than 0"),
-        ({"method": {"name": "perfedavg", "variant": "so"}}, r"method.variant: .*'fo' or 'hf'"),
-        ({"method": {"name": "ifca", "clusters": 0}}, r"method.clusters: .*greater than or equal"),
-    ],
-)
-def test_bad_input(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        prepare(small_experiment(**sections))

@@ -17,9 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from experiments import federation, small_experiment
 from fedsim import Run
-from fedsim.errors import ExperimentError
 from fedsim.federation import Client
-from fedsim.launch.prepare import prepare
 from fedsim.methods.sse_agg import SseAgg, clustered, common_sketch, mean_distance
 from fedsim.support.rng import keyed_rng
 
@@ -146,27 +144,3 @@ def test_inputs_may_have_two_axes(finish: Finish) -> None:
         for shape in ([4], [2, 2])
     )
     assert square.rounds["sketch_distance"].tolist() == flat.rounds["sketch_distance"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        (
-            {"partition": {"kind": "iid", "clients": 5}},
-            "method.name=sse_agg needs 5 reference examples or more on the server, and it has 0; "
-            "raise partition.server_fraction",
-        ),
-        (
-            {
-                "data": {"name": "planted_reviews", "reviews": 60, "dimension": 3},
-                "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
-            },
-            "method.name=sse_agg permutes pixels or features, and the data are documents",
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*words get random vectors")
-def test_what_it_cannot_work_with_is_one_line(changed: dict[str, Any], line: str) -> None:
-    with pytest.raises(ExperimentError) as refused:
-        prepare(small_experiment(**{**TABLE, **changed}, method={"name": "sse_agg"}))
-    assert str(refused.value) == line

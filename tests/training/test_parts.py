@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,6 @@ from experiments import (
 )
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import BadInput
-from fedsim.launch.prepare import prepare
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob, part_sizes, train
 
 Finish = Callable[..., Run]
@@ -140,38 +137,6 @@ def test_batch_norm_gets_two_examples(finish: Finish, name: str) -> None:
     sections: dict[str, Any] = {"data": FEW, "model": NORMALISED, "method": {"name": name}}
     done = finish(**sections, train={"rounds": 1, "accumulate": 16, "batch_size": 11})
     assert np.isfinite(done.rounds["loss"]).all()
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        (
-            {"model": NORMALISED, "train": {"batch_size": 1}},
-            "train.batch_size=1: model.name=networks:normalised has batch norm, which needs two",
-        ),
-        (
-            {"model": NORMALISED, "partition": {"clients": 100, "alpha": 0.1, "min_samples": 1}},
-            "has one labelled training example, and batch norm needs two",
-        ),
-        (
-            {"model": {"name": "networks:only_evaluates"}},
-            "model.name=networks:only_evaluates: it cannot be trained by objective.name="
-            "classification: RuntimeError: not in training (networks.py, line ",
-        ),
-        (
-            {
-                "model": {"name": "networks:looks_at_others"},
-                "privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0},
-            },
-            "model.name=networks:looks_at_others: it has no gradient of a single example, which "
-            "privacy.level=example needs: ValueError: one example (networks.py, line ",
-        ),
-    ],
-)
-def test_is_refused_before_the_start(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(message)) as refusal:
-        prepare(small_experiment(**sections))
-    assert "\n" not in str(refusal.value)
 
 
 def test_small_clients_can_be_skipped() -> None:

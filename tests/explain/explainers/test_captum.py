@@ -26,7 +26,6 @@ from fedsim.explain.calls import by_words
 from fedsim.explain.explainers import captum as ours
 from fedsim.explain.explainers import explainers
 from fedsim.explain.groups import group_parts
-from fedsim.launch.prepare import prepare
 from fedsim.support.rng import torch_seed
 
 pytestmark = pytest.mark.filterwarnings(
@@ -88,6 +87,7 @@ def seed_global_generators() -> None:
     torch.manual_seed(torch_seed(int(rng.integers(2**63)), "libraries"))
 
 
+@cache
 @torch.no_grad()
 def value(kind: str, k: int, there: tuple[int, ...], others: Tensor | None = None) -> float:
     """The mean logit of an input of which only some parts are left, written out."""
@@ -112,7 +112,8 @@ def shapley(kind: str, k: int, G: int, others: Tensor | None = None) -> list[flo
         for size in range(G):
             for S in itertools.combinations(rest, size):
                 weight = math.factorial(size) * math.factorial(G - size - 1) / math.factorial(G)
-                gain = value(kind, k, (*S, i), others) - value(kind, k, S, others)
+                with_i = tuple(sorted((*S, i)))
+                gain = value(kind, k, with_i, others) - value(kind, k, S, others)
                 total += weight * gain
         found.append(total)
     return found
@@ -397,110 +398,6 @@ def test_all_of_captums_attributions_are_known() -> None:
         if not needed:
             found.add(name)
     assert found - {"LRP", "FeaturePermutation"} == set(ours.METHODS)
-
-
-RULES: Sections = {
-    "data": {"name": "friedman", "samples": 80, "test_samples": 20, "features": 5},
-    "partition": {"kind": "iid", "clients": 3},
-    "model": {"name": "tree_rules"},
-    "method": {"name": "openfl_xai"},
-    "train": {"rounds": 1},
-}
-SAMPLED: Sections = {
-    **WORDS,
-    "model": {"name": "rationale", "hidden": 4, "evaluate": "sampled"},
-    "method": {"name": "fedrnl"},
-}
-REFUSED: list[tuple[Sections, Sections, str]] = [
-    (
-        KINDS["vit"],
-        {"name": "deep_shap"},
-        "deep_shap: explainer deep_shap: the network calls torch.nn.functional.layer_norm, for "
-        "which DeepLift has no rule; take gradient_shap or integrated_gradients",
-    ),
-    (
-        KINDS["text"],
-        {"name": "deep_shap"},
-        "deep_shap: explainer deep_shap: the network calls torch.Tensor.amax, for which DeepLift "
-        "has no rule; take gradient_shap or integrated_gradients",
-    ),
-    (
-        KINDS["vit"],
-        {"name": "captum", "method": "GuidedBackprop"},
-        "captum-GuidedBackprop: explainer captum: GuidedBackprop changes the modules nn.ReLU of a "
-        "network, which calls none; take gradient_shap or integrated_gradients",
-    ),
-    (
-        RULES,
-        {"name": "gradient_shap"},
-        "gradient_shap: explainer gradient_shap: GradientShap explains networks; "
-        "model.name=tree_rules is a rule model; for others: kernel_shap, occlusion",
-    ),
-    (
-        SAMPLED,
-        {"name": "kernel_shap"},
-        "kernel_shap: model.evaluate=sampled samples the words that it reads, so an attribution "
-        "would be random",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "kernel_shap", "size": 8},
-        "kernel_shap: kernel_shap: size=8 makes one square of the 8×8 pixels, which would all be "
-        "equally relevant; take 7 or less",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "kernel_shap", "baseline": {"reference": 100000}},
-        "kernel_shap: baseline.reference=100000: the test set has",
-    ),
-    (
-        KINDS["text"],
-        {"name": "kernel_shap", "baseline": "mean"},
-        "kernel_shap: baseline: documents have none but zero",
-    ),
-    (
-        KINDS["text"],
-        {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: explainer captum: Occlusion explains numbers; for documents: "
-        "kernel_shap",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "captum", "method": "Occlusion"},
-        "captum-Occlusion: explainer captum: Occlusion needs arguments.sliding_window_shapes",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "captum", "method": "Lime", "arguments": {"n_sample": 3}},
-        "captum-Lime: explainer captum: Lime has no argument 'n_sample'; did you mean "
-        "'n_samples'?",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "captum", "method": "Lime", "arguments": {"baselines": 0}},
-        "captum-Lime: explainer captum: arguments.baselines: `baseline` sets it; leave it out",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "captum", "method": "ShapleyValues", "size": 2},
-        "captum-ShapleyValues: explainer captum: ShapleyValues goes through all orders of parts, "
-        "and these are 16, more than 8; take ShapleyValueSampling or kernel_shap",
-    ),
-    (
-        KINDS["mlp"],
-        {"name": "tree_shap"},
-        "tree_shap: tree_shap explains boosted trees; model.name=mlp is a network; for others: "
-        "kernel_shap",
-    ),
-]
-
-
-@pytest.mark.parametrize(("sections", "section", "line"), REFUSED)
-def test_refused_before_the_start(sections: Sections, section: Sections, line: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        prepare(small_experiment(**sections, explain={"explainers": [section], "inputs": 2}))
-    assert str(refused.value).startswith(f"explain.explainers: {line}")
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

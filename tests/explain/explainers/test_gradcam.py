@@ -12,11 +12,8 @@ from captum.attr import LayerGradCam
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments import small_experiment
-from fedsim.config.registry import nearest
-from fedsim.errors import BadInput, ExperimentError
+from fedsim.errors import ExperimentError
 from fedsim.explain.explainers.attribution import attributions
-from fedsim.launch.prepare import prepare
 from fedsim.models import models
 
 CLASS = torch.tensor([2, 0, 1])
@@ -109,20 +106,23 @@ def test_tokens_before_a_class_token_is_read(depth: int, last: str) -> None:
     assert torch.equal(named[:, 0], found)
 
 
+SMALL_VIT = {"img_size": 64, "depth": 2, "embed_dim": 24}
+SMALL_SWIN = {"depths": (1, 1, 2, 1), "embed_dim": 12, "num_heads": (1, 1, 2, 2)}
+
+
 @pytest.mark.parametrize(
-    ("name", "pixels", "kind"),
+    ("name", "pixels", "small", "kind"),
     [
-        ("vit_tiny_patch16_224", 64, "tokens after a class token"),
-        ("deit_tiny_distilled_patch16_224", 64, "after two special tokens"),
-        ("swin_tiny_patch4_window7_224", 224, "maps with channels last"),
-        ("resnet18", 32, "residual blocks"),
+        ("vit_tiny_patch16_224", 64, SMALL_VIT, "tokens after a class token"),
+        ("deit_tiny_distilled_patch16_224", 64, SMALL_VIT, "after two special tokens"),
+        ("swin_tiny_patch4_window7_224", 224, SMALL_SWIN, "maps with channels last"),
+        ("resnet18", 32, {}, "residual blocks"),
     ],
 )
-def test_networks_of_timm(name: str, pixels: int, kind: str) -> None:
+def test_networks_of_timm(name: str, pixels: int, small: dict[str, Any], kind: str) -> None:
     timm = pytest.importorskip("timm")
-    sizes = {"img_size": pixels} if pixels == 64 else {}
     torch.manual_seed(0)
-    network = timm.create_model(name, num_classes=4, **sizes).eval()
+    network = timm.create_model(name, num_classes=4, **small).eval()
     x = images(3, pixels, pixels)[:1]
     for parameter in network.parameters():  # some begin with zeros
         parameter.data.add_(0.02 * torch.randn_like(parameter))
@@ -177,61 +177,6 @@ def test_an_image_among_others() -> None:
     chosen = attributions.parse({"name": "gradcam"})
     alone = chosen.relevance(network, x[1:2], CLASS[1:2], np.random.default_rng(0))
     assert torch.allclose(whole[1], alone[0], rtol=1e-4, atol=1e-7)
-
-
-VIT = {"name": "vit", "patch": 2, "dim": 8, "depth": 2, "heads": 2}
-CNN = {"name": "cnn"}
-WORDS: dict[str, Any] = {
-    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-    "partition": {"kind": "aspects", "clients": 4},
-}
-REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
-    "a layer that is none": (
-        {"model": CNN},
-        "feature.3",
-        "the network has no layer 'feature.3'; did you mean 'features.3'?",
-    ),
-    "a layer far from any": (
-        {"model": {"name": "mlp", "hidden": [4]}},
-        "head.conv",
-        f"the network has no layer 'head.conv'{nearest('head.conv', ())}",
-    ),
-    "a layer of vectors": (
-        {"model": CNN},
-        "head",
-        "layer 'head' returns 10 for each image, which is no map of its 8×8 pixels; take a "
-        "convolution, or a block of tokens",
-    ),
-    "no map": (
-        {"model": {"name": "mlp", "hidden": [4]}},
-        None,
-        "the network has no convolution with a map, nor tokens of an image's patches; for any "
-        "differentiable network: gradient_x_input, integrated_gradients",
-    ),
-    "patches that nobody reads": (
-        {"model": VIT},
-        "features.blocks.1",
-        "the output does not depend on the places of layer 'features.blocks.1'; take a layer "
-        "before it, or leave out `layer`",
-    ),
-    "documents": (
-        {**WORDS, "model": {"name": "text_cnn"}},
-        None,
-        "explains images; for others: occlusion, kernel_shap",
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*words get random vectors")
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_the_start(case: str) -> None:
-    sections, layer, line = REFUSED[case]
-    explain = {"explainers": [{"name": "gradcam", "layer": layer}], "inputs": 2}
-    with pytest.raises(BadInput) as refused:
-        prepare(small_experiment(**sections, explain=explain))
-    told = str(refused.value)
-    assert told.startswith("explain.explainers: gradcam: ")
-    assert line in told if case == "a layer far from any" else told.endswith(line)
 
 
 def test_a_layer_that_is_not_called() -> None:

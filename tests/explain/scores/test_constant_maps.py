@@ -88,7 +88,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (lambda: models.parse({"name": "vit", "dim": 8}).build((1, 8, 8), 10), (1, 8, 8)),
     "convolution": (lambda: models.parse(CNN).build((1, 8, 8), 10), (1, 8, 8)),
 }
-OF_MAPS = ("attention_rollout", "gradcam")  # which vectors do not have
 # The first layer sees all of the input, so that LRP has the rule ε for it.
 OF_ALL = ("images", "convolution of all", "padded")
 
