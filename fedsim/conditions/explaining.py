@@ -38,7 +38,8 @@ class Explanations(Condition):
     Args:
         section: the experiment's `explain` section, resolved.
         scored: the columns of rounds.parquet that it adds.
-        backgrounds: raw inputs (m, ...) of baselines that all models have in common, by label.
+        backgrounds: raw inputs (m, ...) and weights (m,) of baselines that all models have in
+            common, by label.
         reference: (m, P) maps of the section's reference, by explainer; on the server alone.
     """
 

@@ -1,14 +1,15 @@
 """Baselines: inputs that others are compared with when they are explained.
 
-A baseline is one input, or several, the background, over which explanations are averaged.
+A baseline is one input, or several, the background, over which explanations are averaged. Centres
+count as much as the inputs that are nearest to them.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -55,8 +56,8 @@ class Clients(Config):
     """Centres that clients send, merged by the server (Federated SHAP).
 
     Each client sends the centres of its training inputs by k-means, with the numbers of examples
-    that are nearest to each; the server merges them by k-means with these weights. One centre is
-    the mean.
+    that are nearest to each; the server merges them by k-means with these weights, by
+    which its centres count in explanations. One centre is the mean.
 
     Args:
         clients: m, how many centres each client sends (of fewer examples, as many as these), and
@@ -100,6 +101,56 @@ Baseline = Annotated[
 ]
 
 
+class Rows(NamedTuple):
+    """The raw inputs (m, ...) of a background, and their weights (m,), 1 on average."""
+
+    inputs: NDArray[Any]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, inputs: NDArray[Any], weights: NDArray[np.float64] | None = None) -> Rows:
+        """By default all weigh the same; weights may have any sum."""
+        if weights is None:
+            weights = np.ones(len(inputs))
+        return cls(inputs, weights / weights.mean())
+
+
+@dataclass(frozen=True)
+class Background:
+    """A background as the network takes it.
+
+    Args:
+        rows: (m, 1, ...), or (m, n, ...) of each input its own.
+        weights: (m,), 1 on average, so that equal ones change no bits.
+    """
+
+    rows: Tensor
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def zero(cls, x: Tensor) -> Background:
+        """Zeros for all inputs (n, ...)."""
+        return cls(torch.zeros_like(x[:1])[None], np.ones(1))
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows weigh the same."""
+        return bool((self.weights == 1).all())
+
+    def of(self, inputs: slice) -> Background:
+        """That of some of the inputs."""
+        return self if self.rows.shape[1] == 1 else Background(self.rows[:, inputs], self.weights)
+
+    def each(self) -> Iterator[tuple[float, Tensor]]:
+        """Each row with its weight."""
+        return zip(self.weights.tolist(), self.rows, strict=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The weighted mean of values (m, ...) of the rows."""
+        weights = torch.from_numpy(self.weights).to(values)
+        return (values * weights.view(-1, *[1] * (values.dim() - 1))).mean(dim=0)
+
+
 class Compared(FeatureExplainer, ABC):
     """Base class of explainers that compare an input with others, the baseline.
 
@@ -129,28 +180,26 @@ class Compared(FeatureExplainer, ABC):
             if m > (n := len(_training_rows(data))):
                 raise ExperimentError(f"baseline.{key}={m}: there are {n} training inputs")
 
-    def background(self, model: ExplainedModel, data: ExplainedData, x: Tensor) -> Tensor | None:
-        """(m, 1, ...) baselines as the network takes them, or (m, n, ...) of each input its own.
-
-        None for zero.
-        """
+    def background(
+        self, model: ExplainedModel, data: ExplainedData, x: Tensor
+    ) -> Background | None:
+        """The baselines of inputs (n, ...); None for zero."""
         if self.baseline == "zero":
             return None
         if self.baseline == "blur":
-            return blurred(x)[None]
-        return data.prepare(rows_of(self.baseline, model, data)).to(x)[:, None]
+            return Background(blurred(x)[None], np.ones(1))
+        inputs, weights = rows_of(self.baseline, model, data)
+        return Background(data.prepare(inputs).to(x)[:, None], weights)
 
     def endpoints(
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """f(x) and the mean f of the background."""
-        background = self.background(model, data, x)
-        if background is None:
-            background = torch.zeros_like(x[:1])[None]
+        background = self.background(model, data, x) or Background.zero(x)
         network, values = model.as_network(), []
-        for one in background:
+        for weight, one in background.each():
             outputs = torch.from_numpy(logits(network, one)).expand(len(x), -1)
-            values.append(self.explained(outputs, y.cpu()))
+            values.append(weight * self.explained(outputs, y.cpu()))
         return super().endpoints(model, data, x, y)[0], np.mean(values, axis=0)
 
     def pooled(self) -> Compared | None:
@@ -189,13 +238,13 @@ class Backgrounds:
     """The baselines that models of a run have in common, and what clients sent for them.
 
     Args:
-        rows: raw inputs (m, ...) by label.
+        rows: raw inputs and their weights by label.
         sent: bytes that all clients send.
         received: bytes that each client receives, if it explains its model.
         whole: the clients whose examples are centres, as there are no more of them.
     """
 
-    rows: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)
     sent: int = 0
     received: int = 0
     whole: tuple[int, ...] = ()
@@ -213,18 +262,18 @@ class Backgrounds:
         if pooled:
             rows[label(other.baseline)] = rows_of(other.baseline, model, data)
         counts = [len(_distinct(data.dataset.x[own])[0]) for own in data.splits.train]
-        centre = 4 * int(np.prod(found.shape[1:]))
+        centre = 4 * int(np.prod(found.inputs.shape[1:])) + COUNT
         m = choice.clients
         return Backgrounds(
             rows,
-            self.sent + sum(min(m, n) * (centre + COUNT) for n in counts),
-            self.received + len(found) * centre,
+            self.sent + sum(min(m, n) * centre for n in counts),
+            self.received + len(found.inputs) * centre,
             tuple(sorted({*self.whole, *(k for k, n in enumerate(counts) if 0 < n <= m)})),
         )
 
 
-def rows_of(choice: Baseline, model: ExplainedModel, data: ExplainedData) -> NDArray[Any]:
-    """(m, ...) the raw inputs of a baseline that does not depend on the input, nor is zero.
+def rows_of(choice: Baseline, model: ExplainedModel, data: ExplainedData) -> Rows:
+    """A baseline that does not depend on the input, nor is zero.
 
     Raises:
         ExperimentError: the data have no such baseline.
@@ -238,22 +287,23 @@ def rows_of(choice: Baseline, model: ExplainedModel, data: ExplainedData) -> NDA
                 f"baseline.reference={choice.reference}: the test set has "
                 f"{len(dataset.test_y)} rows, counted from 0"
             )
-        return dataset.test_x[[choice.reference]]
+        return Rows.of(dataset.test_x[[choice.reference]])
     own = data.own if isinstance(choice, TrainingRows) else None
     if own is not None and not len(own):
         own = None
     if own is None and label(choice) in data.backgrounds:
-        return data.backgrounds[label(choice)]
+        return Rows(*data.backgrounds[label(choice)])
     if isinstance(choice, TrainingRows):
         client = -1 if own is None or model.client is None else model.client
         rng = keyed_rng(model.seed, "explain/background", client=client)
         held, rows = dataset.x, _training_rows(data)
         if own is not None:
             held, rows = own, np.arange(len(own))
-        return np.asarray(held[np.sort(rng.permutation(rows)[: choice.train])])
-    found = _made(choice, model.seed, dataset.x, _training_rows(data), data.splits)
-    data.backgrounds[label(choice)] = as_dtype(found, dataset.x.dtype)
-    return data.backgrounds[label(choice)]
+        return Rows.of(np.asarray(held[np.sort(rng.permutation(rows)[: choice.train])]))
+    found, weights = _made(choice, model.seed, dataset.x, _training_rows(data), data.splits)
+    made = Rows(as_dtype(found, dataset.x.dtype), weights)
+    data.backgrounds[label(choice)] = made
+    return made
 
 
 def _training_rows(data: ExplainedData) -> NDArray[np.int64]:
@@ -264,23 +314,23 @@ def _training_rows(data: ExplainedData) -> NDArray[np.int64]:
 
 def _made(
     choice: Baseline, seed: int, x: AnyArray, rows: NDArray[np.int64], splits: ClientSplits | None
-) -> NDArray[np.floating]:
+) -> Rows:
     if choice == "mean":
-        return _mean(x, rows)[None]
+        return Rows.of(_mean(x, rows)[None])
     if choice == "noise":
         low, high = _range(x, rows)
-        return keyed_rng(seed, "explain/noise").uniform(low, high)[None]
+        return Rows.of(keyed_rng(seed, "explain/noise").uniform(low, high)[None])
     if isinstance(x, StoredArray):
         told = choice if isinstance(choice, str) else "clients"
         raise ExperimentError(f"baseline={told}: the inputs stay in their files; take mean")
     if choice == "median":
-        return np.median(x[rows], axis=0)[None]
+        return Rows.of(np.median(x[rows], axis=0)[None])
     assert isinstance(choice, Clients)
     if isinstance(choice, Pooled):
-        return centres(x[rows], choice.clients, keyed_rng(seed, "explain/centres"))[0]
+        return Rows.of(*centres(x[rows], choice.clients, keyed_rng(seed, "explain/centres")))
     if splits is None:
         raise ExperimentError("baseline=clients: the clients are not known here; take mean")
-    return merged(sent_centres(choice.clients, seed, x, splits), choice.clients, seed)
+    return Rows.of(*merged(sent_centres(choice.clients, seed, x, splits), choice.clients, seed))
 
 
 Centres = tuple[NDArray[np.float32], NDArray[np.float64]]  # (c, ...) and the weights (c,)
@@ -295,10 +345,10 @@ def sent_centres(m: int, seed: int, x: NDArray[Any], splits: ClientSplits) -> li
     ]
 
 
-def merged(sent: Iterable[Centres], m: int, seed: int) -> NDArray[np.float32]:
-    """(m, ...) the server's centres of what clients sent; fewer of fewer different ones."""
+def merged(sent: Iterable[Centres], m: int, seed: int) -> Centres:
+    """The server's m centres of what clients sent; fewer of fewer different ones."""
     found, weights = (np.concatenate(parts) for parts in zip(*sent, strict=True))
-    return centres(found, m, keyed_rng(seed, "explain/centres"), weights)[0]
+    return centres(found, m, keyed_rng(seed, "explain/centres"), weights)
 
 
 def centres(

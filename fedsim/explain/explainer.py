@@ -107,8 +107,8 @@ class ExplainedData:
             shared. Computed only when called.
         clients: the clients' names, if the data name them.
         splits: the examples that each client holds; None where they do not matter.
-        backgrounds: raw inputs (m, ...) of baselines that were made already, by their labels; more
-            are added. See `fedsim.explain.baselines`.
+        backgrounds: raw inputs (m, ...) and weights (m,) of baselines that were made already, by
+            their labels; more are added. See `fedsim.explain.baselines`.
     """
 
     dataset: Dataset
@@ -118,7 +118,7 @@ class ExplainedData:
     shared: Callable[[], SharedItems] | None = None
     clients: Sequence[str] = ()
     splits: ClientSplits | None = None
-    backgrounds: dict[str, NDArray[Any]] = field(default_factory=dict)
+    backgrounds: dict[str, tuple[NDArray[Any], NDArray[np.float64]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", self.dataset.frozen())

@@ -27,6 +27,7 @@ from fedsim.explain.baselines import (
     Compared,
     Pooled,
     Reference,
+    Rows,
     TrainingRows,
     blurred,
     centres,
@@ -35,6 +36,7 @@ from fedsim.explain.baselines import (
     rows_of,
     sent_centres,
 )
+from fedsim.explain.explainers.captum import DeepShap, GradientShap, KernelShap
 from fedsim.explain.explainers.gradients import GradientXInput, IntegratedGradients
 from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.explainers.sage import Sage
@@ -47,6 +49,7 @@ EVERY: tuple[Any, ...] = (
     *({"reference": 2}, {"train": 3}, {"clients": 2}),
 )
 COMPARED = (IntegratedGradients, GradientXInput, Occlusion, Sage)
+OF_MANY: dict[type[Compared], dict[str, Any]] = {GradientShap: {"samples": 4000}}
 PARTS = ([0, 3, 4, 9], [1, 2], [5, 6, 7, 8, 10, 11])
 
 
@@ -76,7 +79,7 @@ class TestRows:
 
     def rows(self, choice: Baseline, **changed: Any) -> NDArray[Any]:
         model, data = subject()
-        return rows_of(choice, model, replace(data, **changed))
+        return rows_of(choice, model, replace(data, **changed)).inputs
 
     def test_of_all(self) -> None:
         _, data = subject()
@@ -92,7 +95,7 @@ class TestRows:
         model, data = subject()
         own = data.dataset.x[PARTS[1]]
         found = rows_of(TrainingRows(train=5), replace(model, client=1), replace(data, own=own))
-        np.testing.assert_array_equal(found, own)  # all, because there are fewer
+        np.testing.assert_array_equal(found.inputs, own)  # all, because there are fewer
         everybody = self.rows(TrainingRows(train=5))
         assert len(everybody) == 5
         assert all((row == data.dataset.x).all(axis=(1, 2, 3)).any() for row in everybody)
@@ -163,11 +166,12 @@ class TestCentres:
         sent = sent_centres(4, 0, x, splits)
         assert len(sent) == 3  # a client without examples sends nothing
         assert [weights.sum() for _, weights in sent] == [40, 40, 40]
-        found = merged(sent, 4, 0)
+        found, weights = merged(sent, 4, 0)
         expected = np.stack([x[of == k].mean(axis=0) for k in range(4)])
         nearest = np.linalg.norm(found[:, None] - expected, axis=2)
         assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2, 3]
         assert nearest.min(axis=1).max() < 1e-3
+        assert weights.tolist() == np.bincount(of)[nearest.argmin(axis=1)].tolist()
 
 
 @pytest.mark.parametrize("kind", COMPARED)
@@ -188,11 +192,34 @@ def test_a_background_is_averaged_over(kind: type[Compared], baseline: Any) -> N
     if background is None or kind is Sage or baseline == "blur":
         return
     alone = []
-    for row in background:
-        one = replace(data, backgrounds={"mean": row.numpy()})
+    for _, row in background.each():
+        one = replace(data, backgrounds={"mean": Rows.of(row.numpy())})
         alone.append(made(kind, "mean").relevances(model, one, x, y, np.random.default_rng(0)))
     largest = np.abs(found).max()
-    np.testing.assert_allclose(found, np.mean(alone, axis=0), rtol=0, atol=0.01 * largest)
+    mean = np.average(alone, axis=0, weights=background.weights)
+    np.testing.assert_allclose(found, mean, rtol=0, atol=0.01 * largest)
+
+
+@pytest.mark.parametrize("kind", [*COMPARED, KernelShap, DeepShap, GradientShap])
+def test_centres_count_as_much_as_what_is_nearest_to_them(kind: type[Compared]) -> None:
+    """A row of weight 3 beside one of weight 1 is as good as the same row three times."""
+    model, data = subject()
+    explainer = kind.model_validate({"baseline": {"clients": 2}, **OF_MANY.get(kind, {})})
+    x, y = torch.from_numpy(data.dataset.test_x[:2]), torch.arange(2)
+    rows = data.dataset.x[:2]
+    found = []
+    for background in (Rows.of(rows, np.array([3.0, 1])), Rows.of(rows[[0, 0, 0, 1]])):
+        own = replace(data, backgrounds={"clients-2": background})
+        found.append(explainer.relevances(model, own, x, y, np.random.default_rng(0)))
+        if explainer.complete:
+            ends = explainer.endpoints(model, own, x, y)
+            found[-1] = np.append(found[-1], np.concatenate(ends).astype(np.float32))
+    largest = np.abs(found[1]).max()
+    away = 0.05 if kind is GradientShap else 1e-5  # which draws
+    np.testing.assert_allclose(*found, rtol=0, atol=away * largest)
+    uneven = replace(data, backgrounds={"clients-2": Rows.of(rows)})
+    even = explainer.relevances(model, uneven, x, y, np.random.default_rng(0)).ravel()
+    assert np.abs(even - found[0][: len(even)].ravel()).max() > away * largest
 
 
 def test_names_of_pictures_tell_them_apart() -> None:
@@ -214,9 +241,9 @@ class TestRuns:
         plain = self.explained(tmp_path, {"train": 2})
         clients, width = found.manifest["clients"], 64
         first = found.rounds.iloc[0]
-        # Centres of 32-bit floats with their weights; and the background to those who explain.
+        # Centres of 32-bit floats with their weights, and those of the background to explainers.
         assert first["one_off_up"] == clients * 2 * (4 * width + 8)
-        assert first["one_off_down"] == clients * 2 * 4 * width
+        assert first["one_off_down"] == clients * 2 * (4 * width + 8)
         before = plain.rounds.iloc[0]
         assert first["bytes_up"] == before["bytes_up"] + first["one_off_up"]
         assert "one_off_up" not in plain.rounds

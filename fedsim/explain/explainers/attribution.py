@@ -29,7 +29,7 @@ from fedsim.config.registry import Registry
 from fedsim.data import Dataset
 from fedsim.data.tokens import words_of
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Compared
+from fedsim.explain.baselines import Background, Compared
 from fedsim.explain.calls import by_words
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -205,13 +205,13 @@ class FromBaseline(Compared, Attribution):
         network: nn.Module,
         x: Tensor,
         y: Tensor,
-        background: Tensor | None,
+        background: Background | None,
         part_of: PartOf,
     ) -> Tensor:
         """`relevance`, in comparison with baselines, or with zeros.
 
         Args:
-            background: (m, 1, ...), or (m, n, ...) for each input; None for zeros.
+            background: the baselines; None for zeros.
             part_of: (W,) the feature of each entry, if features take several; (B, L) the word of
                 each token, −1 for padding, if words do.
         """
@@ -327,11 +327,6 @@ def one_hot(logits: Tensor, y: Tensor) -> Tensor:
 def batches(x: Tensor, size: int | None = None) -> Iterable[slice]:
     size = size or BATCH
     return (slice(start, start + size) for start in range(0, len(x), size))
-
-
-def of_rows(background: Tensor, rows: slice) -> Tensor:
-    """(m, 1 or b, ...) the background of a batch."""
-    return background if background.shape[1] == 1 else background[:, rows]
 
 
 def refuse_integers(name: str, x: Tensor) -> None:

@@ -26,7 +26,7 @@ from fedsim.config.registry import located, nearest
 from fedsim.data import Dataset
 from fedsim.data.tokens import words_of
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Compared
+from fedsim.explain.baselines import Background, Compared
 from fedsim.explain.calls import (
     Calls,
     by_words,
@@ -53,6 +53,7 @@ from fedsim.support.rng import global_generators
 
 SIDE = 4  # of squares, in pixels
 MOST_ORDERED = 8  # parts of which all orders are gone through
+DRAWN = 1000  # rows of a background with weights, from which GradientSHAP draws
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class Kind:
         differentiates: whether it needs gradients, which rules and trees do not have.
         modules: which functions it must find as modules: `rescaled` (DeepLift), `relu`, or none.
         background: `one` baseline at a time, over which its values are averaged; `all` of them at
-            once; or `none`.
+            once, to be averaged; `drawn` from all; or `none`.
     """
 
     parts: bool = False
     differentiates: bool = True
     modules: Literal["rescaled", "relu", "none"] = "none"
-    background: Literal["one", "all", "none"] = "none"
+    background: Literal["one", "all", "drawn", "none"] = "none"
 
 
 _PARTS = Kind(parts=True, differentiates=False, background="all")
@@ -80,7 +81,7 @@ METHODS: Mapping[str, Kind] = {
     "DeepLift": Kind(modules="rescaled", background="one"),
     "DeepLiftShap": Kind(modules="rescaled", background="all"),
     "FeatureAblation": _PARTS,
-    "GradientShap": Kind(background="all"),
+    "GradientShap": Kind(background="drawn"),
     "GuidedBackprop": Kind(modules="relu"),
     "InputXGradient": Kind(),
     "IntegratedGradients": Kind(background="one"),
@@ -158,9 +159,7 @@ class OfCaptum(Compared, OfDecision, ABC):
         found = []
         with evaluation(network), differentiable_rnn(network, x), _quietly():
             for k in range(len(x)):
-                others = background
-                if background is not None:  # (m, 1 or n, ...)
-                    others = background[:, min(k, background.shape[1] - 1)]
+                others = background and background.of(slice(k, k + 1))
                 with global_generators(rng, x.device):
                     found.append(explain(asked, network, data, x[k : k + 1], int(y[k]), others))
         return np.concatenate(found).astype(np.float32)
@@ -172,7 +171,7 @@ class OfCaptum(Compared, OfDecision, ABC):
         data: ExplainedData,
         x: Tensor,
         c: int,
-        others: Tensor | None,
+        others: Background | None,
     ) -> NDArray[Any]:
         """The values of the entries of an input (1, ...), summed over those of a part."""
         inputs, read = x, network
@@ -180,15 +179,14 @@ class OfCaptum(Compared, OfDecision, ABC):
             inputs, of_vectors = by_words(f"explainer {self.name}", network, x)
             read = _Reading(network, of_vectors)
         read = self._in_modules(asked, read, inputs)
-        more: list[dict[str, Any]] = [{}]
-        if asked.kind.background != "none":
-            rows = torch.zeros_like(inputs) if others is None else others
-            if asked.kind.background == "one":
-                more = [{"baselines": rows[i : i + 1]} for i in range(len(rows))]
-            else:  # Captum wants several
-                more = [{"baselines": rows if len(rows) > 1 else rows.repeat_interleave(2, 0)}]
-        total = sum(self._ask(asked, read, inputs, target=c, **each) for each in more) / len(more)
-        assert isinstance(total, Tensor)
+        if (how := asked.kind.background) == "none":
+            total = self._ask(asked, read, inputs, target=c)
+        else:
+            asks = _baselines(how, others or Background.zero(inputs))
+            total = sum(
+                (w * self._ask(asked, read, inputs, target=c, baselines=rows) for w, rows in asks),
+                start=torch.zeros(()),
+            ) / len(asks)
         total = total.detach()
         if not x.is_floating_point():
             found = torch.zeros(x.shape, device=x.device)
@@ -205,7 +203,7 @@ class OfCaptum(Compared, OfDecision, ABC):
         data: ExplainedData,
         x: Tensor,
         c: int,
-        others: Tensor | None,
+        others: Background | None,
     ) -> NDArray[Any]:
         """The values of an input's parts, which are put in place of others, or of nothing."""
         dataset = data.dataset
@@ -215,7 +213,7 @@ class OfCaptum(Compared, OfDecision, ABC):
                 (index,) = words_of(dataset.tokenizer, dataset.padding, x.cpu().numpy())
         else:
             index = group_parts(tuple(x.shape[1:]), asked.size, dataset.parts).index
-        G, n = int(index.max(initial=-1)) + 1, 1 if others is None else len(others)
+        G, n = int(index.max(initial=-1)) + 1, 1 if others is None else len(others.rows)
         together = max(1, BATCH // n)
 
         @torch.no_grad()
@@ -225,13 +223,13 @@ class OfCaptum(Compared, OfDecision, ABC):
             gone = gone.reshape(len(gone), -1)
             found = []
             for some in np.split(gone, range(together, len(gone), together)):
-                mixed = without(
-                    x.expand(n * len(some), *x.shape[1:]),
-                    np.tile(some, (n, 1)),
-                    instead=None if others is None else others.repeat_interleave(len(some), 0),
-                )
-                logits = network(mixed)[:, c]
-                found.append(logits.view(n, -1).mean(dim=0))
+                instead = None
+                if others is not None:
+                    instead = others.rows[:, 0].repeat_interleave(len(some), 0)
+                copies = x.expand(n * len(some), *x.shape[1:])
+                mixed = without(copies, np.tile(some, (n, 1)), instead=instead)
+                logits = network(mixed)[:, c].view(n, -1)
+                found.append(logits[0] if others is None else others.mean(logits))
             return torch.cat(found)
 
         present = torch.ones(1, max(G, 1), device=x.device)
@@ -362,6 +360,19 @@ class Captum(OfCaptum):
 
     def request(self) -> Request:
         return Request(self.method, self.arguments, self.size or SIDE)
+
+
+def _baselines(how: str, others: Background) -> list[tuple[float, Tensor]]:
+    """Baselines for which Captum is asked, one after another, and how much each answer counts."""
+    rows = others.rows[:, 0]
+    if how == "drawn" and not others.even:
+        chances = others.weights / others.weights.sum()
+        rows = rows[np.random.choice(len(rows), DRAWN, p=chances)]
+    if how == "one":
+        return [*others.each()]
+    asks = [(1.0, rows)] if how == "drawn" or others.even else [*others.each()]
+    # Captum wants several.
+    return [(w, own if len(own) > 1 else own.repeat_interleave(2, 0)) for w, own in asks]
 
 
 @explainers.register

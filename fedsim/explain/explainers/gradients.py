@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.config.registry import located
 from fedsim.errors import FedsimWarning
+from fedsim.explain.baselines import Background
 from fedsim.explain.calls import by_words
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import (
@@ -26,7 +27,6 @@ from fedsim.explain.explainers.attribution import (
     attributions,
     batches,
     evaluation,
-    of_rows,
 )
 from fedsim.explain.scores.faithfulness import PartOf
 from fedsim.explain.scores.relevance import completeness_gap
@@ -75,12 +75,18 @@ class GradientXInput(FromBaseline, OfGradients):
     documents: ClassVar[bool] = True
 
     def compared(
-        self, network: nn.Module, x: Tensor, y: Tensor, background: Tensor | None, part_of: PartOf
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        background: Background | None,
+        part_of: PartOf,
     ) -> Tensor:
         def explain(f: Output, some: Tensor) -> Tensor:
             change = some
             if background is not None:
-                change = some - of_rows(background, f.rows).mean(0)
+                own = background.of(f.rows)
+                change = some - own.mean(own.rows)
             return change * f.gradient(some)
 
         return self.by_batch(network, x, y, explain)
@@ -170,12 +176,15 @@ class IntegratedGradients(FromBaseline, OfGradients):
         return self
 
     def compared(
-        self, network: nn.Module, x: Tensor, y: Tensor, background: Tensor | None, part_of: PartOf
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        background: Background | None,
+        part_of: PartOf,
     ) -> Tensor:
-        def starts(f: Output, some: Tensor) -> Tensor:
-            if background is None:
-                return torch.zeros_like(some[:1])[None]
-            return of_rows(background, f.rows)
+        def starts(f: Output, some: Tensor) -> Background:
+            return Background.zero(some) if background is None else background.of(f.rows)
 
         def fixed(f: Output, some: Tensor) -> Tensor:
             return self._sum(f, some, starts(f, some), self.steps or FEWEST, 1)
@@ -201,25 +210,25 @@ class IntegratedGradients(FromBaseline, OfGradients):
                 starts.append(f(torch.zeros_like(vectors)))
         return np.concatenate(ends), np.concatenate(starts)
 
-    def _sum(self, f: Output, x: Tensor, starts: Tensor, n: int, together: int) -> Tensor:
+    def _sum(self, f: Output, x: Tensor, starts: Background, n: int, together: int) -> Tensor:
         """The relevances by n points, of which some are computed together."""
         points, weights, divisor = _points(self.rule, n)
         shape = -1, *[1] * x.dim()
         at, by = (torch.from_numpy(values).to(x).view(shape) for values in (points, weights))
         found = torch.zeros_like(x)
-        for start in starts:
+        for weight, start in starts.each():
             change, total = x - start, torch.zeros_like(x)
             for i in range(0, n, together):
                 along = start + at[i : i + together] * change
                 gradients = f.gradient(along.flatten(0, 1)).view_as(along)
                 total += (by[i : i + together] * gradients).sum(0)
-            found += change * total / divisor
-        return found / len(starts)
+            found += weight * (change * total / divisor)
+        return found / len(starts.rows)
 
-    def _to_tolerance(self, f: Output, x: Tensor, starts: Tensor) -> Tensor:
+    def _to_tolerance(self, f: Output, x: Tensor, starts: Background) -> Tensor:
         """The relevances of one input."""
-        tolerance, values = self.tolerance or TOLERANCE, f(torch.cat([x, *starts]))
-        ends, n = (values[:1], values[1:].mean(keepdims=True)), FEWEST
+        tolerance, values = self.tolerance or TOLERANCE, f(torch.cat([x, *starts.rows]))
+        ends, n = (values[:1], (starts.weights * values[1:]).mean(keepdims=True)), FEWEST
         while True:
             found = self._sum(f, x, starts, n, BATCH)
             (gap,) = completeness_gap(found.double().sum().cpu().numpy()[None], *ends)

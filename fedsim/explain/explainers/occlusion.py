@@ -7,13 +7,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.explain.baselines import Background
 from fedsim.explain.explainer import explainers
 from fedsim.explain.explainers.attribution import (
     FromBaseline,
     attributions,
     batches,
     evaluation,
-    of_rows,
 )
 from fedsim.explain.groups import check_size, group_parts
 from fedsim.explain.scores.faithfulness import PartOf, without
@@ -46,7 +46,12 @@ class Occlusion(FromBaseline):
 
     @torch.no_grad()
     def compared(
-        self, network: nn.Module, x: Tensor, y: Tensor, background: Tensor | None, part_of: PartOf
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        background: Background | None,
+        part_of: PartOf,
     ) -> Tensor:
         # Each word, entry of a vector, or feature is one part.
         if part_of is None or part_of.ndim == 1:
@@ -62,13 +67,15 @@ class Occlusion(FromBaseline):
             for rows in batches(x):
                 some, labels = x[rows], y[rows].to(x.device).long()[:, None]
                 whole, own = outputs(some, labels), part_of[rows]
-                instead = [None] if background is None else of_rows(background, rows)
+                instead: list[tuple[float, Tensor | None]] = [(1.0, None)]
+                if background is not None:
+                    instead = [*background.of(rows).each()]
                 for g in range(own.max(initial=-1) + 1):
                     removed = own == g
                     lost = torch.zeros_like(whole)
-                    for one in instead:
+                    for weight, one in instead:
                         changed = without(some, removed, instead=one)
-                        lost += (whole - outputs(changed, labels)) / len(instead)
+                        lost += weight * ((whole - outputs(changed, labels)) / len(instead))
                     gone = torch.from_numpy(removed).to(x.device)
                     each = (lost / (gone.sum(1).clamp(min=1) * channels))[:, None].to(found)
                     found[rows] = torch.where(gone, each, found[rows])

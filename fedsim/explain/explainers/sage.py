@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.baselines import Baseline, Compared, TrainingRows
+from fedsim.explain.baselines import Background, Baseline, Compared, TrainingRows
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import OfDecision
 from fedsim.explain.groups import check_size, group_parts
@@ -23,11 +23,12 @@ from fedsim.training import logits
 class Sage(Compared, OfDecision):
     """SAGE: how much each feature reduces the loss, as Shapley values of the loss.
 
-    With v(S) = ln (1/n Σ_b p_y(x_S, b_rest)), minus the cross-entropy of the mean prediction when
-    the features outside S are those of n background rows b, feature i gets the mean over orders of
-    v(before i, i) − v(before i), which is positive if it lowers the loss. Orders are drawn
-    separately for each input. The sum over features is the loss with all features absent minus the
-    loss of the unchanged input, whatever the number of orders.
+    With v(S) = ln (1/n Σ_b w_b·p_y(x_S, b_rest)), minus the cross-entropy of the mean prediction
+    when the features outside S are those of n background rows b (of weights w_b, which are 1
+    unless the rows are centres), feature i gets the mean over orders of v(before i, i) −
+    v(before i), which is positive if it lowers the loss. Orders are drawn separately for each
+    input. The sum over features is the loss with all features absent minus the loss of the
+    unchanged input, whatever the number of orders.
 
     The background is the same for all rounds of a run. y is the explained class:
     with `explain.target: label` it is the true class, and the mean over inputs is the SAGE value
@@ -81,7 +82,7 @@ class Sage(Compared, OfDecision):
             model.as_network(),
             x,
             y,
-            self._absent(model, data, x),
+            self.background(model, data, x) or Background.zero(x),
             torch.from_numpy(feature_of).to(x.device),
             np.array(drawn),
         )
@@ -95,24 +96,20 @@ class Sage(Compared, OfDecision):
         self, model: ExplainedModel, data: ExplainedData, x: Tensor, y: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """v with all features, and with none."""
-        network, absent = model.as_network(), self._absent(model, data, x)
-        nothing = absent.expand(len(x), *absent.shape[1:])
+        network, absent = model.as_network(), self.background(model, data, x)
+        absent = absent or Background.zero(x)
+        nothing = absent.rows.transpose(0, 1).expand(len(x), -1, *x.shape[1:])
         return (
-            log_mean_chance(network, x[None, :, None], y)[0],
-            log_mean_chance(network, nothing[None], y)[0],
+            log_mean_chance(network, x[None, :, None], y, np.ones(1))[0],
+            log_mean_chance(network, nothing[None], y, absent.weights)[0],
         )
-
-    def _absent(self, model: ExplainedModel, data: ExplainedData, x: Tensor) -> Tensor:
-        """(1 or m, n, ...) the background, of each input."""
-        background = self.background(model, data, x)
-        return torch.zeros_like(x[:1])[None] if background is None else background.transpose(0, 1)
 
 
 def shapley_of_loss(
     network: nn.Module,
     x: Tensor,
     y: Tensor,
-    background: Tensor,
+    background: Background,
     feature_of: Tensor,
     orders: NDArray[np.int64],
 ) -> NDArray[np.float64]:
@@ -122,8 +119,7 @@ def shapley_of_loss(
         network: inputs (B, ...) to logits (B, classes).
         x: (m, ...) inputs.
         y: (m,) the classes of the loss.
-        background: (n, ...) inputs that replace absent features; or (m, n, ...), of each input its
-            own.
+        background: inputs that replace absent features.
         feature_of: the feature of each entry, in the shape of an input without channels.
         orders: (P, m, G) orders in which features are added to each input.
     """
@@ -133,7 +129,8 @@ def shapley_of_loss(
         """(k, m) the log of the mean probability with features (k, m, G) present."""
         mask = torch.from_numpy(there).to(x.device)[:, :, feature_of]
         mask = mask[:, :, None, None] if x.dim() == 4 else mask[:, :, None]
-        return log_mean_chance(network, torch.where(mask, x[:, None], background), y)
+        mixed = torch.where(mask, x[:, None], background.rows.transpose(0, 1))
+        return log_mean_chance(network, mixed, y, background.weights)
 
     found, there = np.zeros((P, m, G)), np.zeros((P, m, G), dtype=bool)
     before, everything = value(there[:1]), value(~there[:1])
@@ -147,10 +144,16 @@ def shapley_of_loss(
     return found.mean(axis=0)
 
 
-def log_mean_chance(network: nn.Module, mixed: Tensor, y: Tensor) -> NDArray[np.float64]:
-    """(k, m) the log of the mean probability of classes (m,) over n inputs (k, m, n, ...)."""
+def log_mean_chance(
+    network: nn.Module, mixed: Tensor, y: Tensor, weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(k, m) the log of the mean probability of classes (m,) over n inputs (k, m, n, ...).
+
+    Args:
+        weights: (n,), 1 on average.
+    """
     k, m, n = mixed.shape[:3]
     chances = torch.from_numpy(logits(network, mixed.flatten(0, 2))).double().log_softmax(dim=1)
     of_class = y.cpu().repeat_interleave(n).repeat(k)
     own = chances[torch.arange(len(chances)), of_class].view(k, m, n)
-    return (own.logsumexp(dim=2) - np.log(n)).numpy()
+    return ((own + torch.from_numpy(weights).log()).logsumexp(dim=2) - np.log(n)).numpy()
