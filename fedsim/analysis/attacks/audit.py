@@ -211,7 +211,7 @@ class PrivacyAudit:
             means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
             spec, seed, device = self._spec, self._experiment.seed, self._fed.server.device
             how = self._experiment.train, self.passes, seed, device, spec.objective.loss
-            for s, network in enumerate(shadow_models(spec.build, x, y, parts, *how)):
+            for s, network in enumerate(shadow_models(spec.build_begun, x, y, parts, *how)):
                 of_shadow, outputs = explained(network, s), logits(network, x)
                 fits.append(fit(outputs, labels, parts[s]))
                 values.append(compared(outputs, of_shadow))
