@@ -150,7 +150,8 @@ class PrivacyAudit:
         """Distinguish clients' training examples from test examples by the final global model.
 
         Args:
-            shadows: number of shadow models for LiRA; 0 skips it. Each trains on half of the
+            shadows: number of shadow models for LiRA; 0 skips it. Each begins with the run's
+                `train.initial_weights` and frozen layers, if it has any, and trains on half of the
                 examined members and non-members, for as many passes as the run's last phase made
                 over a client's example on average. They are explained in the same way as the
                 model.
