@@ -16,31 +16,24 @@ from tables import against, finished, grids, parser, spread, table
 from fedsim import Grid
 from fedsim.analysis.attacks.audit import PrivacyAudit
 from fedsim.analysis.attacks.membership import guessing
-from fedsim.analysis.attacks.report import MODEL, SHADOWS
+from fedsim.analysis.attacks.report import MODEL
 from fedsim.config.file import RawConfig
 
 HERE = Path(__file__).parent
 NAMES = ("membership", "clips", "noise")
-ATTACKS = ("loss", "lira")
-# Shadow models take longer than the run, each nearly as long: for some of the runs.
-NUMBER, SHADOWED, SEEDS = 4, ("all weights", "FedIT"), (0, 1, 2)
+TESTED = ("accuracy", "gap", "auc")
 
 
 def membership(found: list[Grid]) -> pd.DataFrame:
-    """Each run under attack; takes a minute for a run with shadow models."""
+    """How well losses tell each run's members from others; `gap` is of its accuracy on them."""
     rows = []
     for cell, run in finished(found):
         audit = PrivacyAudit(run)
-        shadowed = cell["variant"] in SHADOWED and cell["seed"] in SEEDS
-        (outcomes,) = audit.infer_membership(NUMBER if shadowed else 0).values()
+        (outcomes,) = audit.infer_membership().values()
+        fit, by_loss = audit.fits[MODEL], outcomes["loss"]
         row = {**cell, "hash": run.result_hash, "accuracy": run.rounds["accuracy"].iloc[-1]}
-        row["examined"] = audit.members
-        for model, name in ((MODEL, "model"), (SHADOWS, "shadows")):
-            if fit := audit.fits.get(model):
-                row[f"{name}_on_members"], row[f"{name}_on_others"] = fit.inside, fit.outside
-        for attack in ATTACKS:
-            if found_by := outcomes.get(attack):
-                row[f"{attack}_auc"], row[f"{attack}_tpr"] = found_by.auc, found_by.tpr
+        row |= {"examined": audit.members, "on_members": fit.inside}
+        row |= {"gap": fit.inside - fit.outside, "auc": by_loss.auc, "tpr": by_loss.tpr}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -71,11 +64,9 @@ def shown(name: str, results: pd.DataFrame) -> None:
     if results["seed"].nunique() == 1:
         return
     other = [axis for axis in varied if axis != "variant"]
-    tested = [column for column in columns if column in {"accuracy", "loss_auc", "lira_auc"}]
-    for setting, own in results.groupby(other) if other else [("", results)]:
-        for column in tested:
-            scored = own.dropna(subset=column).rename(columns={"variant": "method"})
-            compared = against(scored, "all weights", column)
+    for (setting,), own in results.groupby(other) if other else [(("",), results)]:
+        for column in [column for column in TESTED if column in own]:
+            compared = against(own.rename(columns={"variant": "method"}), "all weights", column)
             lines = [[other, *cells] for other, cells in compared.items()]
             print(f"\n{column} of all weights less that of … {setting}\n")
             print(table(["", "difference", "p", "detectable"], lines))

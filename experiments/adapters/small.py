@@ -24,7 +24,7 @@ from fedsim.results.maps import similarity
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from tables import finished, parser, spread, table  # noqa: E402
+from tables import against, finished, parser, spread, table  # noqa: E402
 
 CLASSES = 6
 EXPLAINER = "integrated_gradients"
@@ -134,8 +134,8 @@ def rows(found: list[Grid]) -> pd.DataFrame:
         row["gap"] = last.get("adapter_gap")
         row["deletion"] = last.get(f"{EXPLAINER}/deletion")
         row["agreement"] = last.get(f"{EXPLAINER}/client_agreement_rank")
-        if run.experiment.method.has_global_model:
-            beside = pooled[cell["seed"], cell["partition.alpha"]]
+        beside = pooled.get((cell["seed"], cell["partition.alpha"]))
+        if run.experiment.method.has_global_model and beside is not None:
             row["as_pooled"] = similarity(run, beside, EXPLAINER)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -165,6 +165,11 @@ def main() -> None:
         by = own.groupby("variant", sort=False)
         lines = [[name, *(spread(of[column]) for column in columns)] for name, of in by]
         print(table(["", *columns], lines))
+        for column in ("accuracy", "worst_decile"):
+            compared = against(own.rename(columns={"variant": "method"}), "all weights", column)
+            print(f"\n{column} of all weights less that of …\n")
+            lines = [[name, *cells] for name, cells in compared.items()]
+            print(table(["", "difference", "p", "detectable"], lines))
     return None
 
 
