@@ -24,7 +24,7 @@ from fedsim.results.maps import similarity
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from tables import finished, parser, spread, table  # noqa: E402
+from tables import against, finished, parser, spread, table  # noqa: E402
 
 CLASSES = 6
 EXPLAINER = "integrated_gradients"
@@ -32,10 +32,12 @@ TRIED = (0.002, 0.005, 0.01, 0.02, 0.04)
 # Chosen among them by accuracy at α = 1 with seed 100.
 RATES = {
     "all weights": 0.005,
+    "head alone": 0.04,
     "FedIT r=1": 0.01,
     "FedIT": 0.01,
     "FedIT r=16": 0.01,
     "FFA-LoRA": 0.02,
+    "FedSA-LoRA": 0.01,
     "FLoRA": 0.02,
     "FedEx-LoRA": 0.01,
     "pooled": 0.002,
@@ -72,7 +74,11 @@ def content(out: Path, **changes: Any) -> dict[str, Any]:
 def tune(out: Path) -> None:
     """Print the accuracy of each variant at each learning rate, with a seed of its own."""
     sheet = content(out, name="adapters-rates", explain=None)
-    axes = {"variant": sheet["grid"]["axes"]["variant"], "train.optimizer.lr": list(TRIED)}
+    variants = {
+        name: {key: value for key, value in own.items() if not key.startswith("explain")}
+        for name, own in sheet["grid"]["axes"]["variant"].items()
+    }
+    axes = {"variant": variants, "train.optimizer.lr": list(TRIED)}
     grid = fedsim.grid({**sheet, "grid": {"axes": axes, "seeds": [100]}}, out=out, progress=print)
     rows = [
         {**cell, "accuracy": run.rounds["accuracy"].iloc[-1]} for cell, run in finished([grid])
@@ -90,8 +96,28 @@ def run(out: Path) -> Grid:
     return fedsim.grid({**sheet, "grid": {**sheet["grid"], "axes": axes}}, out=out, progress=print)
 
 
+def of_clients(run: fedsim.Run) -> pd.Series:
+    """The accuracy of each client's model on the test questions, weighted by its own labels.
+
+    Clients differ in labels alone, so that this is what each has to expect of its own questions:
+    questions held out for it would be too few to tell, and missing in training.
+    """
+    labels = run.labels.pivot(index="client", columns="label", values="examples").fillna(0)
+    personal = run.experiment.method.keeps_models
+    models = labels.index if personal else [None]
+    right = pd.DataFrame([by_class(run, client) for client in models])
+    recall = right.to_numpy() if personal else right.to_numpy().repeat(len(labels), axis=0)
+    return (labels[right.columns] * recall).sum(axis=1) / labels.sum(axis=1)
+
+
+def by_class(run: fedsim.Run, client: int | None) -> pd.Series:
+    """The accuracy of a model on the test questions of each class."""
+    found = fedsim.predictions(run, client)
+    return (found["target"] == found["prediction"]).groupby(found["target"]).mean()
+
+
 def rows(found: list[Grid]) -> pd.DataFrame:
-    """Accuracy, bytes and explanations of each run, beside the pooled run of its seed."""
+    """Accuracy, bytes and explanations of each run, some beside the pooled run of its seed."""
     runs = list(finished(found))
     pooled = {
         (cell["seed"], cell["partition.alpha"]): run
@@ -102,13 +128,15 @@ def rows(found: list[Grid]) -> pd.DataFrame:
     for cell, run in runs:
         last = run.rounds.iloc[-1]
         row = {**cell, "hash": run.result_hash, "accuracy": last["accuracy"]}
+        own = of_clients(run)
+        row["of_clients"], row["worst_decile"] = own.mean(), own.quantile(0.1)
         row["kB_up"] = last["total_bytes_up"] / 1000 / run.manifest["clients"] / len(run.rounds)
         row["gap"] = last.get("adapter_gap")
-        row["deletion"] = last[f"{EXPLAINER}/deletion"]
+        row["deletion"] = last.get(f"{EXPLAINER}/deletion")
         row["agreement"] = last.get(f"{EXPLAINER}/client_agreement_rank")
-        row["as_pooled"] = similarity(
-            run, pooled[cell["seed"], cell["partition.alpha"]], EXPLAINER
-        )
+        beside = pooled.get((cell["seed"], cell["partition.alpha"]))
+        if run.experiment.method.has_global_model and beside is not None:
+            row["as_pooled"] = similarity(run, beside, EXPLAINER)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -122,12 +150,26 @@ def main() -> None:
         return tune(asked.out)
     results = rows([Grid.open(p) for p in asked.done] if asked.done else [run(asked.out)])
     results.to_csv(HERE / "small.csv", index=False, float_format="%.6g")
-    columns = ["accuracy", "kB_up", "gap", "agreement", "as_pooled", "deletion"]
+    columns = [
+        "accuracy",
+        "of_clients",
+        "worst_decile",
+        "kB_up",
+        "gap",
+        "agreement",
+        "as_pooled",
+        "deletion",
+    ]
     for alpha, own in results.groupby("partition.alpha"):
         print(f"\nα = {alpha}, {own['seed'].nunique()} seeds\n")
         by = own.groupby("variant", sort=False)
         lines = [[name, *(spread(of[column]) for column in columns)] for name, of in by]
         print(table(["", *columns], lines))
+        for column in ("accuracy", "worst_decile"):
+            compared = against(own.rename(columns={"variant": "method"}), "all weights", column)
+            print(f"\n{column} of all weights less that of …\n")
+            lines = [[name, *cells] for name, cells in compared.items()]
+            print(table(["", "difference", "p", "detectable"], lines))
     return None
 
 

@@ -151,7 +151,17 @@ class RunSpec:
             DataError: `train.initial_weights` do not fit the network.
         """
         with keyed_torch_rng(self.seed, "init"):
-            network = self.build()
+            return self.build_begun()
+
+    def build_begun(self) -> nn.Module:
+        """A network as a run begins with it, from torch's current random state.
+
+        Only what is neither in `train.initial_weights` nor frozen below adapters is random.
+
+        Raises:
+            DataError: `train.initial_weights` do not fit the network.
+        """
+        network = self.build()
         if self.train.initial_weights is not None:
             load_weights(self.train.initial_weights, network)
         for name, array in self.frozen.items():

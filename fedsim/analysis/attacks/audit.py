@@ -150,7 +150,8 @@ class PrivacyAudit:
         """Distinguish clients' training examples from test examples by the final global model.
 
         Args:
-            shadows: number of shadow models for LiRA; 0 skips it. Each trains on half of the
+            shadows: number of shadow models for LiRA; 0 skips it. Each begins with the run's
+                `train.initial_weights` and frozen layers, if it has any, and trains on half of the
                 examined members and non-members, for as many passes as the run's last phase made
                 over a client's example on average. They are explained in the same way as the
                 model.
@@ -211,7 +212,7 @@ class PrivacyAudit:
             means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
             spec, seed, device = self._spec, self._experiment.seed, self._fed.server.device
             how = self._experiment.train, self.passes, seed, device, spec.objective.loss
-            for s, network in enumerate(shadow_models(spec.build, x, y, parts, *how)):
+            for s, network in enumerate(shadow_models(spec.build_begun, x, y, parts, *how)):
                 of_shadow, outputs = explained(network, s), logits(network, x)
                 fits.append(fit(outputs, labels, parts[s]))
                 values.append(compared(outputs, of_shadow))

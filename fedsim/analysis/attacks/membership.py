@@ -275,12 +275,12 @@ def shadow_models(
     """S shadow models, each trained on its own part of the examples; one at a time, when asked.
 
     Training is central, with the clients' optimiser, batch size and clipping, at the learning
-    rate that they begin with. Initial weights and random streams are each shadow model's own, by
-    (seed, s): no other changes them.
+    rate that they begin with. Random streams, and initial weights as far as `build` draws them,
+    are each shadow model's own, by (seed, s): no other changes them.
 
     Args:
-        build: makes a classifier; its initial weights are from torch's own generator, which this
-            function sets, and puts back.
+        build: makes a classifier, such as `RunSpec.build_begun`; what it draws is from torch's own
+            generator, which this function sets, and puts back.
         x, y: (n, ...) inputs and (n,) labels.
         inside: (S, n) which examples shadow model s trains on, as `halves` draws them.
         settings: of the run under attack.

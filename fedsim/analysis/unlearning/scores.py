@@ -173,7 +173,7 @@ class Judge:
         settings, device = again.experiment.train, again.fed.server.device
         epochs = passes(settings, again.after, again.splits.held(again.after))
         models = shadow_models(
-            *(again.spec.build, x, y, np.hstack([everywhere, inside]), settings, epochs),
+            *(again.spec.build_begun, x, y, np.hstack([everywhere, inside]), settings, epochs),
             *(seed, device, again.spec.objective.loss, facts),
         )
         values = []

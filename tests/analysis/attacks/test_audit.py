@@ -25,6 +25,7 @@ from fedsim.explain.explainers.control import Random
 from fedsim.explain.explainers.gradients import Gradient, IntegratedGradients
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
+DEEPER = {"name": "mlp", "hidden": [32, 16]}
 TEXT_CNN = {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5}
 REVIEWS = {
     "name": "planted_reviews",
@@ -176,6 +177,33 @@ class TestMembership:
     def test_they_need_no_images(self, hardly_learnt: PrivacyAudit) -> None:
         with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or mor"):
             hardly_learnt.invert_explanations(Gradient())
+
+
+@pytest.mark.parametrize("adapters", [None, {"r": 2}], ids=["all weights", "adapters"])
+def test_shadow_models_begin_where_the_run_began(
+    tmp_path: Path, adapters: dict[str, Any] | None
+) -> None:
+    """Who attacks a fine-tuned model knows the model that was public before."""
+    adam = {"local_epochs": 4, "optimizer": {"name": "adam", "lr": 0.01}}
+    first = trained(tmp_path, FEDAVG, 12, model=DEEPER, train=adam)
+    weights = str(first.path / "weights" / "final.safetensors")
+    train = {"initial_weights": weights, "optimizer": {"lr": 1e-12}}
+    done = trained(tmp_path, FEDAVG, 1, train=train, adapters=adapters, model=DEEPER)
+    fits = audit(done, shadows=2, progress=False).fits.set_index("model")
+    own, shadows = (fits.loc[name] for name in ("the model", "shadow models (mean)"))
+    assert own["inside"] > 0.6
+    assert shadows["inside_loss"] == pytest.approx(own["inside_loss"], abs=0.2)
+    assert shadows["outside_loss"] == pytest.approx(own["outside_loss"], abs=0.2)
+
+
+def test_frozen_layers_of_shadow_models_are_those_of_the_run(tmp_path: Path) -> None:
+    """They are drawn by the run's seed, and all clients have them."""
+    done = trained(tmp_path, FEDAVG, 1, adapters={"r": 2}, model=DEEPER)
+    attacked = PrivacyAudit(done)
+    shadow, own = (n.state_dict() for n in (attacked._spec.build_begun(), attacked._network))
+    same = {name for name, layer in shadow.items() if torch.equal(layer, own[name])}
+    assert {name for name in shadow if ".base_layer." in name} <= same
+    assert not any(".lora_A." in name or name.startswith("head.") for name in same)
 
 
 def test_a_model_that_has_learnt_nothing_is_doubted(tmp_path: Path) -> None:
