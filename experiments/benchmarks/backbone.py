@@ -1,10 +1,10 @@
 """Memory of eight actors that adapt one backbone: python backbone.py
 
-A BERT of 100 million random weights with adapters of rank 8; eight clients, an actor each, train on
-short reviews. Prints the proportional memory of all client actors together in MB, by what it is:
-pages of files, in which the backbone lies once for the node, and pages of the actors' own. Sampled
-while clients train, and when they have ended; beside them the same with a BERT of two small layers,
-which is what actors need anyway.
+A BERT of 100 million random weights with adapters of rank 8; eight clients, an actor each, train
+on short reviews. Prints the proportional memory of all client actors together in MB by what it is:
+shared, in which the backbone lies once for the node; of files, which is libraries; and the actors'
+own. It is the most in any sample from the end of the first round on; beside it the same with a
+BERT of two small layers, which is what actors need anyway.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def measured(size: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for size in SIZES:
-            print(size, json.dumps({k: round(v, 1) for k, v in measured(size, Path(folder)).items()}))
+            print(
+                size, json.dumps({k: round(v, 1) for k, v in measured(size, Path(folder)).items()})
+            )
 
 
 if __name__ == "__main__":

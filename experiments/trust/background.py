@@ -14,7 +14,7 @@ from tables import finished, spread, table
 
 from fedsim import Grid, Run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.explain.baselines import Backgrounds, Compared, centres, sent_centres
+from fedsim.explain.baselines import Backgrounds, Compared
 from fedsim.explain.explainers import explainers
 from fedsim.results.significance import holm, paired, shown_p
 from fedsim.support.rng import keyed_rng
@@ -25,14 +25,12 @@ OF = {"table": ("kernel_shap",), "digits": ("deep_shap",)}
 SIZES = (1, 4, 16, 64)
 INPUTS, CLIENTS = 6, 2
 TESTED = 16  # m of what is tested
-COMPARED = (("clients", "own"), ("clients", "train"), ("weighted", "clients"), ("gap", "draw"))
-PARTS = 256  # of which a centre with a share w of all examples gets 256·w
+COMPARED = (("clients", "own"), ("clients", "train"), ("gap", "draw"))
 LABELS = {
     "own": "m of a client's own examples",
     "train": "m of all clients' examples",
     "pooled": "m centres of all examples",
     "clients": "m centres that clients send",
-    "weighted": "the same, by weight",
     "gap": "clients' centres, from pooled ones",
     "draw": "pooled centres, from another draw",
 }
@@ -70,10 +68,9 @@ def distances(run: Run, name: str) -> dict[str, float]:
         explainer: Compared,
         seed: int = model.seed,
         own: NDArray[Any] | None = None,
-        made: dict[str, NDArray[Any]] | None = None,
     ) -> NDArray[np.float64]:
         """(INPUTS, P); the seed is that of the background."""
-        data = replace(plain, own=own, backgrounds={} if made is None else made)
+        data = replace(plain, own=own, backgrounds={})
         drawn, rng = replace(model, seed=seed), explainer.rng(model.seed)
         found = explainer.each(drawn, data, x, decided, rng)
         return found.reshape(INPUTS, -1).astype(np.float64)
@@ -100,15 +97,6 @@ def distances(run: Run, name: str) -> dict[str, float]:
         of_sent, of_pooled = values(sent), values(pooled)
         found[f"pooled {m}"] = away(of_pooled, whole)
         found[f"clients {m}"] = away(of_sent, whole)
-        means, weights = (
-            np.concatenate(parts)
-            for parts in zip(*sent_centres(m, model.seed, dataset.x, splits), strict=True)
-        )
-        merged = centres(means, m, keyed_rng(model.seed, "explain/centres"), weights)
-        shares = np.round(PARTS * merged[1] / merged[1].sum()).astype(int)
-        repeated = np.repeat(merged[0], shares, axis=0)
-        of_weighted = values(sent, made={f"clients-{m}": repeated})
-        found[f"weighted {m}"] = away(of_weighted, whole)
         found[f"gap {m}"] = away(of_sent, of_pooled)
         found[f"draw {m}"] = away(of_pooled, values(pooled, seed=model.seed + 1000))
     return found
