@@ -254,6 +254,10 @@ class FeatureExplainer(Explainer, ABC):
         found = self.explained(torch.from_numpy(logits(model.as_network(), x)), y.cpu())
         return found, np.zeros(len(x))
 
+    def squares(self, shape: tuple[int, ...]) -> int | None:
+        """How many squares of an image (C, H, W) get a relevance; None if each pixel gets one."""
+        return None
+
     def explained(self, outputs: Tensor, y: Tensor) -> NDArray[np.float64]:
         """(n,) the number that is explained, of outputs (n, C): by default the class's logit."""
         return outputs.gather(1, y.long()[:, None])[:, 0].double().numpy()

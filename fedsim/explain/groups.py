@@ -73,6 +73,11 @@ def group_parts(
     return Groups(rows[:, None] * (columns[-1] + 1) + columns)
 
 
+def count_squares(shape: tuple[int, ...], size: int | None) -> int | None:
+    """How many groups of `group_parts` images of a shape have; None if these are no images."""
+    return len(group_parts(shape, size)) if len(shape) == 3 else None
+
+
 def by_feature(relevance: Tensor, part_of: NDArray[np.int64] | None) -> Tensor:
     """(n, F) the sum over the entries of each feature; unchanged if each takes one."""
     if part_of is None:

@@ -460,16 +460,18 @@ class Explain(Config):
                         continue
                     for column, label, best in _columns_of(name, dataset):
                         path = f"{explainer.label}/{PREFIXES[whose]}{column}"
-                        chance = self.chance(column, dataset)
+                        squares = explainer.squares(dataset.shape)
+                        chance = self.chance(column, dataset, squares)
                         words = f"{label}, {MODELS[whose]}"
                         found.append(Metric(path, words, best, chance=chance))
         return found
 
-    def chance(self, column: str, dataset: Dataset) -> float | None:
+    def chance(self, column: str, dataset: Dataset, squares: int | None = None) -> float | None:
         """What a map that knows nothing scores on average, over the test set; see `Score`.
 
         Args:
             column: the score, with its kind of parts or its similarity, if any.
+            squares: how many squares of pixels have a relevance of their own.
 
         Returns:
             None if a random map tells.
@@ -491,7 +493,8 @@ class Explain(Config):
         if line == "P":
             return float(parts.mean())
         if line == "√(2/(π(P−1)))":
-            return float(np.sqrt(2 / (math.pi * (parts - 1))).mean())
+            orders = parts if squares is None else np.array([max(squares, 2)])
+            return float(np.sqrt(2 / (math.pi * (orders - 1))).mean())
         if line == "similarity":
             k = [parts_compared(P, self.top_k) for P in parts.tolist()]
             alike = float((k / parts).mean()) if about == "top_k" else 0.0

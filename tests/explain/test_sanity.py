@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ from fedsim import Run, explanations, run
 from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import Attribution, attributions
 from fedsim.explain.sanity import Sanity
-from fedsim.explain.scores.randomisation import ALIKE, agreement, all_random, layers, randomised
+from fedsim.explain.scores.randomisation import (
+    ALIKE,
+    agreement,
+    all_random,
+    layers,
+    random_agreement,
+    randomised,
+)
 from fedsim.launch.prepare import prepare
 from fedsim.models import models
 
@@ -206,3 +214,26 @@ def test_runs_and_reports_name_it(say: Say, tmp_path: Path) -> None:
     page = Path("page.html").read_text(encoding="utf-8")
     assert f"Maps by {edges} do not depend on the network" in page
     assert "By chance: 0.1005" in page  # √(2/(63π))
+
+
+def test_chance_goes_by_what_has_a_relevance_of_its_own(tmp_path: Path) -> None:
+    """Four squares of an image of 64 pixels agree by chance as maps of four numbers do."""
+    squares = {
+        "gradient": 64,
+        "occlusion": 4,
+        "sage": 4,
+        "kernel_shap": 4,
+        "captum": 16,
+    }
+    explainers = [*squares]
+    asked: list[Any] = [{"name": name} for name in explainers]
+    asked[-1] |= {"method": "FeatureAblation", "size": 2}
+    explain = {"explainers": asked, "scores": ["randomisation"], "inputs": 2, "of": ["global"]}
+    done = run(small_experiment(explain=explain), tmp_path, progress=False)
+    found = {metric.column: metric.chance for metric in done.explained}
+    for column, chance in found.items():
+        P = squares[next(name for name in squares if column.startswith(name))]
+        assert chance == pytest.approx(math.sqrt(2 / (math.pi * (P - 1))))
+    assert len(found) == len(squares)
+    maps = np.random.default_rng(0).normal(size=(1, 64))
+    assert random_agreement(maps, 4) == pytest.approx(math.sqrt(2 / (3 * math.pi)))

@@ -46,7 +46,7 @@ from fedsim.explain.explainers.attribution import (
     heatmap,
     refuse_sampled,
 )
-from fedsim.explain.groups import by_feature, check_size, group_parts
+from fedsim.explain.groups import by_feature, check_size, count_squares, group_parts
 from fedsim.explain.scores.faithfulness import without
 from fedsim.support.extras import require
 from fedsim.support.rng import global_generators
@@ -280,6 +280,10 @@ class OfCaptum(Compared, OfDecision, ABC):
             why = (str(error) or type(error).__name__).strip().splitlines()[0]
             raise self._refusal(f"{asked.method}: {why}") from error
         return found
+
+    def squares(self, shape: tuple[int, ...]) -> int | None:
+        asked = self.request()
+        return count_squares(shape, asked.size) if asked.kind.parts else None
 
     def _refusal(self, why: str) -> ExperimentError:
         return ExperimentError(f"explainer {self.name}: {why}")

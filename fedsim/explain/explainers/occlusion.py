@@ -15,7 +15,7 @@ from fedsim.explain.explainers.attribution import (
     batches,
     evaluation,
 )
-from fedsim.explain.groups import check_size, group_parts
+from fedsim.explain.groups import check_size, count_squares, group_parts
 from fedsim.explain.scores.faithfulness import PartOf, without
 
 
@@ -43,6 +43,9 @@ class Occlusion(FromBaseline):
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         check_size(f"attribution {self.name}: size", shape, self.size)
+
+    def squares(self, shape: tuple[int, ...]) -> int | None:
+        return count_squares(shape, self.size)
 
     @torch.no_grad()
     def compared(

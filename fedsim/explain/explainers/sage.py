@@ -15,7 +15,7 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.baselines import Background, Baseline, Compared, TrainingRows
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
 from fedsim.explain.explainers.attribution import OfDecision
-from fedsim.explain.groups import check_size, group_parts
+from fedsim.explain.groups import check_size, count_squares, group_parts
 from fedsim.training import logits
 
 
@@ -69,6 +69,9 @@ class Sage(Compared, OfDecision):
             )
         check_size(f"{self.name}: size", data.dataset.shape, self.size)
         super().check(model, data)
+
+    def squares(self, shape: tuple[int, ...]) -> int | None:
+        return count_squares(shape, self.size)
 
     @torch.no_grad()
     def relevances(

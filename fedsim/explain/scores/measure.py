@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,8 @@ def measure(
                 similarity(agreement, present, relevance, relevances(x, network=random))
                 for random in (all_random(model.network, model.seed, k, *at) for k in range(DRAWS))
             ]
-            chance = by_row(random_agreement, present, known)
+            squares = explainer.squares(data.dataset.shape)
+            chance = by_row(partial(random_agreement, squares=squares), present, known)
             return np.where(told, np.mean(alike, axis=0), chance)
         return by_row(ALONE[name], present, known)
 

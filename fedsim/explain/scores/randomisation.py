@@ -74,7 +74,11 @@ def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> Scores:
     return np.abs(rank_correlation(a, b))
 
 
-def random_agreement(maps: NDArray[np.float64]) -> Scores:
-    """(n,) the agreement of maps (n, P) with random ones on average: about √(2/(π(P−1)))."""
-    P = maps.shape[1]
+def random_agreement(maps: NDArray[np.float64], squares: int | None = None) -> Scores:
+    """(n,) the agreement of maps (n, P) with random ones on average: about √(2/(π(P−1))).
+
+    Args:
+        squares: how many squares of pixels have a relevance of their own, which is P then.
+    """
+    P = squares or maps.shape[1]
     return np.full(len(maps), np.nan if P < 3 else math.sqrt(2 / (math.pi * (P - 1))))

@@ -22,6 +22,7 @@ from experiments import ran, small_experiment
 from fedsim import explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, NotInstalled
+from fedsim.explain.baselines import Background
 from fedsim.explain.calls import by_words
 from fedsim.explain.explainers import captum as ours
 from fedsim.explain.explainers import explainers
@@ -275,7 +276,8 @@ def test_documents_at_their_words_vectors(kind: str, method: str) -> None:
 
 def give(monkeypatch: pytest.MonkeyPatch, rows: Tensor) -> None:
     """Take some rows (m, ...) as the background, whatever the baseline."""
-    monkeypatch.setattr(ours.OfCaptum, "background", lambda *_: rows[:, None])
+    background = Background(rows[:, None], np.ones(len(rows)))
+    monkeypatch.setattr(ours.OfCaptum, "background", lambda *_: background)
 
 
 class Written(nn.Module):
