@@ -424,7 +424,7 @@ def test_without_captum(monkeypatch: pytest.MonkeyPatch) -> None:
         explainers.parse({"name": "kernel_shap"}).check(model, data)
 
 
-def test_several_of_captum_in_a_run(finish: Callable[..., Any]) -> None:
+def test_several_of_captum_in_a_run(finish: Callable[..., Any], tmp_path: Path) -> None:
     listed = [{"name": "captum", "method": m} for m in ("DeepLift", "FeatureAblation")]
     listed += [{"name": name} for name in ("kernel_shap", "gradient_shap", "deep_shap")]
     done = finish(
@@ -439,7 +439,7 @@ def test_several_of_captum_in_a_run(finish: Callable[..., Any]) -> None:
     assert "captum-DeepLift" in found.text()
     (other,) = explanations(done, "{name: captum, method: Saliency}", row=0)
     assert "captum-Saliency" in other.text()
-    (path,) = found.save(Path())
+    (path,) = found.save(tmp_path)
     assert path.name.startswith("captum-DeepLift-")
     with pytest.raises(BadInput, match="explainers: 'captum-DeepLift' is named"):
         small_experiment(explain={"explainers": [listed[0], listed[0]]})
