@@ -39,7 +39,7 @@ WIDEST = 1000  # pixels
 FILES = {"shared": "shared_images*.png", "rules": "rules-*.png"}
 # What the columns of heart.yaml mean.
 MEANINGS = {
-    "ca": "vessels narrowed",
+    "ca": "coloured vessels",
     "cp": "chest pain",
     "exang": "angina when exercising",
     "fbs": "blood sugar, fasting",

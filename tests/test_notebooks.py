@@ -78,7 +78,9 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # By day that of the quickstart and the one with most of what notebooks call.
 @pytest.mark.usefixtures("_clean", "_forked")
 @pytest.mark.parametrize(
-    "path", by_day(NOTEBOOKS, (NOTEBOOKS[0], NOTEBOOKS[3])), ids=lambda path: path.stem
+    "path",
+    by_day(NOTEBOOKS, [path for path in NOTEBOOKS if path.stem[:2] in ("01", "04")]),
+    ids=lambda path: path.stem,
 )
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

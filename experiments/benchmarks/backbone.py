@@ -2,8 +2,8 @@
 
 A BERT of 100 million random weights with adapters of rank 8; eight clients, an actor each, train
 on short reviews. Prints the proportional memory of all client actors together in MB by what it is:
-shared, in which the backbone lies once for the node; of files, which is libraries; and the actors'
-own. It is the most in any sample from the end of the first round on; beside it the same with a
+in Ray's object store, where the backbone lies once for the node; of files, which is libraries; and
+the actors' own. It is the most in any sample from the end of the first round on; beside it the same with a
 BERT of two small layers, which is what actors need anyway.
 """
 
@@ -39,20 +39,23 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def actors_megabytes() -> dict[str, float]:
-    """Proportional memory of the client actors, of files and of their own."""
-    found = {"actors": 0.0, "file": 0.0, "own": 0.0, "shared": 0.0}
+    """Proportional memory of the client actors: in the object store, of files, and their own."""
+    found = dict.fromkeys(("actors", "stored", "file", "own"), 0.0)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if not (entry / "cmdline").read_bytes().startswith(b"ray::ClientActor"):
                 continue
-            lines = (entry / "smaps_rollup").read_text().splitlines()[1:]
+            lines = (entry / "smaps").read_text().splitlines()
         except OSError:  # it ended a moment ago
             continue
-        sizes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
         found["actors"] += 1
-        found["file"] += sizes["Pss_File"] / 1000
-        found["own"] += sizes["Pss_Anon"] / 1000
-        found["shared"] += sizes["Pss_Shmem"] / 1000
+        kind = ""
+        for line in lines:
+            name, _, size = line.partition(":")
+            if name == "Pss":
+                found[kind] += int(size.split()[0]) / 1000
+            elif "-" in name.split()[0]:  # a mapping begins
+                kind = "stored" if "/plasma" in line else "file" if "/" in line else "own"
     return found
 
 
@@ -103,7 +106,7 @@ def measured(size: str, folder: Path) -> dict[str, float]:
         ended.set()
         sampler.join()
     whole = [each for each in samples if each["actors"] == 8]
-    most = max(whole, key=lambda each: each["file"] + each["own"] + each["shared"])
+    most = max(whole, key=lambda each: each["stored"] + each["file"] + each["own"])
     return {**most, "first round": seconds[0], "samples": len(whole)}
 
 

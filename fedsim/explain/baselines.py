@@ -56,8 +56,8 @@ class Clients(Config):
     """Centres that clients send, merged by the server (Federated SHAP).
 
     Each client sends the centres of its training inputs by k-means, with the numbers of examples
-    that are nearest to each; the server merges them by k-means with these weights, by
-    which its centres count in explanations. One centre is the mean.
+    that are nearest to each; the server merges them by k-means with these weights. Each merged
+    centre counts as much as the examples that it stands for. One centre is the mean.
 
     Args:
         clients: m, how many centres each client sends (of fewer examples, as many as these), and
@@ -121,7 +121,7 @@ class Background:
 
     Args:
         rows: (m, 1, ...), or (m, n, ...) of each input its own.
-        weights: (m,), 1 on average, so that equal ones change no bits.
+        weights: (m,), 1 on average.
     """
 
     rows: Tensor
@@ -147,6 +147,8 @@ class Background:
 
     def mean(self, values: Tensor) -> Tensor:
         """The weighted mean of values (m, ...) of the rows."""
+        if self.even:  # a product would change the layout, and with it the order of the sum
+            return values.mean(dim=0)
         weights = torch.from_numpy(self.weights).to(values)
         return (values * weights.view(-1, *[1] * (values.dim() - 1))).mean(dim=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -140,13 +141,16 @@ def check(
         rng = explainer.rng(model.seed, model.client)
         return relevances_of(explainer, replace(model, network=network), data, x, decided, rng)
 
-    before = maps(model.network)
+    before, ranks = (
+        maps(model.network),
+        partial(agreement, squares=explainer.squares(data.dataset.shape)),
+    )
     compared = image and find_spec("skimage") is not None and min(data.dataset.shape[1:]) >= 3
     layers: dict[str, list[tuple[float | None, ...]]] = {}
     for draw in range(DRAWS):
         for name, network in randomised(model.network, model.seed, draw):
             after = maps(network)
-            alike = [mean_defined(similarity(agreement, there, before, after))]
+            alike = [mean_defined(similarity(ranks, there, before, after))]
             if compared:
                 alike.append(mean_defined(_ssim(before, after, data.dataset.shape[1:])))
             alike.append(mean_defined(_entropy(after, there) / _entropy(before, there) - 1))

@@ -493,8 +493,9 @@ class Explain(Config):
         if line == "P":
             return float(parts.mean())
         if line == "√(2/(π(P−1)))":
-            orders = parts if squares is None else np.array([max(squares, 2)])
-            return float(np.sqrt(2 / (math.pi * (orders - 1))).mean())
+            if squares is not None:
+                parts = np.array([squares])
+            return float(np.sqrt(2 / (math.pi * (parts - 1))).mean()) if parts.min() > 2 else None
         if line == "similarity":
             k = [parts_compared(P, self.top_k) for P in parts.tolist()]
             alike = float((k / parts).mean()) if about == "top_k" else 0.0

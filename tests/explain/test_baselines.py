@@ -22,6 +22,7 @@ from fedsim.data.splits import Ragged
 from fedsim.errors import BadInput, FedsimWarning
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.baselines import (
+    Background,
     Baseline,
     Clients,
     Compared,
@@ -36,7 +37,7 @@ from fedsim.explain.baselines import (
     rows_of,
     sent_centres,
 )
-from fedsim.explain.explainers.captum import DeepShap, GradientShap, KernelShap
+from fedsim.explain.explainers import explainers
 from fedsim.explain.explainers.gradients import GradientXInput, IntegratedGradients
 from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.explainers.sage import Sage
@@ -49,7 +50,13 @@ EVERY: tuple[Any, ...] = (
     *({"reference": 2}, {"train": 3}, {"clients": 2}),
 )
 COMPARED = (IntegratedGradients, GradientXInput, Occlusion, Sage)
-OF_MANY: dict[type[Compared], dict[str, Any]] = {GradientShap: {"samples": 4000}}
+OF_CAPTUM = ("IntegratedGradients", "DeepLift", "DeepLiftShap", "FeatureAblation")
+WEIGHED: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ("integrated_gradients", "gradient_x_input", "occlusion")},
+    **{name: {"name": name} for name in ("sage", "kernel_shap", "deep_shap")},
+    "gradient_shap": {"name": "gradient_shap", "samples": 4000},
+    **{method: {"name": "captum", "method": method} for method in OF_CAPTUM},
+}
 PARTS = ([0, 3, 4, 9], [1, 2], [5, 6, 7, 8, 10, 11])
 
 
@@ -200,11 +207,24 @@ def test_a_background_is_averaged_over(kind: type[Compared], baseline: Any) -> N
     np.testing.assert_allclose(found, mean, rtol=0, atol=0.01 * largest)
 
 
-@pytest.mark.parametrize("kind", [*COMPARED, KernelShap, DeepShap, GradientShap])
-def test_centres_count_as_much_as_what_is_nearest_to_them(kind: type[Compared]) -> None:
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_equal_weights_are_none(size: int) -> None:
+    """To the bit, in whatever layout values are."""
+    values = torch.randn(7, 5, generator=torch.Generator().manual_seed(size)).T[:size]
+    ours = Background(torch.zeros(size, 1), np.ones(size)).mean(values)
+    assert torch.equal(ours, values.mean(dim=0))
+    weights = np.arange(1.0, size + 1)
+    weighted = Background(torch.zeros(size, 1), weights / weights.mean()).mean(values)
+    expected = np.average(values.numpy(), axis=0, weights=weights)
+    np.testing.assert_allclose(weighted, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_centres_count_as_much_as_what_is_nearest_to_them(name: str) -> None:
     """A row of weight 3 beside one of weight 1 is as good as the same row three times."""
     model, data = subject()
-    explainer = kind.model_validate({"baseline": {"clients": 2}, **OF_MANY.get(kind, {})})
+    explainer = explainers.parse({"baseline": {"clients": 2}, **WEIGHED[name]})
+    assert isinstance(explainer, Compared)
     x, y = torch.from_numpy(data.dataset.test_x[:2]), torch.arange(2)
     rows = data.dataset.x[:2]
     found = []
@@ -215,11 +235,11 @@ def test_centres_count_as_much_as_what_is_nearest_to_them(kind: type[Compared]) 
             ends = explainer.endpoints(model, own, x, y)
             found[-1] = np.append(found[-1], np.concatenate(ends).astype(np.float32))
     largest = np.abs(found[1]).max()
-    away = 0.05 if kind is GradientShap else 1e-5  # which draws
+    away = 0.05 if name == "gradient_shap" else 1e-5  # which draws
     np.testing.assert_allclose(*found, rtol=0, atol=away * largest)
-    uneven = replace(data, backgrounds={"clients-2": Rows.of(rows)})
-    even = explainer.relevances(model, uneven, x, y, np.random.default_rng(0)).ravel()
-    assert np.abs(even - found[0][: len(even)].ravel()).max() > away * largest
+    own = replace(data, backgrounds={"clients-2": Rows.of(rows)})
+    even = explainer.relevances(model, own, x, y, np.random.default_rng(0)).ravel()
+    assert np.abs(even - np.ravel(found[0])[: len(even)]).max() > away * largest
 
 
 def test_names_of_pictures_tell_them_apart() -> None:

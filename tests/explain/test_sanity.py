@@ -237,3 +237,18 @@ def test_chance_goes_by_what_has_a_relevance_of_its_own(tmp_path: Path) -> None:
     assert len(found) == len(squares)
     maps = np.random.default_rng(0).normal(size=(1, 64))
     assert random_agreement(maps, 4) == pytest.approx(math.sqrt(2 / (3 * math.pi)))
+
+
+def test_fewer_than_three_squares_cannot_be_checked(tmp_path: Path) -> None:
+    asked = [{"name": name, "size": 4} for name in ("occlusion", "kernel_shap")]
+    explain = {"explainers": asked, "scores": ["randomisation"], "inputs": 2, "of": ["global"]}
+    x = np.random.default_rng(0).normal(size=(300, 1, 4, 8)).astype(np.float32)
+    np.savez(tmp_path / "wide.npz", x=x, y=np.arange(300) % 3)
+    data = {"name": "npz", "path": str(tmp_path / "wide.npz")}
+    done = run(small_experiment(explain=explain, data=data), tmp_path, progress=False)
+    for metric in done.explained:
+        assert metric.chance is None
+        assert done.rounds[metric.column].isna().all()
+    (found,) = explanations(done, "{name: occlusion, size: 4}", row=0, check=True)
+    assert isinstance(found, Sanity)
+    assert found.changes is None

@@ -97,7 +97,10 @@ class ContributionSettings(Config):
     def columns(
         self, experiment: Experiment, prepared: tuple[Dataset, ClientSplits, RunSpec]
     ) -> list[str]:
-        """The columns that a run of the experiment gets, of what `prepare` returned for it."""
+        """The columns that a run of the experiment gets, of what `prepare` returned for it.
+
+        If clients join by themselves, `auc` may lack where no adversary has arrived.
+        """
         _, splits, spec = prepared
         clients = ever_asked(experiment, splits, spec)
         bad = clients.intersection(splits.adversaries)

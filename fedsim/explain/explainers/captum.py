@@ -53,7 +53,7 @@ from fedsim.support.rng import global_generators
 
 SIDE = 4  # of squares, in pixels
 MOST_ORDERED = 8  # parts of which all orders are gone through
-DRAWN = 1000  # rows of a background with weights, from which GradientSHAP draws
+DRAWN = 4  # rows of a background with weights, for each sample of GradientSHAP
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,10 @@ class OfCaptum(Compared, OfDecision, ABC):
             inputs, of_vectors = by_words(f"explainer {self.name}", network, x)
             read = _Reading(network, of_vectors)
         read = self._in_modules(asked, read, inputs)
-        if (how := asked.kind.background) == "none":
+        if asked.kind.background == "none":
             total = self._ask(asked, read, inputs, target=c)
         else:
-            asks = _baselines(how, others or Background.zero(inputs))
+            asks = _baselines(asked, others or Background.zero(inputs))
             total = sum(
                 (w * self._ask(asked, read, inputs, target=c, baselines=rows) for w, rows in asks),
                 start=torch.zeros(()),
@@ -228,7 +228,7 @@ class OfCaptum(Compared, OfDecision, ABC):
                     instead = others.rows[:, 0].repeat_interleave(len(some), 0)
                 copies = x.expand(n * len(some), *x.shape[1:])
                 mixed = without(copies, np.tile(some, (n, 1)), instead=instead)
-                logits = network(mixed)[:, c].view(n, -1)
+                logits = network(mixed.contiguous())[:, c].view(n, -1)
                 found.append(logits[0] if others is None else others.mean(logits))
             return torch.cat(found)
 
@@ -366,12 +366,13 @@ class Captum(OfCaptum):
         return Request(self.method, self.arguments, self.size or SIDE)
 
 
-def _baselines(how: str, others: Background) -> list[tuple[float, Tensor]]:
+def _baselines(asked: Request, others: Background) -> list[tuple[float, Tensor]]:
     """Baselines for which Captum is asked, one after another, and how much each answer counts."""
-    rows = others.rows[:, 0]
+    how, rows = asked.kind.background, others.rows[:, 0]
     if how == "drawn" and not others.even:
         chances = others.weights / others.weights.sum()
-        rows = rows[np.random.choice(len(rows), DRAWN, p=chances)]
+        count = DRAWN * asked.arguments.get("n_samples", 5)  # of which Captum draws
+        rows = rows[np.random.choice(len(rows), count, p=chances)]
     if how == "one":
         return [*others.each()]
     asks = [(1.0, rows)] if how == "drawn" or others.even else [*others.each()]

@@ -207,11 +207,16 @@ def measure(
         if name == "randomisation":
             assert model.network is not None
             at = model.round, -1 if model.client is None else model.client
+            squares = explainer.squares(data.dataset.shape)
             alike = [
-                similarity(agreement, present, relevance, relevances(x, network=random))
+                similarity(
+                    partial(agreement, squares=squares),
+                    present,
+                    relevance,
+                    relevances(x, network=random),
+                )
                 for random in (all_random(model.network, model.seed, k, *at) for k in range(DRAWS))
             ]
-            squares = explainer.squares(data.dataset.shape)
             chance = by_row(partial(random_agreement, squares=squares), present, known)
             return np.where(told, np.mean(alike, axis=0), chance)
         return by_row(ALONE[name], present, known)

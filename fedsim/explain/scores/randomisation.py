@@ -63,22 +63,23 @@ def all_random(
     return found
 
 
-def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> Scores:
+def agreement(
+    a: NDArray[np.float64], b: NDArray[np.float64], squares: int | None = None
+) -> Scores:
     """(n,) how alike two maps (n, P) are, whatever their sign: |ρ|, of Spearman's ρ.
 
     In [0, 1]; of two random maps about √(2/(π(P−1))). NaN for fewer than three parts, which have
     too few orders to tell.
+
+    Args:
+        squares: how many squares of pixels have a relevance of their own, which is P then.
     """
-    if a.shape[1] < 3:
+    if (squares or a.shape[1]) < 3:
         return np.full(len(a), np.nan)
     return np.abs(rank_correlation(a, b))
 
 
 def random_agreement(maps: NDArray[np.float64], squares: int | None = None) -> Scores:
-    """(n,) the agreement of maps (n, P) with random ones on average: about √(2/(π(P−1))).
-
-    Args:
-        squares: how many squares of pixels have a relevance of their own, which is P then.
-    """
+    """(n,) the agreement of maps (n, P) with random ones on average: about √(2/(π(P−1)))."""
     P = squares or maps.shape[1]
     return np.full(len(maps), np.nan if P < 3 else math.sqrt(2 / (math.pi * (P - 1))))
