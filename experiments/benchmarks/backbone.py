@@ -3,8 +3,8 @@
 A BERT of 100 million random weights with adapters of rank 8; eight clients, an actor each, train
 on short reviews. Prints the proportional memory of all client actors together in MB by what it is:
 in Ray's object store, where the backbone lies once for the node; of files, which is libraries; and
-the actors' own. It is the most in any sample from the end of the first round on; beside it the same with a
-BERT of two small layers, which is what actors need anyway.
+the actors' own. It is the most in any sample from the end of the first round on; beside it the
+same with a BERT of two small layers, which is what actors need anyway.
 """
 
 from __future__ import annotations
