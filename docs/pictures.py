@@ -37,7 +37,8 @@ PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
 # Which file a picture is, where a command draws several; otherwise the last one drawn.
 FILES = {"shared": "shared_images*.png", "rules": "rules-*.png"}
-# What the columns of heart.yaml mean.
+HOSPITALS = {"hungarian": "Budapest", "va": "Long Beach"}  # of heart.yaml
+# What its columns mean.
 MEANINGS = {
     "ca": "coloured vessels",
     "cp": "chest pain",
@@ -100,25 +101,29 @@ def front(folder: Path) -> None:
         for each in models
     ]
     relevance = np.stack([by_feature(each, data.parts)[0].numpy() for each in found])
-    order = np.argsort(np.abs(relevance).max(axis=0))[-9:]
+    order = np.argsort(np.abs(relevance).max(axis=0))[-7:]
+    # Two by two, so that it can be read on a phone.
     figure, panels = plt.subplots(
-        *(1, 4), figsize=(10, 3.1), sharey=True, sharex=True, layout="constrained"
+        *(2, 2), figsize=(5.2, 5.2), sharey=True, sharex=True, layout="constrained"
     )
-    for panel, name, own, chance in zip(panels, names, relevance, chances[:, row], strict=True):
+    about = zip(panels.flat, names, relevance, chances[:, row], strict=True)
+    for panel, name, own, chance in about:
         colours = np.where(own[order] > 0, FOR, AGAINST)
         panel.barh(range(len(order)), own[order], color=colours)
         panel.axvline(0, color="black", linewidth=0.8)
         verdict = f"ill ({chance:.0%})" if chance > 0.5 else f"healthy ({1 - chance:.0%})"
-        panel.set_title(f"{name}\nsays {verdict}", fontsize=11)
+        place = HOSPITALS.get(name, name.capitalize())
+        panel.set_title(f"{place}\nsays {verdict}", fontsize=11)
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(left=False)
     told = [one.partition(" = ") for one in Inputs.of_rows(data, [row]).shown(data, 0)]
     values = [f"{MEANINGS.get(column, column)}: {value}" for column, _, value in told]
-    panels[0].set_yticks(range(len(order)), [values[f] for f in order])
-    figure.supxlabel("← speaks for healthy     relevance     speaks for ill →", fontsize=10)
+    for panel in panels[:, 0]:
+        panel.set_yticks(range(len(order)), [values[f] for f in order], fontsize=9)
+    figure.supxlabel("← speaks for healthy   relevance   speaks for ill →", fontsize=10)
     truth = data.classes[data.test_y[row]]
     figure.suptitle(f"One patient ({truth}), the models of four hospitals", fontsize=12)
-    figure.savefig(folder / "front.png", dpi=130)
+    figure.savefig(folder / "front.png", dpi=150)
     keep(folder / "front.png", HERE / "pictures" / "front.png")
 
 
