@@ -141,10 +141,8 @@ def check(
         rng = explainer.rng(model.seed, model.client)
         return relevances_of(explainer, replace(model, network=network), data, x, decided, rng)
 
-    before, ranks = (
-        maps(model.network),
-        partial(agreement, squares=explainer.squares(data.dataset.shape)),
-    )
+    before = maps(model.network)
+    ranks = partial(agreement, squares=explainer.squares(data.dataset.shape))
     compared = image and find_spec("skimage") is not None and min(data.dataset.shape[1:]) >= 3
     layers: dict[str, list[tuple[float | None, ...]]] = {}
     for draw in range(DRAWS):

@@ -27,6 +27,7 @@ from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.baselines import Backgrounds, Compared
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
 from fedsim.explain.explainers import explainers
+from fedsim.explain.scores.randomisation import random_agreement
 from fedsim.explain.scores.relevance import parts_compared
 from fedsim.explain.share import QUALITY, Share
 from fedsim.models import Model
@@ -454,13 +455,13 @@ class Explain(Config):
         """The columns of rounds.parquet that a resolved section adds."""
         found = []
         for explainer in self.explainers:
+            squares = explainer.squares(dataset.shape)
             for whose in self.whose:
                 for name in filter(partial(_applies, whose), self.scores or ()):
                     if not SCORES[name].fits(explainer):
                         continue
                     for column, label, best in _columns_of(name, dataset):
                         path = f"{explainer.label}/{PREFIXES[whose]}{column}"
-                        squares = explainer.squares(dataset.shape)
                         chance = self.chance(column, dataset, squares)
                         words = f"{label}, {MODELS[whose]}"
                         found.append(Metric(path, words, best, chance=chance))
@@ -493,9 +494,9 @@ class Explain(Config):
         if line == "P":
             return float(parts.mean())
         if line == "√(2/(π(P−1)))":
-            if squares is not None:
-                parts = np.array([squares])
-            return float(np.sqrt(2 / (math.pi * (parts - 1))).mean()) if parts.min() > 2 else None
+            by_chance = random_agreement(parts if squares is None else np.array([squares]))
+            known = by_chance[~np.isnan(by_chance)]
+            return float(known.mean()) if known.size else None
         if line == "similarity":
             k = [parts_compared(P, self.top_k) for P in parts.tolist()]
             alike = float((k / parts).mean()) if about == "top_k" else 0.0

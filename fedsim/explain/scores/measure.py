@@ -217,8 +217,8 @@ def measure(
                 )
                 for random in (all_random(model.network, model.seed, k, *at) for k in range(DRAWS))
             ]
-            chance = by_row(partial(random_agreement, squares=squares), present, known)
-            return np.where(told, np.mean(alike, axis=0), chance)
+            counts = present.sum(axis=1) if squares is None else np.full(len(x), squares)
+            return np.where(told, np.mean(alike, axis=0), random_agreement(counts))
         return by_row(ALONE[name], present, known)
 
     fit = [name for name, one in SCORES.items() if one.about == "input" and one.fits(explainer)]

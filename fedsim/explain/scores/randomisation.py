@@ -79,7 +79,9 @@ def agreement(
     return np.abs(rank_correlation(a, b))
 
 
-def random_agreement(maps: NDArray[np.float64], squares: int | None = None) -> Scores:
-    """(n,) the agreement of maps (n, P) with random ones on average: about √(2/(π(P−1)))."""
-    P = squares or maps.shape[1]
-    return np.full(len(maps), np.nan if P < 3 else math.sqrt(2 / (math.pi * (P - 1))))
+def random_agreement(parts: NDArray[np.int64]) -> Scores:
+    """(n,) the agreement of maps of P parts each with random ones: about √(2/(π(P−1))) on average.
+
+    NaN for fewer than three parts.
+    """
+    return np.sqrt(2 / (math.pi * np.where(parts < 3, np.nan, parts - 1)))
