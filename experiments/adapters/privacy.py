@@ -10,14 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from small import encoder, vectors  # adds the folder of tables to the path
+from small import placed  # adds the folder of tables to the path
 from tables import against, finished, grids, parser, spread, table
 
 from fedsim import Grid
 from fedsim.analysis.attacks.audit import PrivacyAudit
 from fedsim.analysis.attacks.membership import guessing
 from fedsim.analysis.attacks.report import MODEL
-from fedsim.config.file import RawConfig
 
 HERE = Path(__file__).parent
 NAMES = ("membership", "clips", "noise")
@@ -76,11 +75,7 @@ def main() -> None:
     asked = parser(__doc__).parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
 
-    def change(sheet: RawConfig) -> RawConfig:
-        files = {"data.vectors": vectors(), "train.initial_weights": encoder(asked.out)}
-        return sheet.changed({key: str(path) for key, path in files.items()}, "privacy.py")
-
-    for name, found in grids(asked, HERE, NAMES, change).items():
+    for name, found in grids(asked, HERE, NAMES, lambda sheet: placed(sheet, asked.out)).items():
         results = membership(found) if name == "membership" else scores(found)
         results.to_csv(HERE / f"{name}.csv", index=False, float_format="%.6g")
         shown(name, results)

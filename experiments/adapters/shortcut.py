@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from small import encoder, vectors  # adds the folder of tables to the path
+from small import placed  # adds the folder of tables to the path
 from tables import against, finished, grids, parser, spread, table
 
 from fedsim import Grid
-from fedsim.config.file import RawConfig
 
 HERE = Path(__file__).parent
 SHARE = "data.clients"
@@ -55,12 +54,8 @@ def shown(results: pd.DataFrame) -> None:
 def main() -> None:
     asked = parser(__doc__).parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-
-    def change(sheet: RawConfig) -> RawConfig:
-        files = {"data.of.vectors": vectors(), "train.initial_weights": encoder(asked.out)}
-        return sheet.changed({key: str(path) for key, path in files.items()}, "shortcut.py")
-
-    for found in grids(asked, HERE, ("shortcut",), change).values():
+    made = grids(asked, HERE, ("shortcut",), lambda sheet: placed(sheet, asked.out, "data.of"))
+    for found in made.values():
         results = rows(found)
         results.to_csv(HERE / "shortcut.csv", index=False, float_format="%.6g")
         shown(results)

@@ -63,12 +63,19 @@ def encoder(out: Path) -> Path:
     return path.absolute()
 
 
+def placed(sheet: RawConfig, out: Path, data: str = "data") -> RawConfig:
+    """A file with what depends on the machine: vectors of words, and the encoder.
+
+    Args:
+        data: the section of the documents.
+    """
+    files = {f"{data}.vectors": vectors(), "train.initial_weights": encoder(out)}
+    return sheet.changed({key: str(path) for key, path in files.items()}, "this machine")
+
+
 def content(out: Path, **changes: Any) -> dict[str, Any]:
-    """The grid's file with what depends on the machine."""
-    found = dict(RawConfig.read(HERE / "small" / "trec6.yaml").content)
-    found["data"] = {**found["data"], "vectors": str(vectors())}
-    found["train"] = {**found["train"], "initial_weights": str(encoder(out))}
-    return {**found, **changes}
+    """The grid's file for this machine."""
+    return {**placed(RawConfig.read(HERE / "small" / "trec6.yaml"), out).content, **changes}
 
 
 def tune(out: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 from transformers import BertConfig
 
 import fedsim
@@ -41,21 +42,18 @@ SIZES: dict[str, dict[str, int]] = {
 def actors_megabytes() -> dict[str, float]:
     """Proportional memory of the client actors: in the object store, of files, and their own."""
     found = dict.fromkeys(("actors", "stored", "file", "own"), 0.0)
-    for entry in Path("/proc").glob("[0-9]*"):
+    for process in psutil.process_iter():
         try:
-            if not (entry / "cmdline").read_bytes().startswith(b"ray::ClientActor"):
+            if not " ".join(process.cmdline()).startswith("ray::ClientActor"):
                 continue
-            lines = (entry / "smaps").read_text().splitlines()
-        except OSError:  # it ended a moment ago
+            maps = process.memory_maps()
+        except psutil.Error:  # it ended a moment ago
             continue
         found["actors"] += 1
-        kind = ""
-        for line in lines:
-            name, _, size = line.partition(":")
-            if name == "Pss":
-                found[kind] += int(size.split()[0]) / 1000
-            elif "-" in name.split()[0]:  # a mapping begins
-                kind = "stored" if "/plasma" in line else "file" if "/" in line else "own"
+        for each in maps:
+            stored = each.path.startswith("/dev/shm/plasma")
+            kind = "stored" if stored else "file" if each.path.startswith("/") else "own"
+            found[kind] += each.pss / 1e6
     return found
 
 

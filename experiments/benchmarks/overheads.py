@@ -11,8 +11,8 @@ methods     milliseconds a client of other methods beside FedAvg's, in one proce
 conditions  milliseconds a client of FedAvg with each condition, explainer (every round, of the
             global model and five clients' models) and test of clients, in one process
 start       seconds from the command to the end of the first round of ../quickstart.yaml
-explain     seconds of all its rounds in one process, without explanations, with some every 5
-            rounds, and every round
+explain     seconds of all its rounds in one process, without explanations, with each explainer
+            but `sage` every 5 rounds, and with two every round
 
 A figure is the median of turns, and within a turn of rounds. Nothing else should be running.
 """
@@ -263,6 +263,11 @@ def explain(turns: int, rounds: int) -> None:
         "integrated gradients, every 5 rounds": {"explain": {"explainers": one}},
         "and occlusion": {"explain": {"explainers": two}},
         "both, every round": {"explain": {"explainers": two, "every": 1}},
+        **{
+            f"{name}, every 5 rounds": {"explain": {"explainers": [name]}}
+            for name in (*EXPLAINERS, "gradcam")  # which an MLP has not
+            if name not in (*two, "sage")  # which takes minutes
+        },
     }
     content = yaml.safe_load(QUICKSTART.read_text()) | {"engine": {"kind": "local"}}
     found: dict[str, list[float]] = {}
