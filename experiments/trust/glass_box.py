@@ -1,4 +1,7 @@
-"""Glass box or black box, on the same tables?"""
+"""Glass box or black box, on the same tables?
+
+The grids glass_box.yaml and boosted.yaml have one name, so that `--done` puts them together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def rows(found: list[Grid]) -> pd.DataFrame:
                 row[f"{name}/{score}"] = last[f"{explainer}/{whose}{score}"] / by_chance
             row[f"{name}/effective_parts"] = last[f"{explainer}/{whose}effective_parts"]
             for how in ("rank", "top_k"):
-                row[f"{name}/agreement_{how}"] = last[f"{explainer}/{of_clients}agreement_{how}"]
+                score = f"{of_clients}agreement_{how}"
+                # None of `hist_trees`, whose clients have no models of their own.
+                row[f"{name}/agreement_{how}"] = last.get(f"{explainer}/{score}")
             if cell["table"] == "Friedman":
                 row[f"{name}/signal"] = _on_signal(run, explainer)
         rows.append(row)
@@ -49,6 +54,10 @@ def _size(run: fedsim.Run, last: pd.Series) -> dict[str, float]:
     model, F = run.experiment.model, len(run.maps["relevance"].iloc[0])
     if model.builds_network:
         return {"numbers": sum(p.numel() for p in model.build((F,), 1).parameters())}
+    if model.name == "boosted_trees":  # a feature and a threshold a split, a value a leaf
+        feature = run.weights()["feature"]
+        trees, splits = feature.shape[0] * feature.shape[1], int((feature >= 0).sum())
+        return {"numbers": 3 * splits + trees}
     outputs = F + 1 if model.name == "tsk" else 1
     rules, length = last["rules"], last["rule_length"]
     return {"rules": rules, "rule_length": length, "numbers": rules * (length + outputs)}
@@ -109,7 +118,7 @@ def draw(results: pd.DataFrame) -> None:
     names = list(dict.fromkeys(results["table"]))
     learners = list(dict.fromkeys(results["learner"]))
     colours = {"fuzzy rules": "#d55e00", "tree rules": "#009e73", "MLP": "#0072b2"}
-    colours["NAM"] = "#cc79a7"
+    colours |= {"NAM": "#cc79a7", "boosted trees": "#56b4e9"}
     figure = Figure(figsize=(8, 2.9 * len(panels)), layout="constrained")
     for k, (column, label) in enumerate(panels.items()):
         axes = figure.add_subplot(len(panels), 1, k + 1)

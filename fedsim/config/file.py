@@ -257,8 +257,11 @@ _WORDS = {
     "model_attributes_type": "a section of keys",
     "tuple_type": "a list",
     "too_long": "a shorter list",
+    "too_short": "must not be empty",  # wherever there is a least length, it is 1
+    "string_too_short": "must not be empty",
     "missing": "missing",
 }
+_COMPLETE = ("missing", "must not be empty")
 _TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")
 
 
@@ -276,7 +279,7 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location, content:
         words = words.removeprefix("Value error, ").removeprefix("Input should be ")
         words_at.setdefault(location, []).append(words)
         a_value = isinstance(problem["input"], str | int | float)
-        if words not in (problem["msg"], "missing"):  # a message of our own is complete as it is
+        if words not in (problem["msg"], *_COMPLETE):  # a message of our own is complete as it is
             words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
             if a_value:
                 given_at[location] = f", not {problem['input']!r}"

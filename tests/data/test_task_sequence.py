@@ -369,9 +369,9 @@ def test_what_the_data_set_has_not_is_refused(data: Dataset, fields: Any, messag
     [
         ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all clients "),
         ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
-        ({"tasks": []}, "at least 1 item"),
-        ({"tasks": [[]]}, "at least 1 item"),
-        ({"tasks": [[[]]]}, "at least 1 item"),
+        ({"tasks": []}, "must not be empty"),
+        ({"tasks": [[]]}, "must not be empty"),
+        ({"tasks": [[[]]]}, "must not be empty"),
         ({"tasks": [[["a"]]], "validation_fraction": 1.0}, "must be less than 1"),
         ({"tasks": [[["a"]]], "clients": 3}, "unknown key"),
         ({}, "missing"),

@@ -27,7 +27,7 @@ BEST = "\n  objectives: {accuracy: max}"
 GRIDS = [
     ("", "small.yaml: has no grid section; run it with: fedsim run small.yaml"),
     ("grid: {seeds: [1]}", "small.yaml:8: grid.axes: missing"),
-    ("grid: {axes: {}}", "small.yaml:8: grid.axes: Dictionary should have at least 1 item"),
+    ("grid: {axes: {}}", "small.yaml:8: grid.axes: must not be empty"),
     ("grid: {axis: {}}", "small.yaml:8: grid.axis: unknown key; did you mean 'axes'?"),
     (
         "grid: {axes: {train.batch_size: [8]}, seeds: [1, 1]}",
