@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
 
 from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
-from fedsim.cluster.private import QUIET, handlers_kept, private_ray
+from fedsim.cluster.private import QUIET, fork_server_ahead, handlers_kept, private_ray
 from fedsim.cluster.ray_compat import log_what_ray_says
 from fedsim.cluster.settings import EngineSettings
 from fedsim.config import modules
@@ -53,6 +54,18 @@ def planned_actors(
         yield plan_actors(settings, nodes, ACTOR_BYTES + worker_bytes, most)
 
 
+def imports_ahead(settings: EngineSettings) -> AbstractContextManager[None]:
+    """Context in which workers of a private Ray, if `connected` will start one, are imported.
+
+    While an experiment is checked, on another core; nothing is said to a cluster.
+    """
+    connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    given = os.environ.get("RAY_ADDRESS") or ("auto" if os.path.exists(_current()) else "local")
+    if settings.kind == "local" or connected or given != "local":
+        return nullcontext()
+    return fork_server_ahead(_variables())
+
+
 @contextmanager
 def connected(
     settings: EngineSettings | None, tell: Callable[[str], None] = lambda _: None
@@ -75,10 +88,7 @@ def connected(
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # In a Ray job, the job's variables are set already; Ray would reject duplicates.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-    variables = {modules.FOLDER: str(Path.cwd()), **chosen_instructions()}
-    if os.environ.get("PYTHONPATH"):
-        variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    address = _cluster_address()
+    variables, address = _variables(), _cluster_address()
     if address is None:
         tell("starting Ray …")
         cpus = os.cpu_count() or 1
@@ -92,6 +102,14 @@ def connected(
         yield
     finally:
         ray.shutdown()
+
+
+def _variables() -> dict[str, str]:
+    """Of the environment of workers."""
+    variables = {modules.FOLDER: str(Path.cwd()), **chosen_instructions()}
+    if os.environ.get("PYTHONPATH"):
+        variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return variables
 
 
 def _connect(address: str, variables: Mapping[str, str]) -> None:
@@ -129,7 +147,7 @@ def _cluster_address() -> str | None:
         if reason := why_silent(given):
             raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
-    word = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    word = _current()
     try:
         if word.stat().st_uid != os.getuid():  # another user's, on a shared machine
             return None
@@ -137,6 +155,11 @@ def _cluster_address() -> str | None:
     except (OSError, ValueError):
         return None
     return None if why_silent(found) else found
+
+
+def _current() -> Path:
+    """Where `ray start` writes the address of its cluster."""
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
 
 
 def why_silent(address: str, patience: float | None = None) -> str | None:

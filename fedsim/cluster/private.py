@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,8 +42,32 @@ CONFIG: dict[str, Any] = {  # of the raylet
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
+# The folder of a private Ray that will be started, and the socket of its fork server.
+_AHEAD: ContextVar[tuple[str, str] | None] = ContextVar("_AHEAD", default=None)
+
+
 class _Lost(RunError):
     """One of Ray's own processes was lost."""
+
+
+@contextmanager
+def fork_server_ahead(variables: Mapping[str, str]) -> Iterator[None]:
+    """Start the fork server of this context's `private_ray`, whose imports take as long as Ray."""
+    with ExitStack() as stack:
+        with suppress(ClusterError):  # `private_ray` will say so
+            token = _AHEAD.set(stack.enter_context(_fork_server(variables)))
+            stack.callback(_AHEAD.reset, token)
+        yield
+
+
+@contextmanager
+def _fork_server(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch("fsray-"))
+        # Not as a runtime environment, with which workers would not be forked.
+        with _starting(), environment(variables):
+            fork = stack.enter_context(forked_workers.fork_server(folder))
+        yield folder, fork
 
 
 @contextmanager
@@ -60,10 +85,8 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
 
     _make_token()
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch("fsray-"))
-        # Not as a runtime environment, with which workers would not be forked.
-        with _starting(), environment(variables):
-            fork = stack.enter_context(forked_workers.fork_server(folder))
+        folder, fork = _AHEAD.get() or stack.enter_context(_fork_server(variables))
+        _AHEAD.set(None)  # it serves one Ray
         patience = PATIENCE
         started: set[psutil.Process] = set()
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from fedsim.cluster.connection import planned_actors
+from fedsim.cluster.connection import imports_ahead, planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
 from fedsim.cluster.private import wait_for_end
 from fedsim.cluster.ray_compat import actor_id, actor_table
@@ -75,7 +75,8 @@ def run(
             stacklevel=2,
         )
     path = new_path(out, experiment.name)
-    return begin(experiment, *prepare(experiment), path, progress, on_start)
+    with imports_ahead(engine):
+        return begin(experiment, *prepare(experiment), path, progress, on_start)
 
 
 def begin(
