@@ -212,7 +212,8 @@ class TestRuns:
         assert last["test_macro_f1"].between(0, 1).all()
         assert {"test_ece", "test_f2", "test_class_accuracy/0"} < set(last)
 
-    def test_reports_show_them(self, done: Run, tmp_path: Path, say: Say) -> None:
+    @pytest.mark.night
+    def test_reports_show_them(self, done: Run, say: Say) -> None:
         named = {metric.column: metric for metric in done.metrics}
         assert named["error_rate"].best == named["ece"].best == "min"
         assert done.primary_metric.column == "accuracy"

@@ -49,6 +49,7 @@ def test_tasks_in_turn_have_them(tmp_path: Path) -> None:
             assert done.rounds[name].iloc[-1] == pytest.approx(last[name].mean())
 
 
+@pytest.mark.night
 def test_fedgen_minimises_sparsity_and_continuity_as_well() -> None:
     """Without its own two terms it is FedAvg, whatever the model's loss."""
     partition = {"kind": "iid", "clients": 3}
