@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -122,3 +123,11 @@ class LinearLoss(Classification):
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         return -logits.gather(1, y[:, None])[:, 0]
+
+
+def token_rows(texts: Sequence[Sequence[int]], length: int = 0) -> Tensor:
+    """Texts of tokens as data sets have them, (N, L): zeros after their end."""
+    x = torch.zeros(len(texts), max(length, *map(len, texts), 1), dtype=torch.int32)
+    for row, text in zip(x, texts, strict=True):
+        row[: len(text)] = torch.tensor(text, dtype=torch.int32)
+    return x

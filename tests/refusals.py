@@ -9,9 +9,11 @@ import json
 import lzma
 import os
 import pickle
+import re
 import shlex
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,15 +30,16 @@ from PIL import Image
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
 from fedsim.cluster.placement import Node, plan_actors
-from fedsim.data import datasets, load_dataset
+from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
 from fedsim.experiment import plain
 from fedsim.federation import EngineSettings
 from fedsim.launch.prepare import prepare
+from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.results.manifest import NAMES
 
-__all__ = ["Experiment", "files", "plain", "run"]  # what refusals.yaml uses as well
+__all__ = ["Experiment", "MaskedAutoencoder", "files", "plain", "run"]  # for refusals.yaml
 
 EXPERIMENT = """\
 name: small
@@ -110,6 +113,17 @@ RECORD = bytes(3073)  # of CIFAR-10
 FLAT = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
 X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
 HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
+VECTORS = "the 1 2 3\ncat -0.5 0 1e-3\ndog 7 8 9\n"
+WORDS = ("", "<unknown>", "the", "cat", "sat", "mat")
+WARDS = "age,ward,ill\n1,north,0\n2,south,1\n3,north,0\n4,south,1\n"
+MANY = "name,age,ill\n" + "".join(f"n{k},{k},{k % 2}\n" for k in range(1200))
+
+
+def of_file(path: Path) -> None:
+    """Deal out four examples as the file says."""
+    made = partitions.parse({"kind": "file", "path": str(path)})
+    made.deal(Dataset(X, Y, X, Y, ("a", "b")), 0)
+
 
 # How a file of that name is read.
 READERS: dict[str, Callable[[Path], object]] = {
@@ -129,6 +143,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "t.tsv": lambda path: load(name="table", path=str(path), label="y"),
     "a.xlsx": lambda path: load(name="table", path=str(path), label="y"),
     "a.parquet": lambda path: load(name="table", path=str(path), label="sick"),
+    **dict.fromkeys(("v.txt", "v.txt.gz", "v.zip"), partial(text.read_vectors, words=WORDS)),
+    "labelled": files.read_labelled,
+    "texts.csv": lambda path: load(name="text", path=str(path)),
+    **dict.fromkeys(("clients.json", "clients.npz"), of_file),
 }
 
 
@@ -174,6 +192,44 @@ def collaborators(*missing: str, **changed: NDArray[np.float64]) -> dict[str, An
     return {f"{name.replace('_', '/', 1)}.npy": array for name, array in kept.items()}
 
 
+RATED = [
+    "0.9 0.4 0.5\tA golden beer , musty .",
+    "0.6 0.3 0.1\tfoam and tin",
+    "0.4 0.8 0.5\tpale ; fresh hops",
+    "0.5 0.5 0.5\tso so",
+]
+MARKED: list[dict[str, Any]] = [
+    {
+        "x": ["a", "golden", "head", ",", "musty"],
+        "y": [0.9, 0.2, 0.5],
+        "0": [[1, 3]],
+        "1": [[4, 5]],
+    },
+    {"x": ["dull"], "y": [0.2, 0.5, 0.5], "0": [[0, 1]], "1": []},
+    {"x": ["no", "ranges"], "y": [0.2, 0.9, 0.9], "0": [], "1": [[0, 1], [1, 2]]},
+]
+HOTEL = "task\tlabel\ttext"
+
+
+def reviews(changed: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Reviews of beers and hotels as published, with other files; None is a missing one."""
+    found: dict[str, Any] = {
+        "beer/annotations.json": "\n".join(json.dumps({**each, "2": []}) for each in MARKED) + "\n"
+    }
+    for k in range(3):
+        rated = gzip.compress(("\n".join(RATED) + "\n").encode())
+        found[f"beer/reviews.aspect{k}.train.txt.gz"] = rated
+        found[f"beer/reviews.aspect{k}.heldout.txt"] = RATED[0] + "\n"
+    for name in ("Location", "Service", "Cleanliness"):
+        own = f"hotel_{name}"
+        rows = [f"{own}\t1\tgood {name.lower()}", f"{own}\t0\tbad !", f"{own}\t1\tas good"]
+        for ending in ("train", "dev"):
+            found[f"hotel/{own}.{ending}"] = "\n".join([HOTEL, *rows]) + "\n"
+        marked = f"{HOTEL}\trationale\n{own}\t0\tbad {name.lower()} too\t1 1 0\n"
+        found[f"hotel/annotations/{own}.train"] = marked
+    return {name: content for name, content in {**found, **changed}.items() if content is not None}
+
+
 def frame(column: str = "", value: Any = None, **columns: Any) -> pd.DataFrame:
     """Twenty patients, with another value in row 8 of a column, or with other columns."""
     found = pd.DataFrame(
@@ -195,6 +251,15 @@ def frame(column: str = "", value: Any = None, **columns: Any) -> pd.DataFrame:
 def saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     stream = io.BytesIO()
     save(stream, *arrays, **named)
+    return stream.getvalue()
+
+
+def zipped(*members: str) -> bytes:
+    """An archive with the same vectors in several files."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in members:
+            archive.writestr(member, VECTORS)
     return stream.getvalue()
 
 
@@ -223,6 +288,22 @@ def arrays(**changed: Any) -> Dataset:
     return dataclasses.replace(own_objects.data(), **changed)
 
 
+def concepts(**changed: Any) -> Dataset:
+    """With a concept, fever."""
+    known = {"columns": {"fever": np.zeros(48)}, "test_columns": {"fever": np.zeros(12)}}
+    return arrays(**{**known, "concepts": ("fever",), **changed})
+
+
+def extended(sections: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections with other keys; one that names another component is replaced."""
+    found = dict(sections)
+    for key, change in changes.items():
+        names = "kind" if key == "partition" else "name"
+        extends = isinstance(change, dict) and names not in change
+        found[key] = {**found.get(key, {}), **change} if extends else change
+    return found
+
+
 def reads(data: dict[str, Any], model: dict[str, Any]) -> None:
     """Prepare a run on documents of a model of transformers, with other keys of both sections."""
     documents = {"name": "planted_reviews", "reviews": 4, "test_reviews": 2, "length": 30}
@@ -232,6 +313,15 @@ def reads(data: dict[str, Any], model: dict[str, Any]) -> None:
         "model": {"name": "hf", "task": "sequence_classification", **checkpoint, **model},
     }
     prepare(made(partition={"kind": "iid", "clients": 2}, **sections))
+
+
+def stream(counts: dict[str, int], **fields: Any) -> None:
+    """Deal out a stream of tasks of so many examples of each class; those tested are not 0."""
+    y = np.repeat(np.arange(len(counts)), [*counts.values()])
+    tested = np.unique(y)
+    x, test_x = np.zeros((len(y), 1)), np.zeros((len(tested), 1))
+    kind = "own_tasks" if "tasks" in fields else "tasks"
+    partitions.parse({"kind": kind, **fields}).deal(Dataset(x, y, test_x, tested, (*counts,)), 0)
 
 
 def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
@@ -306,7 +396,7 @@ def written() -> Iterator[Row]:
         yield Row(words, said)
     for name, contents in table["files"].items():
         for content, said in contents.items():
-            end = ":" if READERS[name] is read_keel else ": "
+            end = ":" if re.match(r"\d+: ", said) else ": "  # a line or a fault
             yield in_file(name, evaluated(content), f"{end}{said}")
     for section, contents in table["data"].items():
         for content, said in contents.items():
@@ -321,7 +411,7 @@ def written() -> Iterator[Row]:
             yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
-            given = {**yaml.safe_load(sections), **yaml.safe_load(change)}
+            given = extended(yaml.safe_load(sections), yaml.safe_load(change))
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)

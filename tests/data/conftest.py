@@ -80,20 +80,6 @@ class Writers:
         np.save(stream, array)
         return self.raw(path, stream.getvalue())
 
-    def keel(self, path: Path, columns: Mapping[str, Sequence[float]]) -> Path:
-        """As KEEL has them: with ranges, and the last column as the output."""
-        *inputs, output = columns
-        ranges = [f"real [{min(values)},{max(values)}]" for values in columns.values()]
-        lines = [
-            "@relation numbers",
-            *(f"@attribute {name} {of}" for name, of in zip(columns, ranges, strict=True)),
-            f"@inputs {', '.join(inputs)}",
-            f"@outputs {output} ",
-            "@data",
-            *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
-        ]
-        return self.raw(path, "\r\n".join(lines).encode())
-
 
 def _python2(value: str | bytes | Sequence[Any] | NDArray[np.uint8]) -> bytes:
     if isinstance(value, str):

@@ -35,9 +35,6 @@ def paint(folder: Path, *names: str) -> None:
         Image.fromarray(RNG.integers(0, 256, (4, 4), dtype=np.uint8)).save(folder / name)
 
 
-# folders
-
-
 LEFT = (
     *(".ipynb_checkpoints", "__MACOSX", "@eaDir", ".git", ".empty", "__pycache__", "lost+found"),
     *("$RECYCLE.BIN", "System Volume Information", "#recycle", "@Recycle"),
@@ -94,9 +91,6 @@ def test_arrays_and_texts_beside_what_programs_leave(tmp_path: Path) -> None:
     assert len(Shakespeare(root=tmp_path).load().y) == 1
 
 
-# labels
-
-
 def written(path: Path, labels: Sequence[str], source: str) -> Dataset:
     """Labels of a table, of a table of texts, or of lines of texts, four times each."""
     rows = [(label, f"word{k}") for k, label in enumerate([*labels] * 4)]
@@ -138,17 +132,6 @@ def test_a_missing_label_among_numbers(tmp_path: Path, source: str, others: list
         message = f"has '{word}' in {place} 3, and numbers in others; fill or drop it"
         with pytest.raises(DataError, match=f"^{tmp_path}/it.*label.* {message}$"):
             written(tmp_path / "it", [*others, word], source)
-
-
-@pytest.mark.parametrize("others", ["1,2", "True,False"])
-def test_a_missing_value_among_features(tmp_path: Path, others: str) -> None:
-    cells = [*others.split(","), "NA"] * 4
-    path = tmp_path / "it.csv"
-    path.write_text("x,z,y\n" + "".join(f"{x},1,{'ab'[k % 2]}\n" for k, x in enumerate(cells)))
-    with pytest.raises(
-        DataError, match=r"it\.csv: column 'x' has '\w+' in row \d, expected a numb"
-    ):
-        Table(path=path, label="y").load()
 
 
 LABELS = np.array([0, 3, 9] * 10)
@@ -215,9 +198,6 @@ def test_balanced_weights_average_one_where_classes_are_absent() -> None:
     assert weights[3] == 3 * weights[0]
 
 
-# doubts
-
-
 ALIKE = "differ only in case, spaces or the form of th"
 
 
@@ -263,9 +243,6 @@ def test_equal_inputs() -> None:
     assert warned_of(Dataset(x, y, x, y, ("a", "b"))) == [
         "data: the first 20 training inputs are all equal"
     ]
-
-
-# texts
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from pydantic import ValidationError
 
-from experiments import small_experiment
-from fedsim import run
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.data.dataset import fitted
 from fedsim.data.sources.from_python import keep
@@ -169,18 +166,3 @@ def test_standard_scaling(tmp_path: Path, dtype: Any) -> None:
     if "target" in predicts:
         assert (data.y.mean(), data.y.std()) == pytest.approx((0, 1))
         np.testing.assert_allclose(data.target_scaling.undo(data.test_y), raw.test_y)
-
-
-def test_a_table_trains_once_it_is_scaled(tmp_path: Path) -> None:
-    path = table(tmp_path, income=INCOME)
-    made = small_experiment(
-        data={"name": "table", "path": str(path), "label": "y", "scale": "standard"},
-        partition={"kind": "iid", "clients": 3},
-        model={"name": "mlp", "hidden": [8]},
-        train={"rounds": 10},
-    )
-    found = run(made, out=tmp_path)
-    majority = max(TARGET.mean(), 1 - TARGET.mean())
-    assert found.rounds["accuracy"].iloc[-1] > majority + 0.25
-    with pytest.raises(ValidationError, match="'none', 'minmax' or 'standard'"):
-        datasets.parse({"name": "table", "path": "it.csv", "label": "y", "scale": "zscore"})

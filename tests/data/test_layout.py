@@ -55,7 +55,7 @@ BY_NIGHT = {
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
 class TestOnRay:
-    @pytest.mark.parametrize("name", by_day([*CASES, *BY_NIGHT], CASES))
+    @pytest.mark.parametrize("name", by_day([*CASES, *BY_NIGHT], ("channels_last", "documents")))
     def test_one_run_here_and_one_on_an_actor_end_with_the_same_hash(
         self, tmp_path: Path, name: str
     ) -> None:

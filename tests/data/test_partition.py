@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import warnings
@@ -98,9 +97,6 @@ def data(request: pytest.FixtureRequest) -> Dataset:
     return dataset(labels(), writer=writer)
 
 
-# what all of them must be
-
-
 def test_every_kind_is_tested() -> None:
     spatial = {kind for kind, _ in partitions.items()} - IN_TIME
     assert set(KINDS) == spatial == {kind for kind, _ in CASES}
@@ -151,49 +147,11 @@ def test_of_the_share_that_takes_part_each_has_its_own(
     assert share == 1 or set(everyone(other).tolist()) != set(dealt.tolist())
 
 
-BY_CLASS = (
-    " divides examples by class, and the target here is a number; use quantile, iid, quantity or "
-    "natural"
-)
-BY_TARGET = (
-    " divides examples by a numeric target, and the data set has 6 classes; use dirichlet or "
-    "pathological"
-)
-ALMOST_NOTHING = {"train_fraction": 0.02, "clients": 6}
-TOO_SKEWED = {"clients": 5, "alpha": 0.01, "min_samples": N // 5}
-RARE = {"clients": None, "min_samples": 99}
-
-
-@pytest.mark.parametrize(
-    ("kind", "data", "fields", "message"),
-    [
-        ("dirichlet", "target", {}, f"kind=dirichlet{BY_CLASS}"),
-        ("pathological", "target", {}, f"kind=pathological{BY_CLASS}"),
-        ("quantile", "classes", {}, f"kind=quantile{BY_TARGET}"),
-        ("quantile", "classes", {"server_fraction": 0.25}, f"kind=quantile{BY_TARGET}"),
-        ("iid", "classes", ALMOST_NOTHING, "clients=6: the data set has 5 training examples"),
-        ("dirichlet", "classes", TOO_SKEWED, r"in 20 draws of Dir\(0.01\) among 5 clients, none"),
-        (
-            "natural",
-            "classes",
-            {"column": "write"},
-            "'write': the data set has no such column; di",
-        ),
-        ("natural", "classes", {"clients": 12}, "'writer' has 11 values with 1 or more examples,"),
-        ("natural", "classes", RARE, "'writer' has 0 values with 99 or more .*, but 1 clients"),
-        ("file", "classes", {"path": "own.json"}, r"path: there is no file /.*/own\.json"),
-    ],
-    indirect=["data"],
-)
-def test_what_cannot_be_dealt(
-    monkeypatch: pytest.MonkeyPatch, kind: str, data: Dataset, fields: Any, message: str
-) -> None:
+def test_what_is_too_skewed_is_not_drawn_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.data.partition.MAX_DRAWN", 20 * 5 * CLASSES)
-    with pytest.raises(DataError, match=message):
-        make(kind, **fields).deal(data, 0)
-
-
-# each kind
+    made = make("dirichlet", alpha=0.01, min_samples=N // 5)
+    with pytest.raises(DataError, match=r"in 20 draws of Dir\(0.01\) among 5 clients, none"):
+        made.deal(dataset(labels()), 0)
 
 
 @given(clients=st.integers(1, 40), count=st.integers(40, 80), seed=st.integers(0, 1000))
@@ -269,47 +227,6 @@ def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(se
     partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=least)
     share, *_ = partition.split(digits, np.random.default_rng(seed))
     assert np.bincount(digits.y[share], minlength=10).tolist() == first
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "name", "arguments"),
-    [
-        (
-            *("dirichlet", {"clients": 20, "alpha": 0.1, "min_samples": 1}),
-            *("DirichletPartitioner", (20, "label", 0.1, 1, False, True, 0)),
-        ),
-        (
-            *("pathological", {"clients": 20, "classes_per_client": 3}),
-            *("PathologicalPartitioner", (20, "label", 3, "deterministic")),
-        ),
-        (*("iid", {"clients": 20}), *("IidPartitioner", (20,))),
-        (*("natural", {"column": "writer"}), *("NaturalIdPartitioner", ("writer",))),
-    ],
-)
-def test_counts_are_those_of_flower_datasets(
-    kind: str, fields: dict[str, Any], name: str, arguments: tuple[Any, ...]
-) -> None:
-    """Where it is installed: its pinned versions of other libraries are not ours."""
-    theirs = getattr(pytest.importorskip("flwr_datasets.partitioner"), name)(*arguments)
-    digits = small_experiment().data.load()
-    writer = np.arange(len(digits.y)) % 20
-    data = Dataset.of(digits.x, digits.y, digits.test_x, digits.test_y, writer=writer)
-    rows = {"row": np.arange(len(data.y)), "label": data.y, "writer": writer}
-    theirs.dataset = pytest.importorskip("datasets").Dataset.from_dict(rows)
-    parts = [np.array(theirs.load_partition(k)["row"]) for k in range(20)]
-    shares = make(kind, **fields).split(data, np.random.default_rng(0))
-    if kind == "iid":  # who holds what is drawn
-        assert sorted(map(len, shares)) == sorted(map(len, parts))
-        return
-    found, expected = (
-        np.stack([np.bincount(data.y[part], minlength=10) for part in all_of_them])
-        for all_of_them in (shares, parts)
-    )
-    if kind == "natural":  # of groups the order is free
-        assert {frozenset(share) for share in shares} == {frozenset(part) for part in parts}
-    if kind in ("natural", "pathological"):  # so is who holds which class; how it is cut is not
-        found, expected = np.sort(found, axis=0), np.sort(expected, axis=0)
-    np.testing.assert_array_equal(found, expected)
 
 
 @given(
@@ -407,9 +324,6 @@ def test_a_client_named_by_a_number_has_the_columns_name(
     assert make("natural", column="hospital").client_names(sites, shares) == names
 
 
-# files of one's own
-
-
 def test_files_assign_what_they_say(data: Dataset) -> None:
     Path("own.json").write_text("[[3, 1], [2], [239, 0, 7]]")
     shares = make("file", path="own.json").deal(data, 0).train
@@ -418,68 +332,6 @@ def test_files_assign_what_they_say(data: Dataset) -> None:
     np.savez("own.npz", **{name: np.array([k], np.uint8) for k, name in enumerate(names)})
     shares = make("file", path="own.npz").deal(data, 0).train
     assert shares.values.tolist() == [names.index(name) for name in ("0", "2", "10", "a", "b")]
-
-
-NO_FILE = "not a partition file: "
-NO_LIST = "client 0: must be a list of one or more whole numbers"
-
-
-def saved(**arrays: Any) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
-
-
-def one_array() -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.arange(9))
-    return stream.getvalue()
-
-
-WHOLE = saved(a=np.arange(9))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[[0], [1, 240]]", r"client 1: index 240 is outside .* 240 training .* \(0 to 239\)"),
-        ("[[0], [-1]]", r"client 1: index -1 is outside the data set's 240 training examples"),
-        ("[[0, 5, 5]]", "client 0: contains an index twice"),
-        ("[[0], []]", r"client 1: must be a list of one or more whole numbers; .* shape \(0,"),
-        ("[[0.5]]", f"{NO_LIST}; .* type float64"),
-        ("[[true]]", f"{NO_LIST}; .* type bool"),
-        ('[["a"]]', NO_LIST),
-        ("[[99999999999999999999]]", NO_LIST),
-        ("[1, 2]", rf"{NO_LIST}; it has shape \(\)"),
-        ("[[[1]]]", rf"{NO_LIST}; it has shape \(1, 1"),
-        ("[[0, [1]]]", NO_FILE),
-        ("[]", "contains no clients"),
-        ('{"0": [1]}', f"{NO_FILE}not a list of lists"),
-        ("[[0]", NO_FILE),
-        ("", NO_FILE),
-        (b"", NO_FILE),
-        (b"no archive", NO_FILE),
-        (b"PK\3\4", NO_FILE),
-        (WHOLE[:100], NO_FILE),
-        (WHOLE[:200] + bytes([WHOLE[200] ^ 0xFF]) + WHOLE[201:], NO_FILE),
-        (one_array(), NO_FILE),
-        (saved(a=np.array([{}])), NO_FILE),
-        (saved(), "contains no clients"),
-        (saved(a=np.arange(4) / 2), NO_LIST),
-        (saved(a=np.array([2**63], np.uint64)), "client 0: index 92233720"),
-    ],
-    ids=range(25),
-)
-def test_bad_files(data: Dataset, content: str | bytes, message: str) -> None:
-    """Text in a .json file, bytes in an .npz file."""
-    is_text = isinstance(content, str)
-    path = Path("own.json" if is_text else "own.npz")
-    path.write_bytes(content.encode() if is_text else content)
-    with pytest.raises(DataError, match=rf"^/.*/{path}: {message}"):
-        make("file", path=path.name).deal(data, 0)
-
-
-# stratified draws
 
 
 @given(
@@ -527,18 +379,6 @@ def test_shares_of_a_regression_are_cut_at_random() -> None:
         for values in (part, y[part]):  # quarters of all indices, and of all targets
             quarters = np.histogram(values, 4, (0, N))[0] / len(part)
             assert quarters == pytest.approx(0.25, abs=0.06)
-
-
-# who holds which labels
-
-
-def test_ragged() -> None:
-    arrays = [np.array([3, 1]), np.empty(0, dtype=np.int64), np.array([2])]
-    ragged = Ragged.of(arrays)
-    assert len(ragged) == 3
-    assert ragged.lengths.tolist() == [2, 0, 1]
-    assert [part.tolist() for part in ragged] == [[3, 1], [], [2]]
-    assert (len(Ragged.of([])), Ragged.of([]).values.dtype) == (0, np.int64)
 
 
 @pytest.mark.parametrize(

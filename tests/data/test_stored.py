@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from cachetools import cached
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pydantic import ValidationError
 
 from experiments import small_experiment
 from fedsim import Run
-from fedsim.data import stored
+from fedsim.data import datasets, load_dataset, stored
 from fedsim.data.dataset import Dataset
-from fedsim.data.sources import arrays, tables
+from fedsim.data.sources import tables
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 
@@ -189,107 +189,29 @@ def test_pickled_it_is_a_description(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pickle.loads(found)[5:9], x[5:9])
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (
-            lambda p: np.savez_compressed(p, x=pixels(), y=labels()),
-            "'x' is compressed and cannot be read in place; use numpy.savez, which does not "
-            "compress",
-        ),
-        (
-            lambda p: np.savez(p, x=np.asfortranarray(rng.random((4, 3))), y=labels(4)),
-            "'x' is in Fortran order, which cannot be read in place",
-        ),
-        (
-            lambda p: np.savez(p, x=labels(4), y=labels(4)),
-            "'x' is int64 of shape (4,), expected numbers of shape (N, ...)",
-        ),
-        (
-            lambda p: np.savez(p, x=np.array([["a"]]), y=labels(1)),
-            "'x' is <U1 of shape (1, 1), expected numbers of shape (N, ...)",
-        ),
-        (lambda p: np.savez(p, x=pixels()), "has no array 'y'; known: x"),
-    ],
-)
-def test_arrays_that_cannot_be_read_in_place(
-    tmp_path: Path, write: Callable[[Path], None], message: str
-) -> None:
-    write(tmp_path / "a.npz")
-    with pytest.raises(DataError) as told:
-        arrays.Npz(path=tmp_path / "a.npz", in_place=True).load()
-    assert str(told.value) == f"{tmp_path}/a.npz: {message}"
-
-
-def test_what_is_not_finite_or_missing_is_found_before_anything_starts(
-    tmp_path: Path, finish: Finish
-) -> None:
-    x = rng.random((40, 5))
-    x[7, 2] = np.nan
-    path = npz(tmp_path / "a.npz", x_train=x, y_train=labels(), x_test=x[:4], y_test=labels(4))
-    partition = {"kind": "iid", "clients": 3}
-    with pytest.raises(DataError) as told:
-        finish(data={"name": "npz", "path": path, "in_place": True}, partition=partition)
-    assert str(told.value) == f"{path}: 'x_train' is not finite in float32 in example 7"
-    path = table(tmp_path / "a.parquet")
-    frame = pd.read_parquet(path)
-    frame.loc[9, "d"] = np.nan
-    frame.to_parquet(path, row_group_size=7)
-    section = {"name": "table", "path": path, "label": "kind", "in_place": True}
-    with pytest.raises(DataError) as told:
-        finish(data=section, partition=partition)
-    where = f"{path} (row group 1): row 3: column 'd' is empty"
-    assert str(told.value).startswith(f"{where} (1 of 7 rows have empty cells)")
-
-
-NO_PARQUET = "only .parquet files can be read in place"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"path": "a.csv"}, NO_PARQUET),
-        ({"test_path": "b.csv"}, NO_PARQUET),
-        ({"scale": "minmax"}, "features that are read in place cannot be scaled"),
-        ({"label": "kid"}, r"a\.parquet: has no column 'kid'; did you mean 'kind'\?"),
-        ({"features": ["a", "z"]}, r"a\.parquet: has no column 'z'"),
-        ({"target": "n", "label": None, "features": ["a", "kind"]}, r"column 'kind' has"),
-        ({"path": "words.parquet"}, "column 'b' has 'two' in row 3, expected a number"),
-    ],
-)
-def test_tables_that_cannot_be_read_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    table(Path("a.parquet"))
-    words = ["0.5", "1.5", "two", "3.5"] * 5  # numbers kept as text
-    frame = pd.DataFrame({"a": range(20), "b": words, "kind": ["x", "y"] * 10})
-    frame.to_parquet("words.parquet")
-    section = {"path": "a.parquet", "label": "kind", **fields}
-    with pytest.raises((DataError, ValidationError), match=message):
-        tables.Table.model_validate({**section, "in_place": True}).load()
-    if fields == {"path": "words.parquet"}:  # as in memory
-        with pytest.raises(DataError, match=message):
-            tables.Table.model_validate(section).load()
+def test_a_blank_cell_is_found_in_its_row_group(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [*range(9), np.nan], "kind": ["x", "y"] * 5})
+    frame.to_parquet(tmp_path / "a.parquet", row_group_size=7)
+    section = {"name": "table", "path": tmp_path / "a.parquet", "label": "kind", "in_place": True}
+    with pytest.raises(
+        DataError, match=r"\(row group 1\): row 3: column 'a' is empty \(1 of 3 rows"
+    ):
+        load_dataset(datasets.parse(section))
 
 
 def test_a_row_group_larger_than_the_cache_is_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.parquet"
-    count = stored.CACHE_BYTES // 8 // 40 + 1
-    pd.DataFrame({str(k): np.zeros(count) for k in range(40)}).to_parquet(
-        path, row_group_size=count
-    )
-    rows = tables.ParquetRows(path, [str(k) for k in range(40)], np.float64)
-    read, decoded = tables.as_entries, []
-
-    def counted(*arguments: Any) -> Any:
-        decoded.append(1)
-        return read(*arguments)
-
-    monkeypatch.setattr(tables, "as_entries", counted)
-    assert sum(len(part) for part in rows.chunks()) == count
+    monkeypatch.setattr(stored, "CACHE_BYTES", 1000)
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 400)
+    kept = cached(stored.latest())(tables._row_group.__wrapped__)
+    monkeypatch.setattr(tables, "_row_group", kept)
+    frame = pd.DataFrame({str(k): np.zeros(4) for k in range(40)})
+    frame.to_parquet(tmp_path / "a.parquet")
+    rows = tables.ParquetRows(tmp_path / "a.parquet", [*frame], np.float64)
+    read, decoded = tables.as_entries, list[int]()
+    monkeypatch.setattr(tables, "as_entries", lambda *given: decoded.append(1) or read(*given))
+    assert [len(part) for part in rows.chunks()] == [1] * 4
     assert len(decoded) == 1
 
 

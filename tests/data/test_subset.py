@@ -13,7 +13,6 @@ from experiments import small_experiment
 from fedsim import Run
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.data.stored import StoredArray
-from fedsim.errors import DataError, ExperimentError
 from fedsim.launch.prepare import prepare
 
 
@@ -96,23 +95,3 @@ def test_runs_differ_by_their_data_hash(finish: Callable[..., Run]) -> None:
     assert runs[1].result_hash == runs[2].result_hash
     assert len(set(hashes)) == 3
     assert runs[1].clients["samples"].sum() == 500
-
-
-@pytest.mark.parametrize(
-    ("section", "told"),
-    [
-        ({"subset": 1438}, "data.subset=1438: there are 1,437 training examples"),
-        ({"test_subset": 1000}, "data.test_subset=1000: there are 360 test examples"),
-    ],
-)
-def test_more_than_there_are_is_refused(section: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError) as refusal:
-        load(**section)
-    assert str(refusal.value) == told
-
-
-@pytest.mark.parametrize("key", ["subset", "test_subset"])
-@pytest.mark.parametrize("asked", [0, -3, 1.0, 2.5, 0.0])
-def test_what_is_no_number_of_examples_is_refused(key: str, asked: float) -> None:
-    with pytest.raises(ExperimentError, match=rf"data\.{key}.*: must be a number of examples, 1 "):
-        small_experiment(data={key: asked})

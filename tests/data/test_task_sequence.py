@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from experiments import examples, small_experiment
+from experiments import examples
 from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
 from fedsim.data.splits import take_stratified
-from fedsim.errors import DataError, ExperimentError
-from fedsim.launch.prepare import prepare
+from fedsim.errors import DataError
 from fedsim.support.rng import keyed_rng
 
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
@@ -105,9 +102,6 @@ def in_order(splits: ClientSplits, seed: int) -> list[list[int]]:
     return [found[i] for i in range(15)]
 
 
-# the published sequences
-
-
 @pytest.mark.parametrize("seed", ALLOCATED)
 @pytest.mark.parametrize("classes", TASKS)
 def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed: int) -> None:
@@ -172,9 +166,6 @@ def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
     )
 
 
-# how examples are cut
-
-
 @pytest.mark.parametrize("share", [1, 0.5, 0.25])
 def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(share: float) -> None:
     y = shuffled(8, 240)
@@ -182,11 +173,6 @@ def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(share: float
     rows = sorted(row for own in shares(splits) for row in own)
     assert np.bincount(y[rows]).tolist() == [240 * share] * 8
     assert in_order(splits, 1) == slowly(y, rows, TASKS[8])
-    # The last task of a class takes the remainder.
-    y = np.repeat([0, 1, 2], [11, 3, 4])
-    splits = own(dataset(y), [[["a"], ["b", "a"]], [["a"], ["a", "b"]]], validation_fraction=0)
-    assert shares(splits) == [[0, 1], [2, 3, 11], [4, 5], [6, 7, 8, 9, 10, 12, 13]]
-    assert splits.train[0].tolist() == [0, 1, 2, 3, 11]
 
 
 @st.composite
@@ -267,9 +253,6 @@ def test_kinds_are_the_sets_of_classes_each_once() -> None:
     assert of.label_sets == [(0, 1), (0, 2), (2,)]
 
 
-# validation
-
-
 @pytest.mark.parametrize(
     ("counts", "stratified"),
     [
@@ -302,9 +285,6 @@ def test_each_client_and_task_draws_its_own() -> None:
     assert len(places) == 4
 
 
-# classes that are too scarce
-
-
 def test_scarce_classes_are_left_out_and_tasks_drawn_again() -> None:
     """As if they were none of the data set's."""
     with_scarce = np.concatenate([shuffled(8, 40), [8, 8]])
@@ -330,73 +310,8 @@ def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
     assert drawn(untested) == drawn(untrained) == published(6, 2)
 
 
-# refusals
-
-LETTERS = dataset(np.repeat(range(5), [60, 60, 60, 1, 1]))
-PAIRS, NUMBERS = dataset([0] * 8 + [1] * 8), np.arange(9.0)
-NUMBER = Dataset(NUMBERS[:, None], NUMBERS, NUMBERS[:, None], NUMBERS, ())
-WORLD = dataset(np.repeat([0, 1, 2], 3), ["sport", "us", "world"])
-NEW = replace(WORLD, classes=(*WORLD.classes, "new"))
-FEW = {"tasks": [[["a"]] * 8], "train_fraction": 0.5}
-ASIDE = {"tasks": [[["a"], ["b"]]], "validation_fraction": 0.95}
-BY_CLASS = "tasks divides examples by class, and the target here is a number"
-
-
-@pytest.mark.parametrize(
-    ("data", "fields", "message"),
-    [
-        (LETTERS, {}, "15 tasks of 4 classes; only 3 classes have at least one training example"),
-        (LETTERS, {"classes": 7}, "partition.classes=7: the data set has 5 classes"),
-        (PAIRS, FEW, "class 'a' has 4 training examples for its 8 tasks"),
-        (PAIRS, ASIDE, "client 0, task 0: 8 examples, which leaves none to train"),
-        (WORLD, [[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you me"),
-        (WORLD, [[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport,"),
-        (NEW, [[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
-        (WORLD, [[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for its 4 tas"),
-        (NUMBER, {}, f"kind={BY_CLASS}"),
-        (NUMBER, [[["a"]]], f"kind=own_{BY_CLASS}"),
-    ],
-)
-def test_what_the_data_set_has_not_is_refused(data: Dataset, fields: Any, message: str) -> None:
-    fields = {"tasks": fields} if isinstance(fields, list) else fields
-    with pytest.raises(DataError) as refusal:
-        deal(data, kind="own_tasks" if "tasks" in fields else "tasks", **fields)
-    assert message in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all clients "),
-        ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
-        ({"tasks": []}, "must not be empty"),
-        ({"tasks": [[]]}, "must not be empty"),
-        ({"tasks": [[[]]]}, "must not be empty"),
-        ({"tasks": [[["a"]]], "validation_fraction": 1.0}, "must be less than 1"),
-        ({"tasks": [[["a"]]], "clients": 3}, "unknown key"),
-        ({}, "missing"),
-    ],
-)
-def test_malformed_streams_of_ones_own_are_refused(fields: Any, message: str) -> None:
-    with pytest.raises(ExperimentError) as refusal:
-        small_experiment(partition={"kind": "own_tasks", **fields})
-    assert "partition" in str(refusal.value)
-    assert message in str(refusal.value)
-
-
-@pytest.mark.parametrize("kind", ["tasks", "own_tasks"])
-@pytest.mark.parametrize(
-    "field", [{"test_fraction": 0.1}, {"server_fraction": 0.1}, {"labelled_fraction": 0.9}]
-)
-def test_streams_have_no_other_shares(kind: str, field: dict[str, float]) -> None:
-    fields = {"tasks": [[["0"]]]} if kind == "own_tasks" else {}
-    with pytest.raises(ValidationError) as refusal:
-        partitions.parse({"kind": kind, **fields, **field})
-    assert "a stream of tasks has test_fraction 0, server_fraction 0 and" in str(refusal.value)
-
-
-def test_rounds_are_a_multiple_of_the_tasks() -> None:
-    tasks = [[["0", "1"], ["2", "3"], ["4", "5"]]]
-    made = small_experiment(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 7})
-    with pytest.raises(ExperimentError, match=r"\.rounds=7 is no multiple of the 3 t.*; 9 is"):
-        prepare(made)
+def test_classes_of_fewer_examples_than_tasks() -> None:
+    with pytest.raises(DataError, match="class 'a' has 4 training examples for its 8 tasks"):
+        own(dataset([0] * 8 + [1] * 8), [[["a"]] * 8], train_fraction=0.5)
+    with pytest.raises(DataError, match="class 'a' has 3 training examples for its 4 tasks"):
+        own(dataset([0] * 3), [[["a"]] * 2, [["a"]] * 2])

@@ -8,7 +8,6 @@ import tempfile
 import tracemalloc
 import unicodedata
 import warnings
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,12 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from refusals import VECTORS, WORDS, zipped
 
 from experiments import by_day
 from fedsim.data import Dataset, datasets, text
 from fedsim.data.sources import files
-from fedsim.data.sources import text as text_sources
 from fedsim.errors import DataError
 
 # Before any test changes the environment.
@@ -29,9 +27,6 @@ REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 
 TOKENS = st.text("abcdé'1", min_size=1, max_size=3)
 DOCUMENTS = st.lists(st.lists(TOKENS, max_size=12), max_size=8)
-
-WORDS = ("", "<unknown>", "the", "cat", "sat", "mat")
-VECTORS = "the 1 2 3\ncat -0.5 0 1e-3\ndog 7 8 9\n"
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
 
@@ -67,9 +62,6 @@ def documents(data: Dataset) -> list[str]:
 
 def load(name: str, **fields: object) -> Dataset:
     return datasets.parse({"name": name, **fields}).load()
-
-
-# tokens
 
 
 @pytest.mark.parametrize(
@@ -155,9 +147,6 @@ def test_tokens_of_ascii_are_those_of_keras(content):
     assert text.tokenise(content) == content.lower().translate(spaces).split()
 
 
-# vocabulary and rows
-
-
 @given(DOCUMENTS)
 def test_vocabulary_has_each_word_once_by_falling_frequency_then_by_first_appearance(given):
     words = text.vocabulary(given)
@@ -183,9 +172,6 @@ def test_rows_are_the_documents_cut_and_padded(given, length):
     assert rows.tolist() == [[3, 1], [0, 0], [2, 0]]  # other words are unknown
 
 
-# random vectors
-
-
 @given(st.lists(TOKENS, unique=True, max_size=8), st.lists(TOKENS, unique=True, max_size=8))
 def test_a_word_has_the_same_random_vector_in_two_vocabularies(ours, theirs):
     first, second = ((*text.SPECIAL, *words) for words in (ours, theirs))
@@ -206,9 +192,6 @@ def test_random_vectors_are_standard_normal():
     np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=0.04)
     np.testing.assert_allclose(scaled.std(axis=0), 1, atol=0.04)
     assert np.abs(np.corrcoef(scaled[:200]) - np.eye(200)).max() < 0.8
-
-
-# vectors of a file
 
 
 def read(folder: Path, content: str | bytes, name: str = "v.txt") -> tuple[np.ndarray, np.ndarray]:
@@ -259,71 +242,12 @@ def test_vectors_of_layouts_that_are_about(tmp_path, content):
     assert known.sum() == 2
 
 
-def zipped(path: Path, *members: str) -> bytes:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member in members:
-            archive.writestr(member, VECTORS)
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize("name", ["v.txt.gz", "v.zip"])
 def test_compressed_vectors(tmp_path, name):
     expected, _ = read(tmp_path, VECTORS)
-    zip_file = zipped(tmp_path / "it", "glove/v.txt", "README.md")
+    zip_file = zipped("glove/v.txt", "README.md")
     squeezed = gzip.compress(VECTORS.encode()) if name == "v.txt.gz" else zip_file
     np.testing.assert_array_equal(read(tmp_path, squeezed, name)[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r": contains no word vectors"),
-        ("3 3\n", r": contains no word vectors"),
-        ("the\n", r":1: has no space; in GloVe's text format, a line is 'word v1 "),
-        (VECTORS + "sat 1 2\n", r":4: a word and 2 numbers, but earlier lines have 3$"),
-        (VECTORS + "of 1 2 3 4\n", r":4: a word and 4 numbers, but earlier lines"),
-        (VECTORS + "12 3\n", r":4: a word and 1 numbers"),  # a header no more
-        (VECTORS + "sat\n", r":4: a word and 0 numbers"),
-        (VECTORS + "sat 1 two 3\n", r":4: 'two' in the vector is not a number$"),
-        (VECTORS + "sat 1  3\n", r":4: '' in the vector is not a number$"),
-        (VECTORS.encode() + b"sat 1 2 \xff\n", r":4: '�' in the vector is not a number$"),
-        ("<html> <head> ...\n", r":1: '<head>' in the vector is not a number"),
-        (VECTORS + "sat 1 nan 3\n", r":4: .* values that are not finite in float32"),
-        (VECTORS + "sat 1 1e39 3\n", r":4: .* values that are not finite in float32"),
-        (
-            "The 1 2 3\nCat 1 2 3\n",
-            r": has no vector for any of the 4 words of the documents \(the most frequent are "
-            r"'the', 'cat', 'sat'\); data\.vectors must name a file with words in lower case",
-        ),
-    ],
-)
-def test_wrong_vectors(tmp_path, content, message):
-    with pytest.raises(DataError, match=r"v\.txt" + message):
-        read(tmp_path, content)
-
-
-TRUNCATED = gzip.compress(VECTORS.encode() * 1000)[:-50]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("none.txt", None, "there is no such file; data.vectors must name a file of word vec"),
-        ("", None, "cannot be read: Is a directory"),
-        ("v.txt.gz", VECTORS, "cannot be read: Not a gzipped file"),
-        ("v.txt.gz", TRUNCATED, "cannot be read: Compressed file ended"),
-        ("v.zip", VECTORS, "cannot be read: File is not a zip file"),
-        ("v.zip", ("a.txt", "b.txt"), r"contains 2 \.txt files \(a\.txt, b\.txt\), expected 1"),
-        ("v.zip", ("glove.bin",), r"contains 0 \.txt files, expected 1; unzip it and"),
-    ],
-)
-def test_vectors_that_cannot_be_opened(tmp_path, name, content, message):
-    if isinstance(content, tuple):
-        content = zipped(tmp_path / "it", *content)
-    with pytest.raises(DataError, match=f"{tmp_path / name}: {message}"):
-        text.read_vectors(tmp_path / name, WORDS) if content is None else read(
-            tmp_path, content, name
-        )
 
 
 @given(st.binary(max_size=80) | st.text("the catsx 01.\n", max_size=80).map(str.encode))
@@ -355,9 +279,6 @@ def test_a_large_file_of_vectors_is_streamed(tmp_path):
     assert peak < 1_000_000
 
 
-# files of labels and texts
-
-
 @pytest.mark.parametrize("compression", files.COMPRESSIONS)
 def test_lines_end_where_they_say(write, tmp_path, compression):
     content = "a \x85 b\x0b\x1c\x0c c\r\n\nd\re".encode("latin-1")
@@ -372,31 +293,6 @@ def test_labelled_lines(write, tmp_path):
     content = "\ufeffgood\tnice\tand new\r\nbad\t\nso so\t ok".encode()
     read = files.read_labelled(write.raw(tmp_path / "f", content))
     assert read == (["good", "bad", "so so"], ["nice\tand new", "", " ok"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"f: is empty"),
-        (b"good\tnice\nbad awful\n", r"f:2: has no tab between a label and a text"),
-        (b"good\tnice\n\nbad\tawful\n", r"f:2: has no tab between a label and a text"),
-        (b"good\tnice\n \tawful\n", r"f:2: has no label before its text"),
-        (b"good\tnice\nbad\t\xe9\n", r"f:2: byte 0xe9 is not utf-8; save the file in that en"),
-        (b"\xef\xbb\xbf\xff\n\n", r"f:1: byte 0xff is not utf-8"),
-    ],
-)
-def test_wrong_labelled_lines(write, tmp_path, content, message):
-    with pytest.raises(DataError, match=message):
-        files.read_labelled(write.raw(tmp_path / "f", content))
-
-
-# a file of one's own
-
-
-@pytest.mark.parametrize("wrong", [{"length": 0}, {"dimension": 0}, {"test_fraction": 1}])
-def test_sources_refuse(tmp_path, wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        text_sources.Text(path=tmp_path, **wrong)
 
 
 def lines(*documents: tuple[str, str]) -> bytes:
@@ -442,18 +338,6 @@ def test_text_with_vectors(own, write, tmp_path):
     assert np.abs(data.vectors[~data.known]).max() <= 0.5 / len(data.words)
 
 
-def test_text_that_is_split(write, tmp_path):
-    labels = ["b"] * 60 + ["a"] * 40
-    content = lines(*((label, f"w{i} w{i}") for i, label in enumerate(labels)))
-    path = write.raw(tmp_path / "a.txt", content)
-    data = load("text", path=path, test_fraction=0.3)
-    assert_sound(data)
-    assert np.bincount(data.y).tolist() == [28, 42]
-    assert np.bincount(data.test_y).tolist() == [12, 18]
-    assert sorted(documents(data)) == sorted(f"{y} w{i} w{i}" for i, y in enumerate(labels))
-    np.testing.assert_array_equal(data.test_x, load("text", path=path, test_fraction=0.3).test_x)
-
-
 def test_long_documents_are_cut(write, tmp_path):
     tokens = [f"w{i % 97}" for i in range(10_000)]
     path = write.raw(tmp_path / "a", lines(("a", " ".join(tokens)), ("b", "short")))
@@ -488,51 +372,6 @@ def test_csv(write, tmp_path):
     data = load("text", path=other, label="klass", text="body", test_fraction=0.5)
     assert sorted(documents(data)) == ["x one two", "x three"]
 
-
-LABELLED = b"label,text\na,b\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r": cannot be read: No columns to parse"),
-        (b"label,text\n", r": has no rows"),
-        (b"labels,text\na,b\n", r": has no column 'label'; did you mean 'labels'\? \(data\.l"),
-        (b"label,body\na,b\n", r": has no column 'text'; known: body, label \(data\.text na"),
-        (LABELLED + b" ,c\n", r": column 'label' has no value in row 2"),
-        (b"label,text\na,b,c\n", r": cannot be read: Length of header or names does not"),
-        (LABELLED + b"a,b,c\n", r": cannot be read: .*Expected 2 fields in line 3"),
-        (b'label,text\na,"b\n', r": cannot be read: .*EOF inside string"),
-        (LABELLED + b"c,\xff\n", r":3: byte 0xff is not utf-8"),
-    ],
-)
-def test_wrong_csv(write, tmp_path, content, message):
-    with pytest.raises(DataError, match=r"a\.csv" + message):
-        load("text", path=write.raw(tmp_path / "a.csv", content))
-
-
-@pytest.mark.parametrize(
-    ("content", "changes", "message"),
-    [
-        (None, {}, "a: cannot be read: No such file or directory"),
-        (
-            OWN.replace(b"ham", b"hum"),
-            {},
-            "b.gz: document 1 has the label 'ham', which does not occur in .*/a; did you mean 'h",
-        ),
-        (b"a\tx\na\tx\nb\tx\n", {"test_path": None}, "a: class 'b' has 1 example; splitting o"),
-        (b"ham\t.\nham\t\n", {"test_path": "a"}, "a: its documents contain no words"),
-        (OWN, {"vectors": "v"}, "v: there is no such file; data.vectors must name"),
-    ],
-)
-def test_wrong_text(own, tmp_path, monkeypatch, content, changes, message):
-    monkeypatch.chdir(tmp_path)
-    own["path"].unlink() if content is None else own["path"].write_bytes(content)
-    with pytest.raises(DataError, match=f"^({tmp_path}/)?{message}"):
-        load(**{**own, **changes})
-
-
-# official files
 
 TREC = {
     "trec/train_5500.label": "DESC:def What is a café ?\nHUM:ind Who ?\nDESC:reason Why ?\n",
@@ -589,21 +428,6 @@ def test_official_files(write, tmp_path, monkeypatch, name, below):
         load(name, root=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"HUM:ind Who ?\nDESC What ?\n", "2: begins with 'DESC', expected a class COARSE:fine"),
-        (b"HUM:ind\n", "1: has no space between a label and a t"),
-    ],
-)
-def test_damaged_questions(write, tmp_path, content, message):
-    for path, questions in TREC.items():
-        write.raw(tmp_path / path, questions.encode("latin-1"))
-    write.raw(tmp_path / "trec/TREC_10.label", content)
-    with pytest.raises(DataError, match=rf"TREC_10\.label:{message}"):
-        load("trec50", root=tmp_path)
-
-
 @pytest.mark.parametrize("folder", ["", "subj", "rotten_imdb"])
 def test_subj(write, tmp_path, folder):
     """With the ends of lines, and the bytes 0x85 in them, of the official files."""
@@ -627,8 +451,6 @@ def test_subj(write, tmp_path, folder):
     with pytest.raises(DataError, match=message):
         load("subj", root=tmp_path)
 
-
-# real files
 
 DOCUMENTS_OF = {  # how many there are, and how some of them begin, by their place
     "trec6": (

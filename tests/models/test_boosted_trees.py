@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from experiments import examples
+from experiments import by_day, examples
 from fedsim.models.arrays import Arrays
 from fedsim.models.bins import count_keys, encode, even_cuts, find_cuts, keys_of, values_of
 from fedsim.models.boosted_trees import (
@@ -40,16 +41,6 @@ def cuts_of(x: Array, bins: int) -> Arrays:
     return find_cuts(partial(count_keys, x), x.shape[1], bins)
 
 
-def fitted(model: BoostedTrees, x: Array, y: Array, classes: int, rounds: int) -> Arrays:
-    """An ensemble of pooled examples."""
-    cuts = cuts_of(x, model.bins)
-    codes, of = encode(x, cuts), Gradients(y, classes)
-    trees = model.empty(classes)
-    for _ in range(rounds):
-        trees = appended(trees, model.boost(*of(raw_scores(trees, x)), codes, cuts))
-    return trees
-
-
 def summed(tree: Arrays, nodes: Any, codes: Array, cuts: Arrays, g: Array, h: Array) -> Array:
     return histograms(places(leaf_of(tree, codes.T), nodes), len(nodes), codes, cuts, g, h)
 
@@ -58,9 +49,6 @@ def some(seed: int, n: int = 60, features: int = 3) -> tuple[Array, NDArray[np.i
     rng = np.random.default_rng(seed)
     x = np.round(rng.normal(size=(n, features)), 1).astype(np.float32)
     return x, (x[:, 0] * x[:, 1] + rng.normal(0, 0.2, n) > 0).astype(np.int64)
-
-
-# -- bins
 
 
 @examples(50)
@@ -103,9 +91,6 @@ def test_cuts_of_few_whole_numbers_are_half_way_between() -> None:
     assert even_cuts(0, 1, 2, 4)["edges"].tolist() == [0.25, 0.5, 0.75] * 2
     neighbours = np.float32([[1.0], [np.nextafter(np.float32(1), np.float32(2))]])
     assert encode(neighbours, cuts_of(neighbours, 2)).tolist() == [[0, 1]]
-
-
-# -- growing
 
 
 def grown_by_hand(
@@ -193,33 +178,6 @@ def test_other_answers_are_asked_again_and_give_the_same_tree(classes: int) -> N
         np.testing.assert_array_equal(array, again[name])
 
 
-@examples(20)
-@given(st.integers(0, 10**6), st.integers(1, 7), st.sampled_from([0, 2, 3]))
-def test_sums_do_not_depend_on_how_examples_are_divided(
-    seed: int, parts: int, classes: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    x, y = some(seed)
-    y = y + (x[:, 2] > 1) if classes == 3 else y
-    model = BoostedTrees(depth=2, bins=5)
-    cuts = cuts_of(x, 5)
-    tree = model.grow(partial(_sums, x, y, classes, cuts), cuts, 3 if classes == 3 else 1)
-    rows = np.array_split(rng.permutation(len(x)), parts)
-
-    def ask(tree: Arrays, nodes: Any) -> tuple[Array, Any]:
-        own = [_sums(x[r], y[r], classes, cuts, tree, nodes)[0] for r in rows]
-        return sum(own[::-1]), None  # type: ignore[return-value]
-
-    for name, array in model.grow(ask, cuts, 3 if classes == 3 else 1).items():
-        np.testing.assert_array_equal(array, tree[name])
-
-
-def _sums(x: Array, y: Array, classes: int, cuts: Arrays, tree: Arrays, nodes: Any) -> Any:
-    f = np.log1p(np.arange(3 if classes == 3 else 1.0))[:, None] + 0.3 * x[:, 0]
-    g, h = Gradients(y, classes)(f.astype(np.float64))
-    return summed(tree, nodes, encode(x, cuts), cuts, g, h), None
-
-
 def test_gradients_are_those_of_the_losses() -> None:
     rng, d = np.random.default_rng(0), 1e-4
     for classes in (0, 2, 3):
@@ -242,8 +200,10 @@ def test_gradients_are_those_of_the_losses() -> None:
 
 
 def test_scores_are_continued() -> None:
-    x, y = some(1, 300)
-    trees = fitted(BoostedTrees(depth=3), x, y, 2, 5)
+    (x, y), model = some(1, 300), BoostedTrees(depth=3)
+    cuts, of, trees = cuts_of(x, model.bins), Gradients(y, 2), model.empty(2)
+    for _ in range(5):
+        trees = appended(trees, model.boost(*of(raw_scores(trees, x)), encode(x, cuts), cuts))
     first = {n: a[:2] if a.ndim == 3 else a for n, a in trees.items()}
     whole = raw_scores(trees, x)
     np.testing.assert_array_equal(raw_scores(trees, x, raw_scores(first, x), 2), whole)
@@ -251,9 +211,6 @@ def test_scores_are_continued() -> None:
     outputs = BoostedTrees().outputs(trees, x)
     np.testing.assert_allclose(outputs[:, 1] - outputs[:, 0], whole[0])
     np.testing.assert_array_equal(raw_scores(BoostedTrees().empty(2), x), 0 * whole)
-
-
-# -- against libraries
 
 
 @pytest.mark.parametrize(
@@ -301,52 +258,32 @@ def test_a_tree_is_xgboosts_on_the_same_bins(classes: int, settings: dict[str, f
     assert splits > 3
 
 
-def numbers(load: Any) -> tuple[Array, Array]:
-    x, y = load(return_X_y=True)
-    return x, y
-
-
-SETS = {
-    "breast cancer": lambda: numbers(load_breast_cancer),
-    "even digits": lambda: (load_digits().data, load_digits().target % 2),
-    "generated": lambda: make_classification(
+SETS: dict[str, Callable[..., tuple[Array, Array]]] = {
+    "breast cancer": load_breast_cancer,
+    "even digits": lambda **_: (load_digits().data, load_digits().target % 2),
+    "generated": lambda **_: make_classification(
         1500, 20, n_informative=8, flip_y=0.05, random_state=0
     ),
-    "moons": lambda: make_moons(1500, noise=0.3, random_state=0),
+    "moons": lambda **_: make_moons(1500, noise=0.3, random_state=0),
 }
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", by_day(SETS, ["moons"]))
 def test_as_good_as_scikit_learn_on_the_same_bins(name: str) -> None:
-    x, y = SETS[name]()
+    x, y = SETS[name](return_X_y=True)
     x, test_x, y, test_y = train_test_split(
         x.astype(np.float32), y, test_size=0.3, random_state=0, stratify=y
     )
     model = BoostedTrees(depth=4, eta=0.1, bins=64, min_child_weight=1e-3)
     cuts = cuts_of(x, model.bins)
+    settings = {"max_leaf_nodes": None, "min_samples_leaf": 1, "early_stopping": False}
     theirs = HistGradientBoostingClassifier(
-        learning_rate=0.1,
-        max_iter=60,
-        max_depth=4,
-        max_leaf_nodes=None,
-        min_samples_leaf=1,
-        l2_regularization=1.0,
-        early_stopping=False,
+        learning_rate=0.1, max_iter=60, max_depth=4, l2_regularization=1.0, **settings
     ).fit(encode(x, cuts).T, y)
     codes, of = encode(x, cuts), Gradients(y, 2)
-    p = y.mean()
-    trees = model.empty(2, np.array([np.log(p / (1 - p))]))
+    trees = model.empty(2, np.array([np.log(y.mean() / (1 - y.mean()))]))
     for _ in range(60):
         trees = appended(trees, model.boost(*of(raw_scores(trees, x)), codes, cuts))
-    (first,) = theirs._predictors[0]
-    root = first.nodes[0]
-    f = int(trees["feature"][0, 0, 0])
-    assert f == root["feature_idx"]
-    cut = np.searchsorted(
-        cuts["edges"][cuts["starts"][f] - f : cuts["starts"][f + 1] - f - 1],
-        trees["threshold"][0, 0, 0],
-    )
-    assert cut <= root["num_threshold"] < cut + 1
     own = roc_auc_score(test_y, raw_scores(trees, test_x)[0])
     other = roc_auc_score(test_y, theirs.decision_function(encode(test_x, cuts).T))
     assert abs(own - other) < 0.005

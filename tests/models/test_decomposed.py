@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import token_rows
 from torch import Tensor
 
 from experiments import examples
@@ -31,34 +32,13 @@ def a_reader() -> Reader:
     return Reader(vectors, torch.arange(V) > 1)
 
 
-def documents(*texts: list[int], length: int | None = None) -> Tensor:
-    x = torch.zeros(len(texts), length or max(1, *map(len, texts)), dtype=torch.int32)
-    for row, text in zip(x, texts, strict=True):
-        row[: len(text)] = torch.tensor(text, dtype=torch.int32)
-    return x
-
-
 # Longer and shorter than every window, of one word, and empty.
 TEXTS = ([2, 3, 4, 5, 6, 7, 8], [9, 3], [11], [], [4, 4, 4], [2, 10, 9, 8, 7, 6, 5, 4, 3])
-
-
-# layouts
 
 
 def blocks_by_hand(layout: Layout) -> list[tuple[int, int]]:
     sizes = [(layout.filters, layout.vectors * width) for width in layout.kernels]
     return sizes + ([layout.dense] if layout.dense else [])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sizes(layout: Layout) -> None:
-    sizes = blocks_by_hand(layout)
-    assert layout.blocks == sizes
-    assert layout.size == sum(a * b for a, b in sizes)
-    assert layout.rows == sum(a for a, _ in sizes)
-    assert layout.convolutional == sum(a * b for a, b in sizes[: len(layout.kernels)])
-    assert layout.features == layout.filters * len(layout.kernels)
-    assert layout.draw().shape == (layout.size,)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
@@ -87,6 +67,8 @@ def test_split_windows_and_masked_entry_by_entry(layout: Layout, lead: tuple[int
             at += 1
         row += rows
     assert (at, row) == (layout.size, layout.rows)
+    assert layout.draw().shape == (layout.size,)
+    assert layout.features == layout.filters * len(layout.kernels)
     assert len(windows) == len(layout.kernels)
     assert [w.shape for w in windows] == [(layout.filters, D, k) for k in layout.kernels]
 
@@ -98,9 +80,6 @@ def test_initial_values_are_glorots() -> None:
     for part, bound in zip(layout.split(layout.draw()), bounds, strict=True):
         assert bound * 0.98 < part.abs().max() <= bound
         assert part.mean().abs() < 0.1 * bound
-
-
-# networks, slowly
 
 
 def responses(reader: Reader, text: list[int], weight: Tensor) -> Tensor:
@@ -200,7 +179,7 @@ def test_attention_of_both_signs_and_none(kind: int) -> None:
         for signs in ([[1, -1], [-1, 1]], [[-1, -1], [1, 1]], [[0, 1], [-1, 0]], [[0, 0], [0, 0]]):
             alpha = torch.tensor([[*row, row[0]] for row in signs]).float() * 0.7
             network.attention.data = alpha[:, : len(network.layout.blocks)]
-            found.append(logits(network, reader, documents(*TEXTS), theta))
+            found.append(logits(network, reader, token_rows(TEXTS), theta))
             expected = slow(network, reader, TEXTS, theta)
             torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-4)
             if (alpha != 0).all():  # at 0, the greatest response changes
@@ -224,12 +203,12 @@ def test_any_documents(kind: int, texts: list[list[int]], seed: int, more: int) 
     reader = a_reader()
     network = filled(all_networks()[kind], seed, used=2)
     theta = weighed(network.layout, seed)
-    found = logits(network, reader, documents(*texts), theta)
+    found = logits(network, reader, token_rows(texts), theta)
     torch.testing.assert_close(found, slow(network, reader, texts, theta), rtol=1e-4, atol=1e-4)
     longest = max(1, *map(len, texts))
-    padded = logits(network, reader, documents(*texts, length=longest + more), theta)
+    padded = logits(network, reader, token_rows(texts, longest + more), theta)
     torch.testing.assert_close(padded, found, rtol=1e-5, atol=1e-5)
-    alone = logits(network, reader, documents(texts[0]), theta)
+    alone = logits(network, reader, token_rows(texts[:1]), theta)
     torch.testing.assert_close(alone[0], found[0], rtol=1e-5, atol=1e-5)
 
 
@@ -240,7 +219,7 @@ def test_a_digest_of_many_documents_is_that_of_each(kind: int) -> None:
     network = filled(all_networks()[kind], 5, used=1)
     rng = np.random.default_rng(0)
     texts = [rng.integers(1, V, size=rng.integers(0, 6)).tolist() for _ in range(150)]
-    x, theta = documents(*texts), weighed(network.layout, 0)
+    x, theta = token_rows(texts), weighed(network.layout, 0)
     found = logits(network, reader, x, theta)
     for i in (0, 63, 64, 127, 128, 149):
         torch.testing.assert_close(found[i], logits(network, reader, x[i : i + 1], theta)[0])

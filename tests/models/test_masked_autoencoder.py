@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from runpy import run_path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from snippets import ROOT
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, max_unpool2d
+from torch.nn.functional import max_unpool2d
 
 from experiments import examples
 from fedsim.errors import ExperimentError
@@ -69,18 +67,8 @@ def toy() -> MaskedAutoencoder:
     return network
 
 
-@cache
-def digits() -> Tensor:
-    """(200, 1, 8, 8) normalised by the mean and standard deviation of their pixels."""
-    x = torch.tensor(load_digits().images[:200], dtype=torch.float32)[:, None]
-    return (x - x.mean()) / x.std()
-
-
 def count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
-
-
-# -- a written-out reference -------------------------------------------------------------------
 
 
 def ref_linear(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
@@ -192,9 +180,6 @@ def test_positions_are_sines_and_cosines_of_rows_and_columns() -> None:
             assert code == pytest.approx(expected, abs=1e-6)
 
 
-# -- sizes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "fields", "parameters"),
     [
@@ -228,9 +213,12 @@ def test_parameters_of_the_convolutional_autoencoder(
     network = ConvolutionalAutoencoder((channels, side, side), 0, 1)
     assert count(network) == FlatModel(network, torch.device("cpu")).size == parameters
     assert f"{parameters:,}" in str(ConvolutionalAutoencoder.__doc__)
+    for shape, low in (((1, 15, 28), 0), ((784,), 0), (GREY_28, 1), (GREY_28, math.nan)):
+        with pytest.raises(
+            ExperimentError, match=r"16 pixels a side|must be .C, H, W|less than high"
+        ):
+            ConvolutionalAutoencoder(shape, low, 1)
 
-
-# -- patches -----------------------------------------------------------------------------------
 
 SIDES = st.integers(1, 4)
 
@@ -248,9 +236,6 @@ def test_unpatchify_undoes_patchify(B: int, C: int, rows: int, columns: int, pat
     assert torch.equal(patches[:, -1].sort().values, corner.flatten(1).sort().values)
     assert torch.equal(patches[:, -1, -1], x[:, -1, -1, -1])
     assert torch.equal(patchify(unpatchify(patches, patch, shape), patch), patches)
-
-
-# -- masks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -291,24 +276,9 @@ def test_each_patch_is_masked_as_often_and_independently() -> None:
     assert float((both - 0.55).abs().max()) < 5 * 0.0079
 
 
-# -- what is drawn -----------------------------------------------------------------------------
-
-
-def test_the_same_generator_gives_the_same_bits() -> None:
-    x = noise(4, 1, 8, 8)
-
-    def trained() -> tuple[list[Tensor], Tensor]:
-        network = build(patch=2, seed=5)
-        losses = train(network, x, 1, 0.75)
-        return [p.detach() for p in network.parameters()], losses
-
-    (first, losses), (second, again) = trained(), trained()
-    assert torch.equal(losses, again)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    other = [p.detach() for p in build(patch=2, seed=6).parameters()]
-    assert not torch.equal(first[0], other[0])
-    network = build(patch=2)
-    assert not torch.equal(network.encode(x)[1], network.encode(x)[1])  # new masks each time
+def test_masks_are_new_each_time() -> None:
+    network, x = build(patch=2), noise(4, 1, 8, 8)
+    assert not torch.equal(network.encode(x)[1], network.encode(x)[1])
 
 
 def test_nothing_is_drawn_where_nothing_is_masked() -> None:
@@ -330,61 +300,6 @@ def test_initial_weights() -> None:
             assert not module.bias.any(), name
     tokens = torch.cat([network.class_token, network.mask_token]).detach()
     assert 0.01 < float(tokens.std()) < 0.03
-
-
-# -- learning ----------------------------------------------------------------------------------
-
-
-def train(network: nn.Module, x: Tensor, epochs: int, *ratio: float) -> Tensor:
-    """(epochs,) mean losses of epochs of Adam in batches of 20."""
-    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
-    losses = torch.zeros(epochs)
-    for epoch in range(epochs):
-        batches = torch.randperm(len(x)).split(20)
-        for batch in batches:
-            optimizer.zero_grad()
-            loss = network.loss(x[batch], *ratio).mean()
-            torch.autograd.backward(loss)
-            optimizer.step()
-            losses[epoch] += loss.detach() / len(batches)
-    return losses
-
-
-@torch.no_grad()
-def share_of_variance(network: nn.Module, x: Tensor) -> float:
-    """The mean squared error of reconstructions, as a share of that of the mean image."""
-    error = (network.reconstruct(x) - x).square().mean()
-    return float(error / (x - x.mean(dim=0)).square().mean())
-
-
-@pytest.mark.night
-def test_it_learns_to_fill_in_digits() -> None:
-    x = digits()
-    losses = train(build(**SMALL), x, 24, 0.5)
-    assert float(losses[-1]) < 0.4 * float(losses[0])
-    # Less than of the mean image, so that it looks at what is visible.
-    assert float(losses[-1]) < 0.9 * float((x - x.mean(dim=0)).square().mean())
-
-
-@pytest.mark.night
-def test_the_convolutional_one_learns_to_reconstruct_digits() -> None:
-    x = interpolate(digits(), scale_factor=2)
-    torch.manual_seed(0)
-    network = ConvolutionalAutoencoder((1, 16, 16), float(x.min()), float(x.max()))
-    losses = train(network, x, 10)
-    assert float(losses[-1]) < 0.5 * float(losses[0])
-    assert share_of_variance(network, x) < 0.75
-
-
-def test_it_learns_to_reconstruct_digits() -> None:
-    x = digits()
-    network = build(patch=2, **SMALL)
-    assert share_of_variance(network, x) > 1
-    train(network, x, 5, 0)
-    assert share_of_variance(network, x) < 0.3
-
-
-# -- the convolutional autoencoder -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [16, 17, 28, 31])
@@ -414,32 +329,6 @@ def test_both_train_where_algorithms_must_be_deterministic() -> None:
         torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
 
 
-# -- bad input ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "fields", "message"),
-    [
-        ((1, 28, 30), {}, r"patch=4: images of 28×30 .* Possible sizes: 1, 2$"),
-        (
-            GREY_28,
-            {"patch": 5},
-            r"patch=5: images of 28×28 .* sizes: 1, 2, 4, 7, 14, 28$",
-        ),
-        (GREY_28, {"patch": 0}, r"patch=0: .* Possible sizes: 1, 2, 4"),
-        ((784,), {}, r"shape=\(784,\): must be \(C, H, W\)"),
-        (GREY_28, {"width": 10}, r"width=10: must be a multiple of heads=2, .* and of 4"),
-        (GREY_28, {"heads": 3}, r"width=8: must be a multiple of heads=3"),
-        (GREY_28, {"decoder_heads": 3}, r"decoder_width=4: must be a multiple of decoder_heads=3"),
-    ],
-)
-def test_what_no_masked_autoencoder_can_be_built_for(
-    shape: tuple[int, ...], fields: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        build(shape, **fields)
-
-
 @pytest.mark.parametrize("ratio", [1.0, -0.1, 1.5, math.nan, 0.8])
 def test_mask_ratios_out_of_range(ratio: float) -> None:
     network, x = build(), noise(2, 1, 8, 8)
@@ -447,19 +336,3 @@ def test_mask_ratios_out_of_range(ratio: float) -> None:
     for call in (network.encode, network.loss):
         with pytest.raises(ExperimentError, match=message):
             call(x, ratio)
-
-
-@pytest.mark.parametrize(
-    ("shape", "low", "high", "message"),
-    [
-        ((1, 15, 28), 0, 1, r"shape=\(1, 15, 28\): .* 16 pixels a side or more"),
-        ((784,), 0, 1, r"shape=\(784,\): must be \(C, H, W\)"),
-        (GREY_28, 1, 1, "low=1, high=1: low must be less than high"),
-        (GREY_28, 0, math.nan, "low must be less than high"),
-    ],
-)
-def test_what_no_convolutional_autoencoder_can_be_built_for(
-    shape: tuple[int, ...], low: float, high: float, message: str
-) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        ConvolutionalAutoencoder(shape, low, high)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
+from experiments import by_day
+from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.models import ArrayModel, Classifier, Model, models
 from fedsim.training import FlatModel
@@ -52,9 +53,6 @@ def size(module: nn.Module) -> tuple[int, int]:
         b.numel() for n, b in module.named_buffers() if n in saved and b.is_floating_point()
     )
     return sum(p.numel() for p in module.parameters()), buffers
-
-
-# what all of them must be
 
 
 @pytest.mark.parametrize(
@@ -104,9 +102,6 @@ def test_models_of_images_refuse_other_inputs(name: str) -> None:
         build(name, (16,))
 
 
-# sizes
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "parameters", "buffers"),
     [
@@ -152,46 +147,59 @@ def test_cnn_takes_images_down_to_the_size_it_names(padding: int | str) -> None:
     assert smallest + 1 == {"auto": 4, 0: 16, 1: 10, 2: 4, 3: 4}[padding]
 
 
-def test_resnet8_refuses_tiny_images() -> None:
-    with pytest.raises(ExperimentError, match=r"of 8 pixels a side or more; .* are 4×9"):
-        make("resnet8").build((1, 4, 9), 10)
+TABLE: dict[str, Any] = {
+    "data": {"name": "synthetic", "samples": 200, "shape": [6], "classes": 3},
+    "partition": {"kind": "iid", "clients": 4},
+}
+IMAGES = {"data": {"name": "digits", "subset": 0.2}}
+CONCEPTS = {"data": {"name": "shapes", "samples": 240, "test_samples": 60}}
+REVIEWS: dict[str, Any] = {
+    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
+    "partition": {"kind": "iid", "clients": 4},
+}
+TRANSFORMER = {"name": "transformer", "dim": 8, "depth": 2, "heads": 2}
+STACKED: dict[str, dict[str, Any]] = {
+    "nam": {**TABLE, "model": {"name": "nam", "hidden": [8, 4]}},
+    "nam with dropout": {
+        **TABLE,
+        "model": {"name": "nam", "hidden": [8, 4], "dropout": 0.2, "feature_dropout": 0.2},
+    },
+    "vit": {**IMAGES, "model": {**TRANSFORMER, "name": "vit"}},
+    "concepts": {**CONCEPTS, "model": {"name": "concept_bottleneck"}},
+    "transformer": {**REVIEWS, "model": TRANSFORMER},
+    "transformer with dropout": {**REVIEWS, "model": {**TRANSFORMER, "dropout": 0.2}},
+    "transformer of vectors": {**REVIEWS, "model": {**TRANSFORMER, "embeddings": "vectors"}},
+}
 
 
-# functions of the user's own
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"own_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(
-        "from torch import nn\n"
-        "def net(shape, classes, width=3, bias=True):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width, bias=bias),\n"
-        "                         nn.Linear(width, classes, bias=bias))\n"
-        "def anything(shape, classes, **keywords):\n"
-        "    return nn.Linear(shape[0], classes, **keywords)\n"
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+@pytest.mark.parametrize(
+    "optimizer", by_day([{"lr": 0.1}, {"name": "adam", "lr": 0.003}], [{"lr": 0.1}])
+)
+@pytest.mark.parametrize("name", STACKED)
+def test_stacks_come_to_the_same(
+    finish: Callable[..., Run], name: str, optimizer: dict[str, Any]
+) -> None:
+    train = {"rounds": 1, "batch_size": 8, "optimizer": optimizer}
+    alone, stacked = (
+        finish(**STACKED[name], train=train, engine={"clients_per_step": V}) for V in (1, 4)
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    return name
+    assert (alone.manifest["clients_per_step"], stacked.manifest["clients_per_step"]) == (1, 4)
+    for layer, tensor in alone.weights().items():
+        most = 1e-2 * optimizer["lr"]
+        torch.testing.assert_close(stacked.weights()[layer], tensor, rtol=0, atol=most)
 
 
-def test_functions_take_keywords(module: str) -> None:
-    def parameters(function: str, **keywords: Any) -> int:
-        return size(make(f"{module}:{function}", **keywords).build((4,), 5))[0]
-
-    assert parameters("net") == 4 * 3 + 3 + 3 * 5 + 5
-    assert parameters("net", width=2, bias=False) == 4 * 2 + 2 * 5
-    assert parameters("anything", bias=False) == 4 * 5
-    assert make(f"{module}:net", width=2).model_dump() == {"name": f"{module}:net", "width": 2}
-    for keywords, message in (
-        ({"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
-        ({"shape": 2}, "net takes no 'shape'"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            make(f"{module}:net", **keywords)
+def anything(shape: tuple[int, ...], classes: int, **keywords: Any) -> nn.Module:
+    return nn.Linear(shape[0], classes, **keywords)
 
 
-# weights as one vector
+def test_functions_take_keywords() -> None:
+    assert size(make(f"{__name__}:anything", bias=False).build((4,), 5)) == (4 * 5, 0)
+    assert size(make(f"{__name__}:anything").build((4,), 5)) == (4 * 5 + 5, 0)
+    made = make(f"{__name__}:anything", bias=False)
+    assert made.model_dump() == {"name": f"{__name__}:anything", "bias": False}
+    assert size(make("own_mistakes:net", width=2).build((4,), 5)) == (4 * 2 + 2 + 2 * 5 + 5, 0)
 
 
 def with_batch_norm() -> nn.Sequential:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim import Run
 from fedsim.data import DataSpec
 from fedsim.models import models
 from fedsim.models.nam import AdditiveClassifier
 
 PARTS = np.array([0, 1, 1, 1, 2, 3, 3])  # two features of categories
-TABLE: dict[str, Any] = {
-    "data": {"name": "synthetic", "samples": 200, "shape": [6], "classes": 3},
-    "partition": {"kind": "iid", "clients": 4, "test_fraction": 0.2},
-    "model": {"name": "nam", "hidden": [8, 4]},
-}
 
 
 def network(parts: Any = PARTS, outputs: int = 3, seed: int = 0, **fields: Any) -> Any:
@@ -109,31 +102,3 @@ def test_dropout_of_features_drops_whole_features() -> None:
     kept = (found != 0).any(dim=2)
     torch.testing.assert_close(found, whole * 2 * kept[:, :, None])
     assert 0.4 < float(kept.double().mean()) < 0.6
-
-
-@pytest.mark.parametrize("optimizer", [{"lr": 0.1}, {"name": "adam", "lr": 0.003}])
-@pytest.mark.parametrize("fields", [{}, {"dropout": 0.2, "feature_dropout": 0.2}])
-def test_stacks_come_to_the_same(
-    finish: Callable[..., Run], fields: dict[str, Any], optimizer: dict[str, Any]
-) -> None:
-    table = {**TABLE, "model": {**TABLE["model"], **fields}}
-    train = {"rounds": 1, "batch_size": 8, "optimizer": optimizer}
-    alone, stacked = (
-        finish(**table, train=train, engine={"kind": "local", "clients_per_step": V})
-        for V in (1, 4)
-    )
-    assert (alone.manifest["clients_per_step"], stacked.manifest["clients_per_step"]) == (1, 4)
-    step = 0.003 if optimizer.get("name") else 0.1
-    for layer, tensor in alone.weights().items():
-        torch.testing.assert_close(stacked.weights()[layer], tensor, rtol=0, atol=1e-2 * step)
-
-
-def test_sums_are_learnt(finish: Callable[..., Run]) -> None:
-    done = finish(
-        data={"name": "friedman", "samples": 600, "test_samples": 200, "noise": 0.1},
-        partition={"kind": "iid", "clients": 3},
-        model={"name": "nam", "hidden": [16, 8]},
-        train={"rounds": 15, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.005}},
-        engine={"kind": "local", "clients_per_step": 3},
-    )
-    assert done.rounds["r2"].iloc[-1] > 0.6

@@ -163,9 +163,6 @@ class TestEveryRuleModel:
             model.train(x, y, np.random.default_rng(0))
 
 
-# trees
-
-
 @examples(20)
 @given(seed=st.integers(0, 1000), rules=st.integers(2, 20), n=st.integers(1, 60))
 def test_the_rules_of_a_tree_are_the_tree(seed: int, rules: int, n: int) -> None:
@@ -226,9 +223,6 @@ def test_a_leaf_in_words() -> None:
     ]
 
 
-# explanations
-
-
 def hand_made() -> tuple[Tsk, Rules]:
     """IF a is LOW AND b is HIGH THEN y = 0.5 + 2a; IF a is HIGH AND b is MEDIUM THEN y = 1 - b."""
     return Tsk(), {
@@ -246,22 +240,19 @@ def test_a_rule_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "words"),
+    "words",
     [
-        (2, ["LOW", "HIGH"]),
-        (3, ["LOW", "MEDIUM", "HIGH"]),
-        (4, ["VERY LOW", "LOW", "HIGH", "VERY HIGH"]),
-        (5, ["VERY LOW", "LOW", "MEDIUM", "HIGH", "VERY HIGH"]),
-        (6, [f"SET {s}" for s in range(1, 7)]),
+        ["LOW", "HIGH"],
+        ["LOW", "MEDIUM", "HIGH"],
+        ["VERY LOW", "LOW", "HIGH", "VERY HIGH"],
+        ["VERY LOW", "LOW", "MEDIUM", "HIGH", "VERY HIGH"],
+        [f"SET {s}" for s in range(1, 7)],
     ],
 )
-def test_words_for_fuzzy_sets(terms: int, words: list[str]) -> None:
-    rules = {
-        "antecedents": np.arange(terms)[:, None],
-        "consequents": np.zeros((terms, 1)),
-        "weights": np.ones(terms),
-    }
-    found = Tsk(terms=terms).explain(rules, ["a"])
+def test_words_for_fuzzy_sets(words: list[str]) -> None:
+    T = len(words)
+    rules = {"antecedents": np.arange(T)[:, None], "consequents": np.zeros((T, 1))}
+    found = Tsk(terms=T).explain({**rules, "weights": np.ones(T)}, ["a"])
     assert [rule.conditions[0].words for rule in found] == [f"a is {word}" for word in words]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matrix import TASKS
+from networks import token_rows
 from torch import Tensor, nn
 
-from experiments import examples, federation, small_experiment
+from experiments import examples, small_experiment
 from fedsim import Run, run
 from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Update
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedavg import FedAvg
-from fedsim.models import ArrayModel, Classifier, TextModel, models
+from fedsim.models import Classifier, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.results.records import hashes
 from fedsim.training import FlatModel, representation
@@ -51,15 +50,6 @@ def build(**fields: Any) -> Classifier:
     network = model.build_text(*vectors(), CLASSES)
     assert isinstance(network, Classifier)
     return network.eval()
-
-
-def rows(*documents: list[int], length: int | None = None) -> Tensor:
-    """Documents as the data set has them: zeros after their end."""
-    length = max(map(len, documents), default=0) if length is None else length
-    x = torch.zeros(len(documents), max(length, 1), dtype=torch.int32)
-    for row, words in zip(x, documents, strict=True):
-        row[: len(words)] = torch.tensor(words, dtype=torch.int32)
-    return x
 
 
 def slowly(features: nn.Module, words: list[int]) -> np.ndarray[Any, Any]:
@@ -93,14 +83,11 @@ def read(x: Tensor) -> Tensor:
     return found
 
 
-# what is made of a document
-
-
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 9))
 @examples(60)
 def test_features_are_those_of_a_slow_loop(documents: list[list[int]], padding: int) -> None:
     """Of documents that are empty or shorter than a window too, whatever lies beside them."""
-    found = read(rows(*documents, length=max(map(len, documents)) + padding))
+    found = read(token_rows(documents, max(map(len, documents)) + padding))
     expected = np.array([slowly(NETWORK.features, words) for words in documents])
     assert found.numpy() == pytest.approx(expected, abs=1e-5)
 
@@ -112,14 +99,11 @@ def test_document_vectors_are_means_of_known_words(
 ) -> None:
     table, known = vectors()
     reader = Reader(table, known)
-    found = reader.document_vectors(rows(*documents, length=max(map(len, documents)) + padding))
+    found = reader.document_vectors(token_rows(documents, max(map(len, documents)) + padding))
     for row, words in zip(found, documents, strict=True):
         kept = [table[i].double() for i in words if known[i]]  # repeats count
         expected = torch.stack(kept).mean(dim=0) if kept else torch.zeros(D)
         assert row.numpy() == pytest.approx(expected.numpy(), abs=1e-6)
-
-
-# the network as the rest of the package takes it
 
 
 def test_vectors_are_no_part_of_the_weights() -> None:
@@ -134,7 +118,7 @@ def test_vectors_are_no_part_of_the_weights() -> None:
 
 def test_the_representation_is_that_of_other_weights_without_dropout() -> None:
     model = FlatModel(build(dropout=0.9), CPU)
-    x, weights = rows([2, 3, 4], []), model.vector.clone()
+    x, weights = token_rows([[2, 3, 4], []]), model.vector.clone()
     model.load(torch.zeros(model.size))
     model.train()
     assert torch.allclose(representation(model.module, weights, x), read(x))
@@ -154,82 +138,26 @@ def test_the_networks_of_the_paper() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [
-        ({"kernels": []}, "kernels"),
-        ({"kernels": [0]}, "kernels.0"),
-        ({"filters": 0}, "filters"),
-        ({"dropout": 1}, "dropout"),
-        ({"depth": 1}, "depth"),
-    ],
-)
-def test_what_is_no_such_network_is_refused(fields: dict[str, Any], key: str) -> None:
-    with pytest.raises(ExperimentError, match=rf"model\.{key}: "):
-        small_experiment(model={**TINY, **fields})
-
-
-# experiments with documents
-
-QUESTIONS = {
-    "place": "where is {0} | in which {1} lies {0} | what {1} has {0}",
-    "person": "who wrote {0} | who is the {1} of {0} | which {1} painted {0}",
-    "number": "how many {1} are in {0} | how much is {0} {1} | when was {0} {1} built",
+TEXTS: dict[str, Any] = {
+    "data": TASKS["data"],
+    "model": {**TINY, "dropout": 0.0},
+    "partition": {"kind": "iid", "clients": 3},
+    "train": {
+        **{"rounds": 5, "local_epochs": 2, "batch_size": 8},
+        "optimizer": {"name": "adam", "lr": 0.03},
+    },
 }
-THINGS = ["Rome", "the moon", "a very old book", "tea", "IBM", "the long river of the north"]
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Sections of 324 questions, which are to be told apart by the kind of their answer."""
-    lines = [
-        f"{label}\t{pattern.strip().format(thing, other)} ?"
-        for thing in THINGS
-        for other in THINGS
-        for label, patterns in QUESTIONS.items()
-        for pattern in patterns.split("|")
-    ]
-    path = tmp_path_factory.mktemp("texts") / "questions.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return {
-        "data": {"name": "text", "path": str(path), "dimension": 8},
-        "model": {**TINY, "kernels": [2, 3], "filters": 8, "hidden": 16},
-        "partition": {"kind": "iid", "clients": 3},
-        "train": {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.5}},
-    }
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(**TEXTS), tmp_path_factory.mktemp("runs"), progress=False)
 
 
-@pytest.fixture(scope="module")
-def done(texts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(small_experiment(**texts), tmp_path_factory.mktemp("runs"), progress=False)
-
-
-class Reads(FedAvg):
-    """Looks at what reaches the network."""
-
-    name: str = f"{__name__}:Reads"
-
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        seen: list[torch.dtype] = []
-        handle = client.model.module.register_forward_pre_hook(
-            lambda _, inputs: seen.append(inputs[0].dtype)
-        )
-        update = super().local_update(client, weights)
-        client.score(weights)
-        handle.remove()
-        assert seen
-        assert set(seen) == {client.data.x.dtype} == {torch.int32}
-        assert client.data.y.dtype == torch.int64
-        return update
-
-    def look(self, client: Client) -> dict[str, Tensor]:
-        return {"x": client.data.x, "central": client.central_test.x}
-
-
-def test_documents_are_learnt(done: Run, texts: dict[str, Any]) -> None:
+def test_documents_are_learnt(done: Run) -> None:
     assert done.rounds["accuracy"].iloc[-1] > 0.9
     assert done.rounds["train_loss"].iloc[-1] < done.rounds["train_loss"].iloc[0] / 2
-    data, _, spec = prepare(small_experiment(**texts))
+    data, _, spec = prepare(small_experiment(**TEXTS))
     network = spec.build_model()
     network.load_state_dict(done.weights())  # which hold no vectors
     size = sum(tensor.numel() for tensor in done.weights().values())
@@ -242,73 +170,13 @@ def test_documents_are_learnt(done: Run, texts: dict[str, Any]) -> None:
     assert np.mean(right) == pytest.approx(done.rounds["accuracy"].iloc[-1])
 
 
-def test_words_reach_the_network_as_integers(
-    finish: Callable[..., Run], texts: dict[str, Any]
-) -> None:
-    train = {"rounds": 1, "batch_size": 8}
-    sections = {**texts, "method": {"name": f"{__name__}:Reads"}, "train": train}
-    finish(**sections)
-    experiment = small_experiment(**sections)
-    data, splits, _ = prepare(experiment)
-    fed = federation(experiment)
-    fed.runner.begin(1)
-    for k, seen in fed.gather(experiment.method.look, range(3)).items():
-        assert np.array_equal(seen["x"], data.x[splits.train[k]])
-        assert np.array_equal(seen["central"], data.test_x)
-
-
-def test_stacks_of_documents_come_to_the_same(
-    finish: Callable[..., Run], texts: dict[str, Any]
-) -> None:
-    """Or to one by one, which is no worse."""
-    sections = {**texts, "train": {**texts["train"], "rounds": 1}}
-    alone = finish(**sections)
-    stacked = finish(**sections, engine={"kind": "local", "clients_per_step": 3})
-    for name, tensor in alone.weights().items():
-        assert torch.allclose(stacked.weights()[name], tensor, atol=1e-4)
-
-
-def test_the_hash_of_data_is_that_of_the_vectors_too(texts: dict[str, Any]) -> None:
+def test_the_hash_of_data_is_that_of_the_vectors_too() -> None:
     found = []
     for dimension in (8, 9):
-        data = {**texts["data"], "dimension": dimension}
-        experiment = small_experiment(**{**texts, "data": data})
+        data = {**TEXTS["data"], "dimension": dimension}
+        experiment = small_experiment(**{**TEXTS, "data": data})
         found.append(hashes(*prepare(experiment)[:2], experiment)["data_hash"])
     assert found[0] != found[1]
-
-
-def fitting(texts: bool) -> str:
-    """The registered models of networks for documents, or for numbers."""
-    names = [
-        name
-        for name, model in models.items()
-        if model.inputs == ("documents" if texts else "numbers")
-        and not issubclass(model, ArrayModel)
-    ]
-    return ", ".join(names)
-
-
-def own_network(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), outputs))
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet8", f"{__name__}:own_network"])
-def test_documents_need_a_model_of_documents(texts: dict[str, Any], name: str) -> None:
-    with pytest.raises(ExperimentError) as refusal:
-        prepare(small_experiment(**{**texts, "model": {"name": name}}))
-    assert str(refusal.value).startswith(f"model.name={name} takes numbers, and the data are docu")
-    assert str(refusal.value).endswith(f"models for them: {fitting(texts=True)}")
-    assert "text_cnn" in fitting(texts=True)
-
-
-@pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "synthetic"}])
-def test_a_model_of_documents_needs_documents(data: dict[str, Any]) -> None:
-    with pytest.raises(ExperimentError) as refusal:
-        prepare(small_experiment(data=data, model=TINY))
-    assert str(refusal.value).startswith("model.name=text_cnn takes documents, and the data are ")
-    assert str(refusal.value).endswith(f"models for them: {fitting(texts=False)}")
-    assert "mlp" in fitting(texts=False)
-    assert "text_cnn" not in fitting(texts=False)
 
 
 def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
@@ -316,18 +184,8 @@ def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
         models.parse(TINY).build_for(DataSpec((1, 8, 8), 3, np.dtype(np.float32)), 3)
 
 
-def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
-    tasks = [[["place", "person"], ["number"]], [["number", "person"], ["place", "number"]]]
-    train = {**texts["train"], "rounds": 4, "optimizer": {"lr": 0.2}}
-    done = finish(**{**texts, "partition": {"kind": "own_tasks", "tasks": tasks}, "train": train})
-    assert len(done.tasks) == 16
-    assert (
-        done.tasks[(done.tasks["task"] == 1) & (done.tasks["client"] == 0)]["accuracy"].eq(1).all()
-    )
-
-
-def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> None:
-    data, _, spec = prepare(small_experiment(**texts))
+def test_a_network_reads_with_the_vectors_of_its_data() -> None:
+    data, _, spec = prepare(small_experiment(**TEXTS))
     assert isinstance(data, Dataset)
     network, again = spec.build_model(), spec.build_model()
     features = network.get_submodule("features")

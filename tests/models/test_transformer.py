@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from networks import token_rows
+from torch import nn
 
-from experiments import examples, small_experiment
+from experiments import examples
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainers.attribution import attributions
@@ -21,19 +22,6 @@ from fedsim.models.transformer import SelfAttention, TransformerBlock
 
 SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
 V = 9
-REVIEWS: dict[str, Any] = {
-    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
-    "partition": {"kind": "iid", "clients": 4, "test_fraction": 0.2},
-}
-EXPERIMENTS: dict[str, dict[str, Any]] = {
-    "vit": {"data": {"name": "digits", "subset": 0.2}, "model": {"name": "vit", **SMALL}},
-    "transformer": {**REVIEWS, "model": {"name": "transformer", **SMALL}},
-    "with dropout": {**REVIEWS, "model": {"name": "transformer", **SMALL, "dropout": 0.2}},
-    "of vectors": {
-        **REVIEWS,
-        "model": {"name": "transformer", **SMALL, "embeddings": "vectors"},
-    },
-}
 
 
 def reader(**fields: Any) -> Classifier:
@@ -43,13 +31,6 @@ def reader(**fields: Any) -> Classifier:
     network = model.build_text(torch.randn(V, 3), torch.ones(V, dtype=torch.bool), 4)
     assert isinstance(network, Classifier)
     return network.eval()
-
-
-def rows(documents: list[list[int]], length: int = 0) -> Tensor:
-    x = torch.zeros(len(documents), max(length, *map(len, documents), 1), dtype=torch.int32)
-    for row, words in zip(x, documents, strict=True):
-        row[: len(words)] = torch.tensor(words, dtype=torch.int32)
-    return x
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -78,32 +59,17 @@ def test_padding_is_not_read(embeddings: str, documents: list[list[int]], paddin
     """Nor are other documents, and an empty document is one, too."""
     network = NETWORKS[embeddings]
     with torch.no_grad():
-        together = network(rows(documents, max(map(len, documents)) + padding))
+        together = network(token_rows(documents, max(map(len, documents)) + padding))
         for one, words in zip(together, documents, strict=True):
-            torch.testing.assert_close(one, network(rows([words]))[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(one, network(token_rows([words]))[0], rtol=1e-4, atol=1e-5)
 
 
 def test_the_order_of_words_matters() -> None:
-    one, other = NETWORKS["learned"](rows([[2, 3, 4], [4, 3, 2]]))
+    one, other = NETWORKS["learned"](token_rows([[2, 3, 4], [4, 3, 2]]))
     assert not torch.allclose(one, other)
 
 
-@pytest.mark.parametrize("optimizer", [{"lr": 0.1}, {"name": "adam", "lr": 0.003}])
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_stacks_come_to_the_same(
-    finish: Callable[..., Run], name: str, optimizer: dict[str, Any]
-) -> None:
-    train = {"rounds": 1, "batch_size": 8, "optimizer": optimizer}
-    alone, stacked = (
-        finish(**EXPERIMENTS[name], train=train, engine={"kind": "local", "clients_per_step": V})
-        for V in (1, 4)
-    )
-    assert (alone.manifest["clients_per_step"], stacked.manifest["clients_per_step"]) == (1, 4)
-    step = 0.003 if optimizer.get("name") else 0.1
-    for layer, tensor in alone.weights().items():
-        torch.testing.assert_close(stacked.weights()[layer], tensor, rtol=0, atol=1e-2 * step)
-
-
+@pytest.mark.night
 def test_documents_are_learnt(finish: Callable[..., Run]) -> None:
     done = finish(
         data={
@@ -121,11 +87,6 @@ def test_documents_are_learnt(finish: Callable[..., Run]) -> None:
     assert done.rounds["accuracy"].iloc[-1] > 0.75
 
 
-def test_images_of_other_sides_are_refused() -> None:
-    with pytest.raises(ExperimentError, match=r"^model\.patch=3: images of 8×9 pixels cannot"):
-        models.parse({"name": "vit", "patch": 3}).build((1, 8, 9), 2)
-
-
 def test_lrp_has_no_rules_for_attention() -> None:
     network = models.parse({"name": "vit", **SMALL}).build((1, 8, 8), 3)
     x, y = torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
@@ -137,8 +98,3 @@ def test_lrp_has_no_rules_for_attention() -> None:
     with torch.no_grad():
         drop = (network.eval()(x) - network(0 * x))[:, 0]
     torch.testing.assert_close(found.sum(dim=(1, 2, 3)), drop, rtol=0.05, atol=1e-2)
-
-
-def test_a_width_that_heads_do_not_divide() -> None:
-    with pytest.raises(ExperimentError, match=r"model\.dim: must be a multiple of heads=3"):
-        small_experiment(model={"name": "vit", "dim": 8, "heads": 3})

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from experiments import small_experiment
-from fedsim.errors import BadInput
 from fedsim.launch.prepare import prepare
 from fedsim.objectives import Batch, Classification, evaluate
 from fedsim.training import FlatModel
@@ -41,27 +37,3 @@ def test_balanced_weights_are_one_on_average() -> None:
     counts = np.bincount(dataset.y)
     np.testing.assert_allclose(weights * counts, weights[0] * counts[0])
     assert weights[dataset.y].mean() == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("sections", "problem"),
-    [
-        (
-            {"objective": {"name": "classification", "class_weights": [1, 2]}},
-            "objective.class_weights: 2 weights for 10 classes: 0, 1",
-        ),
-        (
-            {"data": {"name": "table", "target": "t", "path": "table.csv"}},
-            "train.sampler=balanced needs classes, and the target here is a number",
-        ),
-    ],
-)
-def test_bad_input(
-    sections: dict[str, Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_text("a,t\n" + "".join(f"{i},{i / 7}\n" for i in range(40)))
-    partition = {"kind": "iid", "clients": 5}
-    made = small_experiment(partition=partition, train={"sampler": "balanced"}, **sections)
-    with pytest.raises(BadInput, match=problem):
-        prepare(made)

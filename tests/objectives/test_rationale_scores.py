@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import TASKS
 
 from experiments import server_states, small_experiment
 from fedsim import run
@@ -38,18 +39,7 @@ def test_clients_own_tests_have_them(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
 def test_tasks_in_turn_have_them(tmp_path: Path) -> None:
-    words = {"a": "one two three", "b": "four five six", "c": "one two four", "d": "three six"}
-    lines = [f"{c}\t{text} {k % 7} {k % 3}" for c, text in words.items() for k in range(30)]
-    (tmp_path / "documents.txt").write_text("\n".join(lines))
-    made: dict[str, Any] = {
-        "data": {"name": "text", "path": str(tmp_path / "documents.txt"), "dimension": 7},
-        "partition": {
-            "kind": "own_tasks",
-            "tasks": [[["a", "b"], ["c", "d"]], [["b", "c"], ["a", "d"]]],
-        },
-        "model": REVIEWS["model"],
-        "train": {"rounds": 2, "optimizer": {"lr": 0.02}},
-    }
+    made = {**TASKS, "model": REVIEWS["model"], "train": {"rounds": 2}}
     for method in ("fedavg", "local"):
         done = run(small_experiment(**made, method={"name": method}), tmp_path)
         assert set(done.tasks) >= COLUMNS
@@ -59,6 +49,7 @@ def test_tasks_in_turn_have_them(tmp_path: Path) -> None:
             assert done.rounds[name].iloc[-1] == pytest.approx(last[name].mean())
 
 
+@pytest.mark.night
 def test_fedgen_minimises_sparsity_and_continuity_as_well() -> None:
     """Without its own two terms it is FedAvg, whatever the model's loss."""
     partition = {"kind": "iid", "clients": 3}

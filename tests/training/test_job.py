@@ -32,21 +32,3 @@ def test_the_learning_rate_follows_its_schedule(
 ) -> None:
     section = Train.model_validate({"optimizer": {"lr": 0.5}, "rounds": rounds, **fields})
     np.testing.assert_allclose([section.lr(t) for t in range(1, rounds + 1)], rates)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"local_epochs": 2, "local_steps": 3},
-            "local_epochs=2 and local_steps=3 are both set; set one",
-        ),
-        (
-            {"rounds": 3, "schedule": {"warmup": 3}},
-            r"schedule.warmup=3 must be less than rounds=3",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_together(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Train.model_validate(fields)

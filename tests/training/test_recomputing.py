@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import FEW, small_experiment
 from fedsim import Run
-from fedsim.errors import ExperimentError
-from fedsim.launch.prepare import prepare
 from fedsim.models import models
 from fedsim.training import blocks_of
 from fedsim.training.recomputing import recomputed
@@ -82,8 +79,11 @@ def test_gradients_are_the_same_and_less_is_kept(section: dict[str, Any]) -> Non
     [
         {"model": VIT},
         {"model": VIT, "adapters": {"r": 2, "dropout": 0.1}},
-        {"model": VIT, "train": {"accumulate": 2, "precision": "bfloat16"}},
-        {"model": RESNET, "method": {"name": "fedsam"}},
+        pytest.param(
+            {"model": VIT, "train": {"accumulate": 2, "precision": "bfloat16"}},
+            marks=pytest.mark.night,
+        ),
+        pytest.param({"model": RESNET, "method": {"name": "fedsam"}}, marks=pytest.mark.night),
         {"model": RESNET, "method": {"name": "perfedavg"}},
         # Whose loss runs the network with other weights than it has when the gradient is taken.
         {"model": VIT, "method": {"name": "apfl"}},
@@ -96,15 +96,3 @@ def test_runs_have_the_same_result(finish: Callable[..., Run], given: dict[str, 
         for wanted in (False, True)
     )
     assert plain.result_hash == found.result_hash
-
-
-def test_what_is_refused() -> None:
-    given: dict[str, Any] = {"data": FEW, "train": {"checkpoint_activations": True}}
-    with pytest.raises(ExperimentError) as caught:
-        prepare(small_experiment(**given, model={"name": "mlp"}))
-    assert str(caught.value) == (
-        "train.checkpoint_activations: model.name=mlp has no repeated blocks; leave it out"
-    )
-    privacy = {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(ExperimentError, match=r"^train\.checkpoint_activations: the gradients of"):
-        prepare(small_experiment(**{**given, "data": IMAGES}, model=VIT, privacy=privacy))

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from experiments import small_experiment
-from fedsim import Experiment, run
+from fedsim import Experiment
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import DataError, FedsimError
 
@@ -81,14 +81,6 @@ class TestHuggingFace:
 
     def test_a_transform_of_the_user_is_kept(self) -> None:
         assert load("transformed").shape == (3, 2, 2)
-
-    def test_a_run_by_site(self, tmp_path: Path) -> None:
-        made = small_experiment(
-            data={"name": "other_data:table"},
-            partition={"kind": "natural", "column": "site"},
-            train={"rounds": 1},
-        )
-        assert len(run(made, tmp_path).rounds) == 1
 
 
 @pytest.mark.parametrize("which", other_data.WRONG)

@@ -51,6 +51,7 @@ def test_a_digit_lies_somewhere_on_a_photograph(digits: Callable[..., Dataset]) 
     assert np.array_equal(again.x, data.x)
 
 
+@pytest.mark.night
 def test_the_oracle_keeps_the_strokes(photos: Any, digits: Callable[..., Dataset]) -> None:
     data = digits(samples=10, test_samples=40)
     x = torch.from_numpy(data.test_x).float()
@@ -60,6 +61,7 @@ def test_the_oracle_keeps_the_strokes(photos: Any, digits: Callable[..., Dataset
     assert (kept & strokes).sum() > 0.97 * strokes.sum()
 
 
+@pytest.mark.night
 def test_photographs_follow_the_digit_in_training_alone(digits: Callable[..., Dataset]) -> None:
     """Their mean colour tells: with all of them spurious, a class has the same photographs."""
     alike = digits(samples=400, test_samples=400, spurious=1.0)

@@ -28,9 +28,6 @@ COLOUR = rng.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)
 FLAT = COLOUR.reshape(4, -1)
 
 
-# IDX
-
-
 @given(
     array=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6)),
     compression=st.sampled_from(COMPRESSIONS),
@@ -43,18 +40,12 @@ def test_idx_gives_back_what_was_written(write, array, compression):
     np.testing.assert_array_equal(read, array)
 
 
-# CIFAR
-
-
 def test_cifar_python_as_python3_writes_it(write, tmp_path):
     batch = {"data": FLAT, "coarse_labels": [0, 19, 1, 2], "fine_labels": [99, 0, 5, 7]}
     batch["filenames"] = ["a.png", "b.png", "c.png", "d.png"]  # of no use
     x, y = files.read_cifar(write.raw(tmp_path / "train.gz", pickle.dumps(batch, 4)), CIFAR100)
     np.testing.assert_array_equal(x, COLOUR)
     assert y["fine_labels"].tolist() == [99, 0, 5, 7]
-
-
-# whatever the damage, nothing but DataError
 
 
 IMAGE = struct.pack(">4I", 2051, 1, 2, 2) + b"1234"
@@ -119,8 +110,6 @@ def test_files_of_a_data_set_come_from_one_folder(tmp_path):
     assert files.beside(first, "labels", "mnist") == tmp_path / "mnist/labels.xz"
 
 
-# KEEL
-
 KEEL = """@relation "two by three"
 % what follows is made up
 
@@ -176,9 +165,6 @@ def test_any_text_is_read_as_keel_or_refused_in_words(write, content):
         path = write.raw(Path(folder) / "a.dat", content.encode(errors="surrogatepass"))
         with contextlib.suppress(DataError):
             read_keel(path)
-
-
-# NumPy
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

@@ -49,21 +49,11 @@ def of_mode(mode: str, name: str, array: Any, **options: Any) -> tuple[str, Writ
     return name, lambda path: Image.fromarray(array).convert(mode).save(path, **options)
 
 
-def on_its_side(orientation: int, name: str, **options: Any) -> tuple[str, Write]:
+def on_its_side(name: str, **options: Any) -> tuple[str, Write]:
     """As a camera writes it that was held in another way, and says so."""
-    turns = {
-        1: lambda a: a,
-        2: np.fliplr,
-        3: lambda a: np.rot90(a, 2),
-        4: np.flipud,
-        5: lambda a: a.transpose(1, 0, 2),
-        6: np.rot90,
-        7: lambda a: np.rot90(a, 2).transpose(1, 0, 2),
-        8: lambda a: np.rot90(a, -1),
-    }
     tags = Image.Exif()
-    tags[274] = orientation
-    return of(np.ascontiguousarray(turns[orientation](COLOURS)), name, exif=tags, **options)
+    tags[274] = 6
+    return of(np.ascontiguousarray(np.rot90(COLOURS)), name, exif=tags, **options)
 
 
 def pgm(highest: int) -> tuple[str, Write]:
@@ -189,7 +179,6 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     "16-bit tiff of a mac": (of(GRAY.astype(">u2") * 256, "it.tiff"), GRAY, 0),
     "16-bit pgm": (pgm(65535), GRAY, 0),
     "12-bit pgm": (pgm(4095), GRAY, 1),
-    "7-bit pgm": (pgm(127), GRAY, 2),
     "1-bit png": (of(GRAY > 100, "it.png"), 255 * (GRAY > 100), 0),
     "1-bit bmp": (of(GRAY > 100, "it.bmp"), 255 * (GRAY > 100), 0),
     "colours": (of(COLOURS, "it.PNG"), COLOURS, 0),
@@ -220,9 +209,6 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
         ImageCms.createProfile("sRGB")).tobytes()), COLOURS, 0),
     "a profile that is none": (of(COLOURS, "it.png", icc_profile=b"nothing"), COLOURS, 0),
     "a profile of other colours": (of(GRAY, "it.png", icc_profile=linear_profile()), GRAY, 0),
-    "jpeg, named in capitals": (
-        of(np.full((3, 3), 90, np.uint8), "it.JPG"), np.full((3, 3), 90), 1,
-    ),
     "tiff of one page": (of(COLOURS, "it.tif", save_all=True), COLOURS, 0),
     "dicom": (dicom(GRAY), GRAY, 0),
     "dicom, named in capitals": (in_capitals(dicom(GRAY)), GRAY, 0),
@@ -271,13 +257,9 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
         dicom(510 - DEEP_GRAY, PhotometricInterpretation="MONOCHROME1", **WINDOW), GRAY, 0,
     ),
     "dicom of one value": (dicom(np.full((3, 3), 700, np.uint16)), np.zeros((3, 3)), 0),
-    **{
-        f"orientation {k} of a {end}": (on_its_side(k, f"it.{end}", **options), COLOURS, 0)
-        for k, end, options in (
-            *((k, "png", {}) for k in range(1, 9)),
-            *((k, end, {"lossless": True}) for k in (5, 6) for end in ("tif", "webp")),
-        )
-    },
+    "png on its side": (on_its_side("it.png"), COLOURS, 0),
+    "tiff on its side": (on_its_side("it.tif"), COLOURS, 0),
+    "webp on its side": (on_its_side("it.webp", lossless=True), COLOURS, 0),
 }  # fmt: skip
 
 

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from refusals import reviews, write
 
 from fedsim.data import Dataset, datasets
-from fedsim.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
-
-RATED = [
-    "0.9 0.4 0.5\tA golden beer , musty .",
-    "0.6 0.3 0.1\tfoam and tin",
-    "0.4 0.8 0.5\tpale ; fresh hops",
-    "0.5 0.5 0.5\tso so",
-]
-HOTEL = "task\tlabel\ttext"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    beer, hotel = tmp_path / "beer", tmp_path / "hotel"
-    for k in range(3):
-        beer.mkdir(exist_ok=True)
-        with gzip.open(beer / f"reviews.aspect{k}.train.txt.gz", "wt") as file:
-            file.write("\n".join(RATED) + "\n")
-        (beer / f"reviews.aspect{k}.heldout.txt").write_text(RATED[0] + "\n")
-    first = {"x": ["a", "golden", "head", ",", "musty"], "y": [0.9, 0.2, 0.5]}
-    marked: list[dict[str, Any]] = [
-        {**first, "0": [[1, 3]], "1": [[4, 5]], "2": []},
-        {"x": ["dull"], "y": [0.2, 0.5, 0.5], "0": [[0, 1]], "1": [], "2": []},
-        {"x": ["no", "ranges"], "y": [0.2, 0.9, 0.9], "0": [], "1": [[0, 1], [1, 2]], "2": []},
-    ]
-    (beer / "annotations.json").write_text("\n".join(map(json.dumps, marked)) + "\n")
-    (hotel / "annotations").mkdir(parents=True)
-    for name in ("Location", "Service", "Cleanliness"):
-        rows = [f"hotel_{name}\t1\tgood {name.lower()}", f"hotel_{name}\t0\tbad !"]
-        for ending in ("train", "dev"):
-            text = "\n".join([HOTEL, *rows, f"hotel_{name}\t1\tas good"])
-            (hotel / f"hotel_{name}.{ending}").write_text(text + "\n")
-        (hotel / "annotations" / f"hotel_{name}.train").write_text(
-            f"{HOTEL}\trationale\nhotel_{name}\t0\tbad {name.lower()} too\t1 1 0\n"
-        )
+    for name, content in reviews().items():
+        write(tmp_path / name, content)
     return tmp_path
 
 
@@ -136,46 +107,6 @@ def test_hotel(root: Path) -> None:
     assert len(tested) == 3
 
 
-RATINGS, MARKS = "beer/reviews.aspect1.train.txt", "beer/annotations.json"
-SERVICE, RATIONALES = "hotel/hotel_Service.train", "hotel/annotations/hotel_Service.train"
-TOO_FAR = '{"x": ["a"], "y": [1, 1, 1], "0": [[0, 2]], "1": [], "2": []}\n'
-SHORT = f"{HOTEL}\trationale\nx\t1\tvery good\t1\n"
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        (RATINGS, "0.5\tx\n", "train.txt:1: begins with '0.5'"),
-        (RATINGS, "a b\tx\n", "expected ratings of appearance"),
-        (RATINGS, "5 4 3\tx\n", "the rating 4 is outside 0"),
-        (RATINGS, "0 nan 3\tx\n", "the rating nan"),
-        (MARKS, "{}\n", "annotations.json:1: must have tokens 'x'"),
-        (MARKS, "x\n", "annotations.json: cannot be read"),
-        (MARKS, TOO_FAR, r"annotations.json:1: marks \[0, 2\) of 1 tokens"),
-        (SERVICE, "a\tb\n", "line has no column 'label'"),
-        (SERVICE, f"{HOTEL}\nx\t1\n", ":2: has 2 columns of 3"),
-        (SERVICE, f"{HOTEL}\nx\t2\tok\n", "the label '2', expected 0"),
-        (RATIONALES, SHORT, ":2: its rationale is not a 0 or 1 for each of the 2 tokens"),
-    ],
-)
-def test_files_that_are_damaged(root: Path, file: str, content: str, message: str) -> None:
-    (root / file).write_text(content)
-    with pytest.raises(DataError, match=message):
-        load(root, file.partition("/")[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "file"), [("beer", "annotations.json"), ("hotel", "annotations/hotel_Service.train")]
-)
-def test_files_that_are_missing(root: Path, name: str, file: str) -> None:
-    (root / name / file).unlink()
-    with pytest.raises(DataError, match=f"has .* but no {file}"):
-        load(root, name)
-    (root / "nowhere").mkdir()
-    with pytest.raises(DataError, match=r"no file '.*' \(nor .gz, .xz\) in any of"):
-        load(root / "nowhere", name)
-
-
 def test_tokens_stay_as_they_are(root: Path) -> None:
     item = {"x": ["a", "golden\u00a0ale", "", "is", "nice"], "y": [0.9, 0.5, 0.5]}
     line = json.dumps({**item, "0": [[4, 5], [2, 2]], "1": [], "2": []})
@@ -183,10 +114,3 @@ def test_tokens_stay_as_they_are(root: Path) -> None:
     data = load(root, "beer", aspects=["appearance"])
     assert data.spaced
     assert [data.words[w] for w in data.test_x[0][data.truth["signal"][0]]] == ["nice"]
-
-
-def test_nothing_is_left(root: Path) -> None:
-    with pytest.raises(DataError, match="beer: no positive review is about palate, which leaves"):
-        load(root, "beer", aspects=["palate"])
-    with pytest.raises(DataError, match="beer: has no test reviews; see"):
-        load(root, "beer", aspects=["palate"], balance=False)

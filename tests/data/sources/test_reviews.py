@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments import small_experiment
 from fedsim.data import Dataset, datasets, partitions
 from fedsim.data.sources.reviews import ADVERBS, DOMAINS, SPURIOUS
-from fedsim.errors import BadInput, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
@@ -97,8 +95,6 @@ def test_as_many_other_aspects_as_asked_for(others: int) -> None:
 
 def test_by_default_a_review_mentions_all() -> None:
     np.testing.assert_array_equal(planted().x, planted(others=3).x)
-    with pytest.raises(BadInput, match=r"data.*others=3: reviews of hotel have 2 other aspects"):
-        small_experiment(data={"name": "planted_reviews", "domain": "hotel", "others": 3})
 
 
 def test_the_word_that_says_nothing_goes_with_a_class_in_training_alone() -> None:
@@ -132,9 +128,6 @@ def test_the_test_set_is_the_same_however_one_trains() -> None:
         np.testing.assert_array_equal(np.flatnonzero(a), np.flatnonzero(b))
 
 
-# who holds which aspect
-
-
 @pytest.mark.parametrize("clients", [4, 8, 40])
 def test_each_client_holds_a_tenth_of_an_aspect(clients: int) -> None:
     data = planted()
@@ -150,21 +143,3 @@ def test_each_client_holds_a_tenth_of_an_aspect(clients: int) -> None:
     again, other = (list(made.deal(data, seed).train) for seed in (0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(shares, other, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        *(
-            (
-                {"clients": clients},
-                rf"clients={clients}: must be a multiple of the 4 values of 'aspect', and 40 at m",
-            )
-            for clients in (3, 44)
-        ),
-        ({"clients": 4, "column": "aspects"}, "no such column; did you mean 'aspect'"),
-    ],
-)
-def test_what_cannot_be_dealt_out(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        partitions.parse({"kind": "aspects", **fields}).deal(planted(), 0)

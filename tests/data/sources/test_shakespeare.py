@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from experiments import small_experiment
-from fedsim import run
 from fedsim.data import Dataset
-from fedsim.data.sources import files
 from fedsim.data.sources.text import LETTERS, Shakespeare
-from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
 
 SPEECH = "Now is the winter of our discontent, made glorious summer by this sun of York; " * 4
@@ -54,48 +49,6 @@ def test_no_character_to_predict_is_in_an_example_to_train_on(write: Any, tmp_pa
     # character before those that the first test example is to predict from.
     assert said(data, data.x) == x[:71]
     assert set(data.columns["user"]) == {"A"}
-
-
-@pytest.mark.parametrize(
-    ("user", "message"),
-    [
-        ((["short"], ["a"]), "'x' of user 'A' is not a list of texts of 80 characters"),
-        ((["a" * 80], ["ab"]), "'y' of user 'A' is not a list of texts of 1 character$"),
-        ((["a" * 80], []), "user 'A' has 1 texts in 'x' and 0 characters in 'y'"),
-        (("a" * 80, ["a"]), "'x' of user 'A' is not a list of texts"),
-    ],
-)
-def test_damaged_files(write: Any, tmp_path: Path, user: Any, message: str) -> None:
-    path = write.leaf(tmp_path / "train/a.json", {"A": user})
-    with pytest.raises(DataError, match=rf"^{path}: {message}"):
-        Shakespeare(root=tmp_path).load()
-
-
-def test_parts_that_are_missing_or_empty(write: Any, tmp_path: Path) -> None:
-    with pytest.raises(files.MissingFileError, match=r"preprocess\.sh of github\.com/Tal"):
-        Shakespeare(root=tmp_path).load()
-    path = write.leaf(tmp_path / "all_data.json", {"A": says(SPEECH, 40)})
-    with pytest.raises(DataError, match=f"{tmp_path}: there is no training example"):
-        Shakespeare(root=tmp_path).load()
-    path.unlink()
-    write.leaf(tmp_path / "train/a.json", {"A": says(SPEECH, 1)})
-    with pytest.raises(DataError, match=f"no json file in {tmp_path}/test"):
-        Shakespeare(root=tmp_path).load()
-
-
-def test_a_round_with_a_client_for_each_user(write: Any, tmp_path: Path) -> None:
-    users = {name: says(SPEECH[i:], 4) for i, name in enumerate("ABC")}
-    for part in ("train", "test"):
-        write.leaf(tmp_path / f"{part}/all_data.json", users)
-    made = small_experiment(
-        data={"name": "shakespeare", "root": str(tmp_path)},
-        partition={"kind": "natural", "column": "user"},
-        model={"name": "text_cnn", "kernels": [3, 5], "filters": 8, "hidden": 8},
-        train={"rounds": 1},
-    )
-    done = run(made, tmp_path / "runs")
-    assert len(done.rounds) == 1
-    assert done.rounds["loss"].notna().all()
 
 
 def test_own_texts_are_parted_into_characters(write: Any, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from experiments import examples, small_experiment
-from fedsim import Experiment, Run, replay
+from fedsim import Run, replay
 from fedsim.analysis.replay import client_models
 from fedsim.data import ClientSplits, Dataset, Ragged, datasets, partitions
 from fedsim.data.sources.shortcut import TINT, Shortcut
-from fedsim.errors import BadInput, DataError
+from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
 from fedsim.launch import run as launch
 from fedsim.launch.prepare import prepare
@@ -276,9 +276,6 @@ def test_features_in_files_as_in_the_data(of: dict[str, Any], tmp_path: Path) ->
     assert abs(np.corrcoef(absent.test_x[:, -1].astype(float), absent.test_y)[0, 1]) < 0.4
 
 
-# who carries it
-
-
 def deal(made: Shortcut, kind: str, seed: int = 0, **fields: Any) -> tuple[Dataset, ClientSplits]:
     data = made.load()
     splits = partitions.parse({"kind": kind, **fields}).deal(data, seed)
@@ -410,9 +407,6 @@ def test_streams_of_tasks() -> None:
         prepare(small_experiment(data={**data, "test": VARIANTS}, **sections))
 
 
-# runs
-
-
 RUN: dict[str, Any] = {
     "data": {"name": "shortcut", "of": NOISE, "clients": 1, "strength": 1},
     "partition": {"kind": "iid", "clients": 4},
@@ -461,43 +455,6 @@ def test_actors_read_what_was_planted(tmp_path: Path, monkeypatch: pytest.Monkey
     data = plain.data.load()
     drive(plain, tmp_path / "plain", 1, data, lambda _: None)
     assert sent[2] is data
-
-
-# what cannot be
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, r"data\.of: missing"),
-        ({"of": {"name": "digit"}}, r"data\.of\.name: unknown data set 'digit'; did you mean"),
-        ({"of": "digits"}, r"data\.of: must be a section of keys"),
-        ({"of": {"name": "shortcut", "of": DIGITS}}, r"data\.of: clients cannot carry a shor"),
-        ({"of": DIGITS, "kind": "patches"}, r"data\.kind: must be 'patch', 'border', .*'patches'"),
-        ({"of": DIGITS, "clients": 1.5}, r"data\.clients: must be less than or equal to 1"),
-        ({"of": DIGITS, "strength": -1}, r"data\.strength: must be greater than or equal to 0"),
-        ({"of": DIGITS, "size": 0}, r"data\.size: must be greater than 0"),
-        ({"of": DIGITS, "test": []}, r"data\.test: must name a variant"),
-        ({"of": DIGITS, "test": ["there"]}, r"data\.test\.0: must be 'aligned', .*'there'"),
-        ({"of": DIGITS, "test": ["absent"] * 2}, r"data\.test: 'absent' is named twice"),
-        ({"of": DIGITS, "kind": "token"}, r"data\.kind=token: is not for images; known: patch, b"),
-        ({"of": CLUSTERS, "kind": "patch"}, r"data\.kind=patch: is not for tables; known: feat"),
-        ({"of": REVIEWS, "kind": "feature"}, r"=feature: is not for documents; known: token"),
-        ({"of": DIGITS, "kind": "colour"}, r"=colour: needs images with 3 channels"),
-        ({"of": DIGITS, "size": 9}, r"data\.size=9: the patch is larger than images of 8×8"),
-        ({"of": DIGITS, "size": 8}, r"10 squares of 8×8 pixels overlap .*; data\.size=\d fits"),
-        ({"of": {**NOISE, "classes": 90}}, r"90 squares of 1×1 .*; use another data\.kind"),
-        ({"of": DIGITS, "kind": "border", "size": 4}, r"of 8×8 completely; 3 is the maximum"),
-        ({"of": CLUSTERS, "size": 2}, r"data\.size=2: a feature has no size"),
-        ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) cannot carry"),
-        ({"of": {**PHOTOS, "in_place": True}}, r"data\.of: .*leave out in_place"),
-    ],
-)  # fmt: skip
-def test_bad_input(fields: dict[str, Any], message: str) -> None:
-    content = small_experiment().model_dump(mode="json")
-    with pytest.raises(BadInput, match=message) as raised:
-        prepare(Experiment.from_dict({**content, "data": {"name": "shortcut", **fields}}))
-    assert "\n" not in str(raised.value)
 
 
 HAS_ONE = r"data\.of: already has 'shortcut"

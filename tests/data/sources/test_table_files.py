@@ -201,9 +201,6 @@ def test_any_words_come_back_and_their_lines_are_known(
         )
 
 
-# Several files
-
-
 def sites(folder: Path, **tables: pd.DataFrame) -> Path:
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
@@ -238,9 +235,6 @@ def test_files_are_clients_with_one_line(tmp_path: Path) -> None:
 def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
     path = written(tmp_path / "a[1].csv", COMMAS)
     pd.testing.assert_frame_equal(read_tables(path), PATIENTS)
-
-
-# Labels
 
 
 def labels_of(path: Path, train: Mapping[str, Any], test: Mapping[str, Any] | None = None) -> Any:
@@ -308,12 +302,3 @@ def test_labels_of_a_test_file(
             labels_of(tmp_path / "a.csv", train, test)
         return
     assert labels_of(tmp_path / "a.csv", train, test).classes == classes
-
-
-@pytest.mark.parametrize("label", ["", "  "])
-def test_a_blank_label_is_refused_with_its_line(tmp_path: Path, label: str) -> None:
-    """Not read as if the others were fractions."""
-    path = written(tmp_path / "a.csv", f"x,y\n1,1\n\n2,2\n3,{label}\n4,1\n")
-    told = rf"^{path}: line 5: column 'y' is empty \(1 of 4 rows have empty cells\); fill or drop"
-    with pytest.raises(DataError, match=told):
-        Table(path=path, label="y").load()
