@@ -36,6 +36,8 @@ from fedsim.testing import small_experiment as small_experiment
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
 
+Finish = Callable[..., Run]  # runs a small experiment with these sections to its end
+
 Errors = dict[Path, str]  # of trials that failed
 
 # Actors find the modules of the tests, the fedsim that is tested, and what a test writes.

@@ -110,12 +110,6 @@ def test_it_withstands_as_many_outliers_as_it_says(name: str) -> None:
     assert np.abs(changes.mean(axis=0)).max() > 1e8
 
 
-def test_trimming_nothing_is_the_mean() -> None:
-    changes, weights = drawn(6, 3)
-    found = rule("trimmed_mean", trim=0).aggregate(changes, weights)
-    np.testing.assert_allclose(found, changes.mean(axis=0), rtol=1e-12)
-
-
 def test_multi_krum_that_selects_one_is_krum() -> None:
     changes, weights = drawn(9, 3)
     one = rule("multi_krum", selected=1).aggregate(changes, weights)

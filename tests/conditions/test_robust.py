@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from one_round import changes, one_mean
 
 from experiments import (
     Driven,
+    Finish,
     federation,
     server_states,
     small_experiment,
 )
-from fedsim import Run, Update
+from fedsim import Update
 from fedsim.conditions.aggregators import aggregators
 from fedsim.conditions.robust import GatheredMean, RobustAggregation
 from fedsim.errors import NobodyAnswers, RunError
@@ -25,7 +26,6 @@ from fedsim.federation import LocalEngine, Mean, NotCounted
 from fedsim.federation.reduction import TooFewUpdates
 from fedsim.launch.prepare import prepare
 
-Finish = Callable[..., Run]
 IID = {"kind": "iid", "clients": 10}
 FLIPS = {"share": 0.2, "attack": {"name": "sign_flip", "scale": 3}}
 
