@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import torch
 from by_hand import EVEN, LITTLE, Batch, ByHand, close
 from torch import Tensor, nn
 
-from experiments import FEW, federation, server_states, small_experiment
-from fedsim import Run
+from experiments import FEW, Finish, server_states, small_experiment
 from fedsim.errors import Diverged, ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.shared.personal import entries_of
-from fedsim.simulate import evaluate_round, one_round
 
-Finish = Callable[..., Run]
 TRAIN = {"rounds": 3, "participation": 0.4, "local_epochs": 2}
 NORMALISED = {"name": "networks:normalised"}
 
@@ -154,19 +150,6 @@ class TestSharedParts:
         assert done.rounds["accuracy"].iloc[-1] == pytest.approx(np.mean(central))
         assert done.rounds["client_accuracy"].iloc[-1] == last["test_accuracy"].mean()
 
-    @pytest.mark.night
-    def test_a_head_of_ones_own_helps(self, finish: Finish) -> None:
-        accuracy = {}
-        for name in ("fedavg", "fedper", "fedavg_ft", "ditto"):
-            done = finish(
-                method={"name": name},
-                partition={"test_fraction": 0.3, "alpha": 0.1, "min_samples": 4},
-                train={"rounds": 3},
-                evaluate={"clients": True, "every": 3},
-            )
-            accuracy[name] = done.rounds["client_accuracy"].iloc[-1]
-        assert all(accuracy[name] > accuracy["fedavg"] for name in accuracy if name != "fedavg")
-
 
 class TestDitto:
     def test_personal_models_as_written_out(self) -> None:
@@ -182,26 +165,6 @@ class TestDitto:
             assert sorted(kept) == sorted(own)
             for k, v in own.items():
                 close(kept[k]["weights"], v)
-
-    def test_clients_that_were_never_trained_have_the_initial_model(self) -> None:
-        experiment = small_experiment(
-            data=FEW,
-            method={"name": "ditto"},
-            partition={"test_fraction": 0.3},
-            train={"rounds": 1, "participation": 0.3},
-            evaluate={"clients": True},
-        )
-        fed = federation(experiment)
-        state = one_round(fed.runner, experiment, experiment.method.init(fed), 1)
-        evaluate_round(fed.runner, experiment, state, 1)
-        _, tables = fed.runner.records()
-        tested = {row["client"]: row["test_loss"] for row in tables["clients"]}
-        fed.runner.begin(2)
-        method = experiment.method
-        fed.each(method.local_test, range(10), weights=fed.initial_weights())
-        again = {row["client"]: row["test_loss"] for row in fed.runner.records()[1]["clients"]}
-        assert tested == again
-        assert len(fed.runner.states()) == 3
 
     def test_a_personal_model_that_diverges_is_told(
         self, finish: Finish, monkeypatch: pytest.MonkeyPatch
@@ -312,42 +275,42 @@ class TestPerFedAvg:
         along = torch.cat([part.reshape(-1) for part in parts]) @ v
         return torch.cat([p.reshape(-1) for p in torch.autograd.grad(along, parameters)])
 
-    def test_clients_are_tested_after_one_step(self, finish: Finish) -> None:
-        sections: dict[str, Any] = {
-            "data": FEW,
-            "method": {"name": "perfedavg", "alpha": 0.2},
-            "partition": {"test_fraction": 0.3},
-            "train": {"rounds": 1},
-            "evaluate": {"clients": True},
-        }
-        hand = ByHand(small_experiment(**sections))
-        ((_, _, state, _),) = hand.rounds()
-        tested = finish(**sections).clients.set_index("client")["test_loss"]
-        w = torch.tensor(state.weights).double()
-        for k in range(10):
-            network = hand.network(w - 0.2 * hand.gradient(w, hand.data(k)))
-            rows = hand.splits.test[k]
-            logits = network(torch.tensor(hand.dataset.x[rows]).double())
-            expected = nn.functional.cross_entropy(logits, torch.tensor(hand.dataset.y[rows]))
-            assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
 
-
-class TestFedAvgFT:
-    def test_it_is_fine_tuned_as_fedbabu_is(self) -> None:
-        """The same client function, of the same stream."""
-        common: dict[str, Any] = {"partition": {"test_fraction": 0.3}, "train": {"rounds": 1}}
-        common["data"] = FEW
-        for part in ("head", "all"):
-            losses = []
-            for name in ("fedavg_ft", "fedbabu"):
-                method = {"name": name, "fine_tune": part, "fine_tune_epochs": 2}
-                experiment = small_experiment(**common, method=method)
-                fed = federation(experiment)
-                fed.runner.begin(1)
-                weights = fed.initial_weights()
-                fed.each(experiment.method.local_test, range(10), weights=weights)
-                losses.append([row["test_loss"] for row in fed.runner.records()[1]["clients"]])
-            assert losses[0] == losses[1]
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "perfedavg", "alpha": 0.2},
+        *(
+            {"name": name, "fine_tune": part, "fine_tune_epochs": 2}
+            for name in ("fedavg_ft", "fedbabu")
+            for part in ("head", "all")
+        ),
+    ],
+    ids=lambda method: "-".join(map(str, method.values())),
+)
+def test_clients_are_tested_with_what_they_make_of_the_global_model(
+    finish: Finish, method: dict[str, Any]
+) -> None:
+    """By one step, or by fine-tuning, which is no training of the federation's."""
+    sections: dict[str, Any] = {"method": method, "data": FEW, "train": {"rounds": 1}}
+    sections |= {"partition": {"test_fraction": 0.3}, "evaluate": {"clients": True}}
+    hand = ByHand(small_experiment(**sections))
+    ((_, _, state, _),) = hand.rounds()
+    done = finish(**sections)
+    assert done.rounds["clients"].tolist() == [10]
+    tested = done.clients.set_index("client")["test_loss"]
+    w = torch.tensor(state.weights).double()
+    tuned = hand.head if method.get("fine_tune") == "head" else torch.ones_like(hand.head)
+    for k in range(10):
+        if "alpha" in method:
+            own = w - 0.2 * hand.gradient(w, hand.data(k))
+        else:
+            batches = hand.batches(1, k, epochs=2, function="local_test")
+            own = hand.sgd(w, batches, lambda g, _: g * tuned)
+        rows = hand.splits.test[k]
+        logits = hand.network(own)(torch.tensor(hand.dataset.x[rows]).double())
+        expected = nn.functional.cross_entropy(logits, torch.tensor(hand.dataset.y[rows]))
+        assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
 class TestIFCA:
