@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 from misbehaving_methods import HABITS
 
-from experiments import QUARTER, by_day, federation, interrupted, small_experiment
-from fedsim import Run, resume
+from experiments import QUARTER, Finish, by_day, federation, interrupted, small_experiment
+from fedsim import resume
 from fedsim.errors import ClientError, FedsimError
-
-Finish = Callable[..., Run]
 
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
@@ -28,13 +25,13 @@ class TestHabits:
         common: dict[str, Any] = {
             "data": QUARTER,
             "method": {"name": f"misbehaving_methods:{habit}"},
-            "train": {"rounds": 8, "on_client_error": "skip"},
+            "train": {"rounds": 6, "on_client_error": "skip"},
         }
         local = finish(**common)
         on_ray = finish(**common, engine={"kind": "ray", "actors": 2})
         assert on_ray.result_hash == local.result_hash
 
-        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 6)
+        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 4)
         assert resume(folder).result_hash == local.result_hash
 
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_components import CoordinateMedian
 
-from experiments import server_states, small_experiment
-from fedsim import Run
+from experiments import Finish, server_states, small_experiment
 from fedsim.conditions.adversaries.on_updates import SignFlip
 from fedsim.conditions.aggregators import aggregators
 from fedsim.conditions.noise import NoisyMean
@@ -34,7 +33,6 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 
-Finish = Callable[..., Run]
 REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
     "mean": (WeightedMean, lambda v: Update(v=v, weight=float(v.abs().sum() + 1))),
     "gather": (Gather, lambda v: {"v": v}),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments import FEW, with_method
-from fedsim import Run, testing
+from experiments import FEW, Finish, with_method
+from fedsim import testing
 
-Finish = Callable[..., Run]
 DEVICES = {
     "speed": {"median": 200, "sigma": 1.2},
     "upload": {"median": 5, "sigma": 1},
