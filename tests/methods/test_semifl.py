@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from experiments import QUARTER, RESNET, Driven, small_experiment
-from fedsim import Experiment, Run
+from experiments import QUARTER, RESNET, Driven, Finish, small_experiment
+from fedsim import Experiment
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
-from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.launch.prepare import prepare
 from fedsim.support.rng import keyed_rng
 
-Finish = Callable[..., Run]
 Relabel = Callable[[Dataset, Any], Dataset]
 
 SHARE = {"server_fraction": 0.1}
@@ -298,44 +296,3 @@ class TestNoClientLabel:
         others, _ = server_states(experiment, relabel)
         assert sum(row["pseudo_labels"] for row in rows[-1]) > 0
         np.testing.assert_array_equal(states[-1].weights, others[-1].weights)
-
-
-class TestRuns:
-    @pytest.mark.night
-    def test_what_clients_have_no_label_of_is_worth_something(self, finish: Finish) -> None:
-        """With the network for images: better than the server's labels alone."""
-        common = {
-            "partition": {"server_fraction": 0.05},
-            "model": {"name": "cnn", "channels": [8, 16]},
-            "train": {"rounds": 12, "local_epochs": 2},
-        }
-        both = finish(method={"name": "semifl"}, **common)
-        alone = finish(method={"name": "semifl", "threshold": 1.0}, **common)
-        last = [done.rounds["accuracy"].iloc[-3:].mean() for done in (both, alone)]
-        assert last[0] > last[1] + 0.01
-
-    def test_counts_its_bytes(self, finish: Finish) -> None:
-        done = finish(
-            method={"name": "semifl", "threshold": 0.3},
-            partition=SHARE,
-            train={"rounds": 6, "participation": 0.5},
-        )
-        size = sum(tensor.numel() for tensor in done.weights().values())
-        took_part = done.clients["pseudo_labels"] > 0
-        assert took_part.any()
-        assert (done.clients["bytes_up"] == took_part * 4 * size).all()
-        assert (done.clients["bytes_down"] == 4 * size).all()
-        assert len(done.clients) == 6 * 5
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"partition": {}}, r"server_fraction.*labelled_fraction"),
-        ({"data": {"name": "synthetic", "samples": 200}}, r"images.*\(16,\)"),
-        ({"method": {"threshold": 1.01}}, "threshold"),
-    ],
-)
-def test_what_does_not_fit_is_refused(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        prepare(semifl(**sections))
