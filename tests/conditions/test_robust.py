@@ -153,17 +153,6 @@ class TestReduction:
         with pytest.raises(TooFewUpdates, match=r"aggregation\.name=krum: with f = 1 .* are 1$"):
             self.folded(self.reduction("krum"), {1: Update(w=torch.ones(2))})
 
-    def test_copies_are_merged_in_any_order(self) -> None:
-        found = []
-        for order in ((1, 2, 3), (3, 1, 2)):
-            whole = self.reduction("norm_clipping")
-            for k in order:
-                part = self.reduction("norm_clipping")
-                part.fold(k, Update(weight=k, w=torch.tensor([0.1 * k, 0.7])), {})
-                whole.merge(part)
-            found.append(whole.result({}, {}).w.tolist())
-        assert found[0] == found[1]
-
 
 @pytest.mark.parametrize(
     ("sections", "error", "message"),

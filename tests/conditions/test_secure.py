@@ -160,15 +160,6 @@ def test_the_masked_mean_is_that_of_those_who_are_left(
         assert same(found, expected) if rest else found.count == 0
 
 
-def test_sums_of_actors_are_put_together() -> None:
-    sent = updates(6)
-    first, second, items = masked(sent), masked(sent), list(sent.items())
-    folded(first, dict(items[4:]))
-    folded(second, dict(items[3::-1]))
-    second.merge(first)
-    assert same(second.result({}, {}), folded(WeightedMean(), sent).result({}, {}))
-
-
 def test_sums_that_cannot_be_had() -> None:
     sent, nothing = updates(6), weighted(0, 0, 0)
     message = "3 of 6 clients are left to unmask the sum, and .*threshold=0.6 takes 4"

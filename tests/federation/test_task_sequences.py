@@ -41,7 +41,6 @@ from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedweit.method import task_test
 from fedsim.methods.local import Local
 from fedsim.models import Classifier
-from fedsim.objectives import Batch, Classification, evaluate
 from fedsim.results.records import hashes
 from fedsim.training import FlatModel
 
@@ -534,15 +533,3 @@ def test_each_client_is_sent_its_own_part(finish: Finish) -> None:
     third = down.loc[3].dropna()
     assert third.to_dict() == {k: 4 * size + own[k] for k in (1, 3, 7)}
     assert list(done.rounds["bytes_down"]) == down.sum(axis=1).tolist()
-
-
-def test_evaluating_many_examples_stays_among_the_classes() -> None:
-    """In more than one batch."""
-    model = network()
-    model.restrict_classes([2, 3])
-    x = torch.randn(2500, 4)
-    y = torch.full((2500,), 2)
-    found = evaluate(Classification(), model.module, Batch(x, y))
-    logits = model.module(x)[:, [2, 3]].detach()
-    assert found["right"] == int((logits[:, 0] >= logits[:, 1]).sum())
-    assert found["loss"] == pytest.approx(float(-logits.log_softmax(1)[:, 0].sum()), rel=1e-4)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments import PARAMETERS, Finish, federation, server_states, small_experiment
 from fedsim.errors import RunError
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedgen import FedGen, diversity, label_shares
+from fedsim.methods.fedgen import FedGen
 from fedsim.support.rng import keyed_rng
 
 SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
@@ -38,22 +38,6 @@ def by_pairs(noise: Tensor, z: Tensor) -> Tensor:
 
 def one_hot(y: Tensor, classes: int = 10) -> Tensor:
     return torch.eye(classes)[y]
-
-
-class TestPieces:
-    def test_label_shares(self) -> None:
-        counts = np.array([[3, 0, 1, 0], [1, 4, 0, 0], [0, 4, 1, 0]], dtype=np.int32)
-        expected = [[0.75, 0, 0.5, 0], [0.25, 0.5, 0, 0], [0, 0.5, 0.5, 0]]
-        np.testing.assert_allclose(label_shares(counts), expected)
-
-    def test_diversity(self) -> None:
-        torch.manual_seed(0)
-        noise, z = torch.rand(6, 4), torch.randn(6, 7, requires_grad=True)
-        found, expected = diversity(noise, z), by_pairs(noise, z)
-        torch.testing.assert_close(found, expected)
-        (g,), (h,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
-        torch.testing.assert_close(g, h)
-        assert float(diversity(noise, torch.ones(6, 7))) == 1  # all the same: the largest
 
 
 class TestMathematics:

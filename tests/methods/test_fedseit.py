@@ -467,18 +467,6 @@ def test_attention_begins_with_the_scores() -> None:
             assert rest.attention[:, width].tolist() == pytest.approx(expected)
 
 
-def test_without_selection_the_last_tasks_of_all_are_taken(path: Path) -> None:
-    for name in METHODS:
-        made = experiment(path, THREE, method=name, train={"rounds": 3, "local_epochs": 1})
-        _, states, _ = played(made)
-        assert states[1].chosen == {"0": [], "1": [], "2": []}
-        for t in (2, 3):
-            for k in range(3):
-                found = [place[:2] for place in states[t].chosen[str(k)]]
-                assert found == [(0, t - 2), (1, t - 2), (2, t - 2)]
-        assert not states[3].centres
-
-
 @pytest.mark.parametrize("each", [100, 130])
 def test_centres(tmp_path: Path, each: int) -> None:
     """All documents if there are 200 or fewer, else as many clusters."""
@@ -505,18 +493,6 @@ def test_centres(tmp_path: Path, each: int) -> None:
     for q in range(200):
         own = [v for v, n in zip(vectors, nearest, strict=True) if n == q]
         np.testing.assert_allclose(found[q], np.mean(own, axis=0), atol=1e-5)
-
-
-def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -> None:
-    lines = ["a\tone two", "a\t", "a\t...", "a\tunheard", "b\ttwo unheard", "b\ttwo two one"]
-    file = tmp_path / "documents.txt"
-    file.write_text("\n".join(lines) + "\n")
-    vectors = tmp_path / "vectors.txt"
-    vectors.write_text("one 1 0\ntwo 0 1\n")
-    data, aside = {"vectors": str(vectors), "test_path": str(file)}, {"validation_fraction": 0.0}
-    made = experiment(file, [[["a", "b"]]], data=data, partition=aside, method={"top_k": 1})
-    expected = [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 1], [1 / 3, 2 / 3]]
-    np.testing.assert_allclose(centres_of(made), expected, atol=1e-6)
 
 
 def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:

@@ -39,12 +39,6 @@ def experiment(train: dict[str, Any] | None = None, **fields: Any) -> Experiment
 # phases
 
 
-def test_the_phases(finish: Finish) -> None:
-    done = finish(data=DATA, method=FEDXDS, train=TRAIN)
-    assert done.rounds["phase"].tolist() == ["warm up"] * 2 + ["share"] + ["train"] * 2
-    assert done.rounds["pool"].dropna().tolist() == [N]
-
-
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_warm_up_is_fedavg(epochs: int) -> None:
     states = server_states(experiment(warmup_epochs=epochs))
@@ -217,6 +211,8 @@ def test_negative_logits_are_counted(finish: Finish) -> None:
 @pytest.mark.parametrize(("encoding", "size"), [("float32", 4), ("uint8", 1)])
 def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int) -> None:
     done = finish(data=DATA, method={**FEDXDS, "encoding": encoding}, train=TRAIN)
+    assert done.rounds["phase"].tolist() == ["warm up"] * 2 + ["share"] + ["train"] * 2
+    assert done.rounds["pool"].dropna().tolist() == [N]
     share = done.clients[done.clients["round"] == 3]
     model = 4 * PARAMETERS
     item = size * 64 + 1

@@ -98,9 +98,3 @@ def test_without_its_own_term_a_method_is_fedavg(method: dict[str, Any], model: 
 def test_of_equally_many_examples_too(method: dict[str, Any], model: str) -> None:
     """Methods whose mean does not go by samples."""
     assert_fedavg(method, model, equal=True)
-
-
-def test_the_first_round_of_scaffold_is_fedavg_s() -> None:
-    """Of equally many examples: no control yet."""
-    _, first, _ = server_states(experiment("mlp", equal=True, method={"name": "scaffold"}))
-    np.testing.assert_allclose(first.weights, fedavg("mlp", equal=True)[1].weights, atol=1e-6)
