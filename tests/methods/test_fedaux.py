@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import load
 from scipy.optimize import minimize
 from scipy.special import expit, logit
+from test_fedftg import Cohort
 from torch import nn
 
 from experiments import Finish, federation, server_states, small_experiment
@@ -160,26 +160,19 @@ class TestDistillation:
         experiment = small_experiment(
             method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
         )
-        dataset, splits, spec = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         x = torch.tensor(dataset.x[splits.server])[rows()[1]]
-        states, fed = server_states(experiment), federation(experiment)
-
-        def network(weights: Any) -> nn.Module:
-            return load(spec.build_model(), fed.server.model, weights)
-
-        fed.runner.begin(2)
-        cohort = fed.sample(2)
+        states = server_states(experiment)
         assert 5 < len(states[2].scored) < 10
-        sent = fed.gather(experiment.method.local_update, cohort, weights=states[1].weights)
-        models = {k: message["weights"] for k, message in sent.items()}
+        cohort = Cohort(experiment, federation(experiment), states[1].weights, 2)
         top, bottom = torch.zeros(TO_DISTIL, 10), torch.zeros(TO_DISTIL, 1)
-        for k, w in models.items():
+        for k, w in zip(cohort.clients, cohort.models, strict=True):
             s = torch.tensor(states[2].scores[list(states[2].scored).index(k)])[:, None]
-            top += s * network(w)(x).detach()
+            top += s * cohort.network(w)(x).detach()
             bottom += s
         targets = (top / bottom).softmax(dim=1)
 
-        student = network(fed.server.average(models))
+        student = cohort.network(cohort.average)
         adam = torch.optim.Adam(student.parameters(), lr=0.01)
         rng = keyed_rng(experiment.seed, "server/distillation", 2)
         for _ in range(2):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from by_hand import load
 from test_fedfed import Bytes
+from test_fedftg import Cohort
 from torch import nn
 
 from experiments import Finish, federation, interrupted, server_states, small_experiment
@@ -33,26 +33,17 @@ class TestMathematics:
             partition=SHARE,
             train={"rounds": 2, "participation": 0.5},
         )
-        dataset, splits, spec = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         x = torch.tensor(dataset.x[splits.server])
         states, fed = server_states(experiment), federation(experiment)
-
-        def network(weights: Any) -> nn.Module:
-            return load(spec.build_model(), fed.server.model, weights)
-
         for t in (1, 2):
-            fed.runner.begin(t)
-            start = states[t - 1].weights
-            sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
-            models = {k: message["weights"] for k, message in sent.items()}
-            assert len(models) == 5
-            sizes = fed.server.num_samples[list(models)]
-            mean = np.average(list(models.values()), axis=0, weights=sizes)
+            cohort = Cohort(experiment, fed, states[t - 1].weights, t)
+            assert len(cohort.models) == 5
             with torch.no_grad():
-                logits = [network(w)(x) for w in models.values()]
+                logits = [cohort.network(w)(x) for w in cohort.models]
             targets = torch.stack(logits).mean(dim=0).softmax(dim=1)
 
-            student = network(mean)
+            student = cohort.network(cohort.average)
             adam = torch.optim.Adam(student.parameters(), lr=0.01)
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=7, eta_min=0.002)
             rng = keyed_rng(experiment.seed, "server/distillation", t)
@@ -71,7 +62,7 @@ class TestMathematics:
             assert min(norms) < 0.05 < max(norms)
             found = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
             np.testing.assert_allclose(states[t].weights, found, atol=2e-5)
-            assert np.abs(found - mean).max() > 1e-2
+            assert np.abs(found - cohort.average).max() > 1e-2
 
     def test_an_epoch_is_the_default_and_its_loss_is_on_record(self, finish: Finish) -> None:
         """Steps counted out come to the same as the epochs that they make up."""
@@ -121,17 +112,6 @@ class TestMathematics:
             assert torch.cat(batches[len(sizes) :]).tolist() != epoch
             assert draw_batches(fed, torch.arange(9), 4, epochs=0) == []
             assert len(draw_batches(fed, torch.arange(9), 4, epochs=5, steps=8)) == 8
-
-    def test_models_are_averaged_as_sums_are(self) -> None:
-        """With several clients to a block of the sum, too."""
-        many = {"kind": "iid", "clients": 40, **SHARE}
-        plain, gathered = (
-            server_states(small_experiment(partition=many, train={"rounds": 2}, method=method))[
-                -1
-            ].weights
-            for method in ({"name": "fedavg"}, {"name": "feddf", "steps": 0})
-        )
-        np.testing.assert_allclose(gathered, plain, rtol=1e-6, atol=1e-8)
 
 
 class TestAuxiliaryInputs:

@@ -26,13 +26,6 @@ def by_hand(method: dict[str, Any], **sections: Any) -> ByHand:
     return ByHand(small_experiment(**{**LITTLE, "train": TRAIN, **sections}, method=method))
 
 
-def assert_same_runs(one: dict[str, Any], other: dict[str, Any], **common: Any) -> None:
-    """Methods that come to the same global models."""
-    states = (server_states(small_experiment(**common, method=m)) for m in (one, other))
-    for a, b in zip(*states, strict=True):
-        close(a.weights, b.weights, 2e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "key", "given"),
     [
@@ -228,15 +221,6 @@ class TestPFedMe:
             w = (1 - 1.5) * w + 1.5 * hand.mean(trained)
             close(state.weights, w)
 
-    @pytest.mark.parametrize(
-        "train",
-        [{"local_epochs": 2}, {"local_steps": 3}, {"sampler": "balanced", "accumulate": 2}],
-    )
-    def test_with_one_step_and_w_where_it_leads_it_is_fedavg(self, train: dict[str, Any]) -> None:
-        """From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part."""
-        method = {"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}
-        assert_same_runs({"name": "fedavg"}, method, **EVEN, train={"rounds": 2, **train})
-
 
 class TestPerFedAvg:
     @pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -257,14 +241,6 @@ class TestPerFedAvg:
                 trained.append(own)
             w = hand.mean(trained)
             close(state.weights, w, 2e-5)
-
-    @pytest.mark.parametrize(
-        "optimizer", [{"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, {"name": "adam"}]
-    )
-    def test_without_a_step_of_alpha_it_is_fedavg(self, optimizer: dict[str, Any]) -> None:
-        train = {"rounds": 2, "clip_norm": 1.0, "optimizer": {"lr": 0.01, **optimizer}}
-        method = {"name": "perfedavg", "alpha": 0, "variant": "hf"}
-        assert_same_runs({"name": "fedavg"}, method, **EVEN, train=train)
 
     def hessian_product(self, hand: ByHand, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²f(w; batch)·v, by autograd."""
@@ -311,6 +287,35 @@ def test_clients_are_tested_with_what_they_make_of_the_global_model(
         logits = hand.network(own)(torch.tensor(hand.dataset.x[rows]).double())
         expected = nn.functional.cross_entropy(logits, torch.tensor(hand.dataset.y[rows]))
         assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [
+        # From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part.
+        *(
+            ({"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}, train)
+            for train in (
+                *({"local_epochs": 2}, {"local_steps": 3}),
+                {"sampler": "balanced", "accumulate": 2},
+            )
+        ),
+        *(
+            ({"name": "perfedavg", "alpha": 0, "variant": "hf"}, {"clip_norm": 1.0, **optimizer})
+            for optimizer in (
+                {"optimizer": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
+                {"optimizer": {"lr": 0.01, "name": "adam"}},
+            )
+        ),
+    ],
+)
+def test_own_loops_go_by_the_settings(method: dict[str, Any], train: dict[str, Any]) -> None:
+    """Where they come to the same, as FedAvg does."""
+    common: dict[str, Any] = {**EVEN, "train": {"rounds": 2, **train}}
+    methods = ({"name": "fedavg"}, method)
+    states = (server_states(small_experiment(**common, method=m)) for m in methods)
+    for a, b in zip(*states, strict=True):
+        close(a.weights, b.weights, 2e-5)
 
 
 class TestIFCA:
