@@ -127,12 +127,6 @@ def test_shares_are_rounded_up_but_not_by_rounding_errors() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "n", "message"),
     [
-        (
-            "krum",
-            {},
-            4,
-            "f = 1 adversaries (aggregation.adversaries=0.2) it needs n ≥ 2f + 3 = 5",
-        ),
         ("multi_krum", {"adversaries": 0.4}, 10, "2f + 3 = 11 clients, and there are 10"),
         ("multi_krum", {"selected": 9}, 10, "selected=9: of 10 clients, f = 2 are assumed to be"),
         ("trimmed_mean", {"trim": 0.4}, 3, "trim=0.4 leaves out 2 values at either end"),

@@ -74,29 +74,17 @@ def test_bytes_are_those_of_the_messages(
     assert set(done.clients["bytes_down"]) == {4 * P}
 
 
+TESTS: dict[str, Any] = {"partition": {"test_fraction": 0.2}, "evaluate": {"clients": True}}
+UNSURE = {"threshold": 0.999999}  # no pseudo-label is that certain, whatever the codec
+
+
 @pytest.mark.parametrize(
     ("sections", "up", "down"),
     [
         ({"method": {"name": "scaffold"}, "uplink": TOPK}, 2 * SHORT, 8 * P),
-        (
-            with_method("fedbuff", downlink={"name": "int8"}),
-            4 * P,
-            4 * 4 + P,
-        ),  # for single clients
-        (  # no pseudo-label is that certain, which says nothing about the codec
-            with_method("semifl", method={"threshold": 0.999999}, uplink={"name": "int8"}),
-            0,
-            4 * P,
-        ),
-        (  # tests of clients are not sent
-            {
-                "downlink": {"name": "float16"},
-                "partition": {"test_fraction": 0.2},
-                "evaluate": {"clients": True},
-            },
-            4 * P,
-            2 * P,
-        ),
+        (with_method("fedbuff", downlink={"name": "int8"}), 4 * P, 4 * 4 + P),  # for single ones
+        (with_method("semifl", method=UNSURE, uplink={"name": "int8"}), 0, 4 * P),
+        ({"downlink": {"name": "float16"}, **TESTS}, 4 * P, 2 * P),  # which are not sent
     ],
     ids=["two vectors", "parts", "nothing to send", "tests"],
 )

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
 
-from experiments import Finish, examples, federation, server_states, small_experiment
+from experiments import Finish, examples, federation, small_experiment
 from fedsim import Update
 from fedsim.conditions.secure import MaskedMean, Masks, Words, buffer_of_words
 from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, WeightedMean
@@ -25,8 +25,6 @@ from fedsim.methods.fedavg import FedAvg
 Graph = Any  # "complete", or a number of neighbours
 
 P = 64 * 32 + 32 + 32 * 10 + 10
-SECURE: dict[str, Any] = {"secure_aggregation": {}}
-
 # of a reduction by itself
 
 
@@ -262,17 +260,6 @@ def test_a_masked_run_has_the_hash_of_the_unmasked_one(
     assert set(secure.clients["protocol_bytes_up"]) == {up - 4 * P}
     assert set(secure.clients["protocol_bytes_down"]) == {down}
     assert set(secure.rounds["bytes_up"]) == {(10 if few else n) * up}
-
-
-def test_blocks_of_several_clients_differ_by_rounding_alone() -> None:
-    sections: dict[str, Any] = {
-        "partition": {"kind": "iid", "clients": 40},
-        "train": {"rounds": 1},
-    }
-    plain, secure = (
-        server_states(small_experiment(**sections, **more))[-1].weights for more in ({}, SECURE)
-    )
-    np.testing.assert_allclose(secure, plain, atol=1e-6)
 
 
 def test_dropouts_of_a_run() -> None:

@@ -91,10 +91,6 @@ class Watches(FedAvg):
             "answers": client.model.module(client.central_test.x).argmax(dim=1),
         }
 
-    def without(self, client: Client) -> None:
-        assert client.splits.task == 0
-        assert len(client.validation) == 0
-
     def spoil(self, client: Client) -> None:
         """Lets the network answer as it likes, as no method would."""
         client.model.restrict_classes(None)
@@ -128,14 +124,6 @@ def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
         assert sorted(set(seen["y"].tolist())) == labels[now]
         assert len(seen["unlabelled"]) == 0
         assert set(seen["answers"].tolist()) <= set(labels[now])
-
-
-def test_without_a_stream_there_are_no_tasks() -> None:
-    experiment = small_experiment(method={"name": f"{__name__}:Watches"})
-    fed = federation(experiment)
-    fed.runner.begin(7)
-    assert (fed.server.splits.task, fed.server.splits.sequence) == (0, None)
-    fed.each(experiment.method.without, [0, 3])
 
 
 # answers among some classes

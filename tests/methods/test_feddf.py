@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from by_hand import load
 from test_fedfed import Bytes
 from test_fedftg import Cohort
 from torch import nn
@@ -77,22 +76,14 @@ class TestMathematics:
             method={"name": "feddf"},
             partition=SHARE,
             model={"name": "resnet8", "width": 2},
-            train={"rounds": 1, "optimizer": {"lr": 0.01}},
+            train={"rounds": 1, "participation": 0.2, "optimizer": {"lr": 0.01}},
         )
-        fed, method = federation(experiment), experiment.method
-        _, _, spec = prepare(experiment)
-        fed.runner.begin(1)
-        state = method.init(fed)
-        sent = fed.gather(method.local_update, [2, 5], weights=state.weights)
-        models = {k: message["weights"] for k, message in sent.items()}
-        x, rows = method.inputs(fed), torch.tensor([0, 3, 4, 100])
+        fed = federation(experiment)
+        cohort = Cohort(experiment, fed, fed.initial_weights(), 1)
+        x, rows = experiment.method.inputs(fed), torch.tensor([0, 3, 4, 100])
         s = torch.linspace(0.1, 0.9, len(x))
-        targets = ensemble(fed, list(models.values()), [s, 1 - s], x, rows)
-
-        logits = []
-        for w in models.values():
-            teacher = load(spec.build_model(), fed.server.model, w)
-            logits.append(teacher.eval()(x[rows]).detach())
+        targets = ensemble(fed, cohort.models, [s, 1 - s], x, rows)
+        logits = [cohort.network(w).eval()(x[rows]).detach() for w in cohort.models]
         weighted = s[rows, None] * logits[0] + (1 - s)[rows, None] * logits[1]
         torch.testing.assert_close(targets[rows], weighted.softmax(dim=1))
         assert targets.sum() == pytest.approx(len(rows))  # nothing for other rows

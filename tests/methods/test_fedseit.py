@@ -545,13 +545,6 @@ def test_controls_differ_in_others_alone(path: Path, tmp_path: Path) -> None:
     assert (sent_too.loc[sent_too["round"] == 3, "selected_bytes"] > 0).all()
 
 
-def test_frozen_others_are_as_none(path: Path, tmp_path: Path) -> None:
-    """The released code's branch for others is that of `top_k: 0`."""
-    frozen = {"compat": {"frozen": True}}
-    (none, _), (whole, _) = (scores({"top_k": k, **frozen}, path, tmp_path) for k in (0, None))
-    assert none.equals(whole)
-
-
 # bytes
 
 
@@ -664,19 +657,6 @@ def test_the_learning_rate_falls_after_epochs_without_improvement(
     assert rates == pytest.approx(expected)
 
 
-def test_below_the_least_learning_rate_nobody_trains(path: Path, tmp_path: Path) -> None:
-    optimizer = {"name": "adam", "lr": 2e-10}
-    train = {"rounds": 4, "local_epochs": 6, "optimizer": optimizer}
-    made = experiment(path, method={"patience": 1}, train=train, model={"dropout": 0.0})
-    done = run(made, tmp_path)
-    rows = done.clients.set_index(["client", "round"])
-    for k in (0, 1):
-        assert rows.loc[(k, 1), "lr"] < 1e-10
-        assert rows.loc[(k, 2), "steps"] == 0
-        assert rows.loc[(k, 3), "steps"] > 0  # the next task begins with the first rate
-    assert done.rounds["accuracy"].notna().all()
-
-
 # edges
 
 
@@ -773,11 +753,7 @@ def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) 
     assert {k: state["begun"] for k, state in kept[6].items()} == dict(took)
     assert set(states[6].knowledge) == {f"{k}/{i}" for k, own in took.items() for i in own}
     done = run(made, tmp_path)
-    rows = done.clients[done.clients["steps"].notna()].set_index(["round", "client"])
-    for k, t in late:
-        if t > 2:
-            assert rows.loc[(t, k), "bytes_down"] > rows["bytes_down"].min()
-            assert kept[t][k]["foreign"][-1].any()
+    assert all(kept[t][k]["foreign"][-1].any() for k, t in late if t > 2)
     last = done.tasks[done.tasks["round"] == 6]
     assert {k: own["task"].tolist() for k, own in last.groupby("client")} == dict(took)
     assert np.isfinite(continual(done.tasks).tta)

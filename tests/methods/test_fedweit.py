@@ -17,7 +17,7 @@ from fedsim.methods.fedweit.memory import pruned
 from fedsim.methods.fedweit.method import Plateau
 from fedsim.methods.fedweit.tasks import TaskNetwork, evaluate
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
-from fedsim.models.text import Reader, TextFeatures
+from fedsim.models.text import Reader
 
 LAYOUT = Layout((1, 2), 2, 3)  # 4 rows of 3, 3, 6, 6 entries
 
@@ -160,9 +160,3 @@ def test_what_the_released_code_trains(kind: type[Rest]) -> None:
     assert whole.shape == frozen.shape
     assert not frozen.any()
     assert whole.any() == (kind is ProjectedRest)
-
-
-def test_the_layout_of_a_text_cnn() -> None:
-    reader = Reader(torch.zeros(4, 3), torch.ones(4, dtype=torch.bool))
-    features = TextFeatures(reader, kernels=(1, 2), filters=2, hidden=5, dropout=0.1)
-    assert Layout.of(features) == LAYOUT

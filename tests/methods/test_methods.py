@@ -15,12 +15,8 @@ from fedsim.errors import Diverged, RunError
 from fedsim.objectives import Classification
 
 SOME = {"rounds": 3, "participation": 0.6, "local_epochs": 2}
-SGD: list[dict[str, Any]] = [
-    {},
-    {"momentum": 0.5},
-    {"momentum": 0.9},
-    {"momentum": 0.9, "nesterov": True},
-]
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+SGD: list[dict[str, Any]] = [{}, {"momentum": 0.5}, {"momentum": 0.9}, NESTEROV]
 
 
 def by_hand(method: dict[str, Any], **sections: Any) -> ByHand:
@@ -225,8 +221,7 @@ class TestLocal:
     def test_a_model_that_diverges_is_told(self, finish: Finish) -> None:
         train: dict[str, Any] = {"rounds": 2, "optimizer": {"lr": 1e20}}
         wild = {**EVEN, "method": {"name": "local"}, "train": train}
-        message = r"diverged in round 1: client \d: NaN or infinite weights; lo"
-        with pytest.raises(Diverged, match=message):
+        with pytest.raises(Diverged, match=r"round 1: client \d: NaN or infinite weights; lo"):
             finish(**wild)
         train["on_client_error"] = "skip"
         with pytest.raises(RunError, match="round 1: no client has a model: all were skipped"):

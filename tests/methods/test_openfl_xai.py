@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from experiments import (
@@ -229,16 +228,6 @@ def test_a_rule_model_of_ones_own(finish: Finish) -> None:
     assert done.rounds["rule_length"][0] == 0
 
 
-@pytest.mark.skipif(not (ROOT / "mortgage").is_dir(), reason="Mortgage is not at hand")
-@pytest.mark.parametrize("kind", ["iid", "quantile"])
-def test_mortgage(finish: Finish, kind: str) -> None:
-    sections = {"data": {"name": "mortgage"}, "partition": {"kind": kind, "clients": 5}}
-    federated = finish(**sections)
-    alone = finish(**sections, method={"name": "local_rules"})
-    assert federated.rounds["r2"][0] > 0.99
-    assert (alone.rounds["r2"][0] < 0.2) == (kind == "quantile")
-
-
 @pytest.mark.parametrize("clients", [60, 300])
 def test_a_client_may_have_a_single_example(finish: Finish, clients: int) -> None:
     done = finish(partition={"kind": "iid", "clients": clients})
@@ -338,22 +327,3 @@ def test_methods_for_classes_refuse_numbers(finish: Finish, name: str) -> None:
     partition = {**SMALL["partition"], **sections.pop("partition", {})}
     with pytest.raises(ExperimentError, match=message):
         finish(model={"name": "mlp"}, **sections, partition=partition)
-
-
-def test_scores_of_a_network_are_as_written_out(finish: Finish) -> None:
-    done = finish(
-        model={"name": "mlp", "hidden": [8]},
-        method={"name": "fedavg"},
-        train={"rounds": 2, "optimizer": {"lr": 0.1}},
-    )
-    dataset, _, spec = prepare(done.experiment)
-    network = spec.build_model()
-    network.load_state_dict(done.weights())
-    predicted = network(torch.tensor(dataset.test_x).float()).detach().squeeze(1).double().numpy()
-    errors = predicted - dataset.test_y
-    last = done.rounds.iloc[-1]
-    assert last["loss"] == pytest.approx((errors**2).mean(), rel=1e-5)
-    assert last["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
-    assert last["r2"] == pytest.approx(
-        1 - (errors**2).sum() / ((dataset.test_y - dataset.test_y.mean()) ** 2).sum(), rel=1e-4
-    )

@@ -20,9 +20,9 @@ from experiments import (
     server_states,
     small_experiment,
 )
-from fedsim import Client, Experiment, Federation, NotCounted, State, run
+from fedsim import Client, Experiment, Federation, NotCounted, State
 from fedsim.launch.prepare import prepare
-from fedsim.methods.xpfl import XPFL, Student, Teacher, by_tensor
+from fedsim.methods.xpfl import XPFL, Student, Teacher
 
 SEMI = {"labelled_fraction": 0.3}
 TRAIN = {"rounds": 3, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
@@ -299,12 +299,6 @@ def test_what_psi_is_computed_from(finish: Finish, psi_on: str) -> None:
     assert (done.clients["bytes_down"] == model).all()
 
 
-def test_psi_of_a_tensor_can_be_negative() -> None:
-    own = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0]), "c": torch.zeros(1)}
-    others = {"w": torch.tensor([[2.0, 4.0]]), "b": torch.tensor([-1.0]), "c": torch.ones(1)}
-    torch.testing.assert_close(by_tensor(own, others), torch.tensor([1.0, 1.0, -1.0, 0.0]))
-
-
 def test_psi_of_updates_is_a_half_if_the_global_model_has_not_moved() -> None:
     made = experiment(method={"lam": 0, "psi_on": "updates"})
     fed, state = one_round(made)
@@ -389,10 +383,3 @@ def test_who_has_no_unlabelled_images_learns_without_a_teacher(
     taught = done.clients.groupby("client")["teacher_loss"].count()
     assert ((taught == 0) == without).all()
     assert np.isfinite(done.rounds["loss"]).all()
-
-
-def test_teachers_are_in_no_stack(tmp_path: Path) -> None:
-    lines: list[str] = []
-    own = experiment(engine={"kind": "local", "clients_per_step": 4})
-    run(own, tmp_path, lambda event: lines.append(str(event)))
-    assert "clients are trained one by one: method.name=xpfl has its own training" in lines
