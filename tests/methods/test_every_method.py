@@ -239,7 +239,10 @@ def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
     return scores_of(objective, evaluate(objective, model.explained().as_network(), Batch(x, y)))
 
 
-@pytest.mark.parametrize("name", by_day(NETWORK_METHODS))
+# By day: plain, with states of clients, set up, in phases, without a global model.
+@pytest.mark.parametrize(
+    "name", by_day(NETWORK_METHODS, ("fedavg", "scaffold", "fedaux", "fedxds", "ifca"))
+)
 class TestEveryMethod:
     def test_is_explained_from_the_command_line(self, say: Say, name: str) -> None:
         whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
