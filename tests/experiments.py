@@ -118,7 +118,12 @@ NEEDS: dict[str, dict[str, Any]] = {
     },
     "feddf": {"partition": {"server_fraction": 0.2}},
     "fedbn": {"model": {"name": "networks:normalised"}},
-    "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
+    "fedfed": {
+        "method": {
+            **{"name": "fedfed", "distillation_rounds": 2, "width": 4},
+            "distillation": {"mosaics": 8},
+        }
+    },
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
     "fedgen": {
         "method": {"name": "fedgen", "hidden": 64, "generator_steps": 10},
