@@ -202,6 +202,8 @@ def test_every_client_state_has_a_checksum(saved: Path) -> None:
     path = saved / LATEST[0]
     write_tree(path, {**read_tree(path), "checksums": {}})
     assert taken_up(saved) == (2, [f"{path}: is damaged: it does not contain a checkpoint"])
+    Checkpoints(saved).drop_after(2)
+    assert taken_up(saved) == (2, [])
 
 
 @pytest.mark.parametrize("name", LATEST)
