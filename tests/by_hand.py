@@ -63,11 +63,16 @@ class ByHand:
         return torch.tensor(self.dataset.x)[rows].double(), torch.tensor(self.dataset.y)[rows]
 
     def batches(
-        self, t: int, k: int, purpose: str = "batches", epochs: int | None = None
+        self,
+        t: int,
+        k: int,
+        purpose: str = "batches",
+        epochs: int | None = None,
+        function: str = "local_update",
     ) -> list[Batch]:
         """The batches of a client's local epochs in a round."""
         train, (x, y) = self.experiment.train, self.data(k)
-        rng = keyed_rng(self.experiment.seed, f"local_update/{purpose}", t, k)
+        rng = keyed_rng(self.experiment.seed, f"{function}/{purpose}", t, k)
         orders = [
             torch.tensor(rng.permutation(len(y))) for _ in range(epochs or train.local_epochs)
         ]

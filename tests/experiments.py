@@ -36,6 +36,8 @@ from fedsim.testing import small_experiment as small_experiment
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
 
+Finish = Callable[..., Run]  # runs a small experiment with these sections to its end
+
 Errors = dict[Path, str]  # of trials that failed
 
 # Actors find the modules of the tests, the fedsim that is tested, and what a test writes.
@@ -116,7 +118,12 @@ NEEDS: dict[str, dict[str, Any]] = {
     },
     "feddf": {"partition": {"server_fraction": 0.2}},
     "fedbn": {"model": {"name": "networks:normalised"}},
-    "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
+    "fedfed": {
+        "method": {
+            **{"name": "fedfed", "distillation_rounds": 2, "width": 4},
+            "distillation": {"mosaics": 8},
+        }
+    },
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
     "fedgen": {
         "method": {"name": "fedgen", "hidden": 64, "generator_steps": 10},

@@ -30,6 +30,7 @@ from PIL import Image
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
 from fedsim.cluster.placement import Node, plan_actors
+from fedsim.conditions.devices import read_availability, read_capacities
 from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
@@ -138,6 +139,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a.npz": lambda path: load(name="npz", path=str(path)),
     "a.npy": lambda path: files.read_npy(path, 3),
     "b.npz": files.read_npy,
+    "capacity.json": read_capacities,
+    "online.json": read_availability,
     "a.dat": read_keel,
     "t.csv": lambda path: load(name="table", path=str(path), label="y"),
     "t.tsv": lambda path: load(name="table", path=str(path), label="y"),
@@ -411,7 +414,8 @@ def written() -> Iterator[Row]:
             yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
-            given = extended(yaml.safe_load(sections), yaml.safe_load(change))
+            base = yaml.safe_load(sections.replace("TESTS", str(Path(__file__).parent)))
+            given = extended(base, yaml.safe_load(change))
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)

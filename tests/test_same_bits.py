@@ -78,6 +78,10 @@ SAME["prediction sets"] = {
     "model": {"name": "networks:regularised"},
     "evaluate": {"validation": 0.2, "clients": True, "conformal": {"kind": "adaptive"}},
 }
+SAME["rules"] = {
+    **{key: MODELS["rules"][key] for key in ("data", "partition", "train")},
+    **{"method": {"name": "openfl_xai"}, "model": {"name": "tree_rules"}},
+}
 LONGER = {"rounds": 4, "participation": 0.7}
 SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
     # By libraries that draw from the global generators.

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experiments import FEW, federation, small_experiment
-from fedsim.conditions.adapters import AdapterRecords, gap_of_means
-from fedsim.federation import Update
-from fedsim.training.adapters import pairs
+from fedsim.conditions.adapters import gap_of_means
 
 Layers = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
@@ -65,21 +58,3 @@ def test_a_client_that_has_diverged() -> None:
     for value in (np.nan, np.inf):
         clients[1][0][0, 0] = value
         assert not np.isfinite(gap_of_means(np.full(3, 1 / 3), clients)).any()
-
-
-def test_what_a_client_notes_is_as_large_as_its_adapters() -> None:
-    adapters = {"adapters": {"r": 2}, "model": {"name": "mlp", "hidden": [16]}}
-    fed = federation(small_experiment(method={"name": "fedavg"}, data=FEW, **adapters))
-    model = fed.server.model
-    client: Any = SimpleNamespace(model=model, trained=model.vector, notes={})
-    sent: Any = SimpleNamespace(message=Update(weights=model.vector, weight=3.0))
-    AdapterRecords().sent(client, sent)
-    factors = sum(np.prod([r, out + within]) for out, r, within in (p.shape for p in pairs(model)))
-    weight, own = client.notes["adapters"]
-    before = {layer: [f.copy() for f in both] for layer, both in own.items()}
-    model.vector.zero_()  # as the next client's weights take its place
-    for layer, both in before.items():
-        for noted, was in zip(own[layer], both, strict=True):
-            np.testing.assert_array_equal(noted, was)
-    assert weight == 3.0
-    assert len(pickle.dumps(own)) < 4 * factors + 1000

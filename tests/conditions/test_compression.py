@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from experiments import (
     FEW,
     NETWORK_METHODS,
+    Finish,
     by_day,
     federation,
     server_states,
@@ -24,8 +24,6 @@ from fedsim.conditions.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError
 from fedsim.federation.worker import MEMORY
 from fedsim.methods.fedavg import FedAvg
-
-Finish = Callable[..., Run]
 
 TRAIN = {"rounds": 2, "participation": 0.5}
 LAYERS = [64 * 32, 32, 32 * 10, 10]
@@ -56,9 +54,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("codec", "size"),
     [
         (TOPK, SHORT),
-        ({"name": "topk", "fraction": 0.001}, 2 * (4 + 4)),
-        ({"name": "qsgd", "levels": 15}, 4 * 5 + -(-P * 5 // 8)),
-        ({"name": "lowrank", "rank": 2}, 4 * (2 * (64 + 32) + 32 + 2 * (32 + 10) + 10)),
         ({"name": "test_compression:Halved"}, 2 * P),
         (Halved(), 2 * P),
         # Those that lose nothing, and change nothing.
@@ -79,29 +74,17 @@ def test_bytes_are_those_of_the_messages(
     assert set(done.clients["bytes_down"]) == {4 * P}
 
 
+TESTS: dict[str, Any] = {"partition": {"test_fraction": 0.2}, "evaluate": {"clients": True}}
+UNSURE = {"threshold": 0.999999}  # no pseudo-label is that certain, whatever the codec
+
+
 @pytest.mark.parametrize(
     ("sections", "up", "down"),
     [
         ({"method": {"name": "scaffold"}, "uplink": TOPK}, 2 * SHORT, 8 * P),
-        (
-            with_method("fedbuff", downlink={"name": "int8"}),
-            4 * P,
-            4 * 4 + P,
-        ),  # for single clients
-        (  # no pseudo-label is that certain, which says nothing about the codec
-            with_method("semifl", method={"threshold": 0.999999}, uplink={"name": "int8"}),
-            0,
-            4 * P,
-        ),
-        (  # tests of clients are not sent
-            {
-                "downlink": {"name": "float16"},
-                "partition": {"test_fraction": 0.2},
-                "evaluate": {"clients": True},
-            },
-            4 * P,
-            2 * P,
-        ),
+        (with_method("fedbuff", downlink={"name": "int8"}), 4 * P, 4 * 4 + P),  # for single ones
+        (with_method("semifl", method=UNSURE, uplink={"name": "int8"}), 0, 4 * P),
+        ({"downlink": {"name": "float16"}, **TESTS}, 4 * P, 2 * P),  # which are not sent
     ],
     ids=["two vectors", "parts", "nothing to send", "tests"],
 )
@@ -138,17 +121,6 @@ def test_the_error_of_a_downlink_is_no_step(name: str, codec: str) -> None:
     own = with_method(name, data=FEW, train={"rounds": 4, "optimizer": {"lr": 1e-9}})
     first, *_, last = server_states(small_experiment(**own, downlink={"name": codec}))
     assert np.abs(last.weights - first.weights).max() < 1e-4  # int8 alone has 1e-3
-
-
-@pytest.mark.parametrize(
-    "name", by_day(["fedavg", "fedavgm", "fedadam", "feddyn", "scaffold"], ["feddyn"])
-)
-def test_methods_learn_through_a_coarse_downlink(finish: Finish, name: str) -> None:
-    rates = {"fedavgm": {"server_lr": 0.3}}
-    sections: dict[str, Any] = {"method": {"name": name, **rates.get(name, {})}}
-    done = finish(**sections, train={"rounds": 20}, downlink={"name": "qsgd", "levels": 127})
-    plain = finish(**sections, train={"rounds": 20})
-    assert done.rounds["accuracy"].iloc[-1] > plain.rounds["accuracy"].iloc[-1] - 0.05
 
 
 def test_error_feedback_that_would_grow(finish: Finish) -> None:
@@ -198,26 +170,6 @@ def test_what_was_not_sent_is_kept_and_sent_later(name: str) -> None:
     assert without.runner.states() == {}
 
 
-def test_a_round_by_hand() -> None:
-    """FedAvg with top-k in NumPy, over three rounds."""
-    made = small_experiment(train={"rounds": 3}, uplink=TOPK)
-    exact = federation(small_experiment(train={"rounds": 3}))
-    w, memory = exact.initial_weights(), np.zeros((10, P), dtype=np.float32)
-    n = exact.server.num_samples
-    for t, state in enumerate(server_states(made)[1:], start=1):
-        exact.runner.begin(t)
-        sent = np.zeros((10, P))
-        for k in range(10):
-            trained = exact.mean(FedAvg().local_update, [k], weights=w).weights
-            target = (trained - w) + memory[k]
-            where = np.argsort(-np.abs(target), kind="stable")[:241]
-            sent[k, where] = target[where]
-            memory[k] = target - sent[k]
-        w = (w + (n @ sent) / n.sum()).astype(np.float32)
-        np.testing.assert_allclose(state.weights, w, atol=1e-6)
-        w = state.weights
-
-
 class Remembers(FedAvg):
     """Replaces its state, looks at it, and sends vectors of several sorts."""
 
@@ -244,24 +196,12 @@ def test_the_method_does_not_see_what_is_kept(finish: Finish) -> None:
 
 def test_running_statistics_are_sent_as_they_are() -> None:
     resnet: dict[str, Any] = {"method": Echoes, "model": {"name": "resnet8", "width": 2}}
-    exact = federation(small_experiment(**resnet))
-    fed = federation(small_experiment(**resnet, uplink=TOPK, downlink={"name": "int8"}))
-    parameters, size = fed.server.model.num_parameters, fed.server.model.size
-    exact.runner.begin(1)
+    fed = federation(small_experiment(**resnet, downlink={"name": "int8"}))
     fed.runner.begin(1)
-    weights = fed.initial_weights()
-    through = federation(small_experiment(**resnet, downlink={"name": "int8"}))
-    through.runner.begin(1)
-    echoed = through.mean(Echoes().echo, [0], weights=weights).seen
-    np.testing.assert_array_equal(echoed[parameters:], weights[parameters:])
-    assert not np.array_equal(echoed[:parameters], weights[:parameters])
-    # From what arrived, so that training is the same.
-    expected = exact.mean(FedAvg().local_update, [0], weights=echoed).weights
-    found = fed.mean(FedAvg().local_update, [0], weights=weights).weights
-    np.testing.assert_allclose(found[parameters:], expected[parameters:], atol=1e-6)
-    (row,) = fed.runner.records()[1]["clients"]
-    short = 4 * round(0.1 * parameters) + -(-parameters // 8)
-    assert row["bytes_up"] == short + 4 * (size - parameters)
+    weights, P = fed.initial_weights(), fed.server.model.num_parameters
+    echoed = fed.mean(Echoes().echo, [0], weights=weights).seen
+    np.testing.assert_array_equal(echoed[P:], weights[P:])
+    assert not np.array_equal(echoed[:P], weights[:P])
 
 
 # the downlink
@@ -332,17 +272,23 @@ def test_a_codec_sees_the_layers_of_the_part_that_is_sent(
     assert set(done.clients["bytes_up"]) == {expected}
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedbabu"])
-def test_statistics_of_batch_norm_are_not_compressed_in_parts(name: str) -> None:
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu"])
+def test_statistics_of_batch_norm_are_not_compressed(name: str) -> None:
     """The buffers arrive as if nothing had been compressed, also those of a part of the model."""
     sections: dict[str, Any] = {
         "model": {"name": "resnet8", "width": 2},
         "method": {"name": name},
         "train": {"rounds": 1, "participation": 0.3, "batch_size": 64},
     }
-    P = federation(small_experiment(**sections)).server.model.num_parameters
+    fed = federation(small_experiment(**sections, uplink=TOPK))
+    P, size = fed.server.model.num_parameters, fed.server.model.size
     before, plain = server_states(small_experiment(**sections))
     _, coded = server_states(small_experiment(**sections, uplink=TOPK))
+    if name == "fedavg":
+        fed.runner.begin(1)
+        fed.mean(FedAvg().local_update, [0], weights=fed.initial_weights())
+        (row,) = fed.runner.records()[1]["clients"]
+        assert row["bytes_up"] == 4 * round(0.1 * P) + -(-P // 8) + 4 * (size - P)
     assert np.array_equal(plain.weights[P:], coded.weights[P:])
     assert not np.allclose(plain.weights[:P], coded.weights[:P])
     assert not np.array_equal(before.weights[P:], plain.weights[P:])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import Tensor
 from experiments import (
     FEW,
     NETWORK_METHODS,
+    Finish,
     by_day,
     federation,
     grid_in_process,
@@ -27,7 +26,7 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Client, Grid, Run, Update, load
+from fedsim import Client, Grid, Update, load
 from fedsim.conditions.devices import Devices, Fleet, read_availability, read_capacities
 from fedsim.errors import BadInput, DataError, RunError
 from fedsim.methods.fedavg import FedAvg
@@ -37,7 +36,6 @@ from fedsim.results.report.results import results
 from fedsim.support.rng import keyed_rng
 from fedsim.training import Train
 
-Finish = Callable[..., Run]
 SPREAD: dict[str, Any] = {"speed": {"median": 100, "sigma": 1}}
 TEN = {"kind": "iid", "clients": 10}
 
@@ -91,16 +89,9 @@ class TestTime:
 
 
 def select(devices: Fleet, clients: int = 10, wanted: int = 10, **changes: Any) -> Any:
-    given = {
-        "sampled": np.arange(clients),
-        "wanted": wanted,
-        "t": 1,
-        "examples": np.full(clients, 100.0),
-        "down": 125_000,
-        "up": 125_000,
-        **changes,
-    }
-    return devices.select(**given)
+    examples = np.full(clients, 100.0)
+    given = {"sampled": np.arange(clients), "wanted": wanted, "examples": examples, "t": 1}
+    return devices.select(**{**given, "down": 125_000, "up": 125_000, **changes})
 
 
 class TestSelection:
@@ -183,17 +174,15 @@ class TrainsThreeTimes(FedAvg):
 
 OWN_LOOPS = {"apfl", "perfedavg", "pfedme", "xpfl"}
 ALL = [n for n in NETWORK_METHODS if n != "fedbuff"]
-SLOW: dict[str, Any] = {
-    "speed": {"median": 200, "sigma": 1.2},
-    "upload": {"median": 5, "sigma": 1},
-}
+BY_DAY = ("scaffold", "fedaux", "fedfed", "ifca")
+SLOW = {"speed": {"median": 200, "sigma": 1.2}, "upload": {"median": 5, "sigma": 1}}
 
 
 class TestDeadlines:
     """What a method computes and sends in a round is what its clients have time for."""
 
     @pytest.mark.parametrize("partial", [False, True], ids=["", "partial"])
-    @pytest.mark.parametrize("name", [*by_day(ALL), "test_devices:TrainsThreeTimes"])
+    @pytest.mark.parametrize("name", [*by_day(ALL, BY_DAY), "test_devices:TrainsThreeTimes"])
     def test_every_method_keeps_them(self, finish: Finish, name: str, partial: bool) -> None:
         own = with_method(
             name,
@@ -342,50 +331,19 @@ class TestTraces:
         assert done.rounds["clients"].tolist() == [0, 0, 10]
 
     @pytest.mark.parametrize(
-        ("device", "problem"),
+        ("device", "missing"),
         [
-            ({"computation": 10}, "has no 'communication'"),
-            *(
-                (
-                    {"computation": beyond, "communication": 1},
-                    f"must be a finite number, not {said}",
-                )
-                for beyond, said in [
-                    *[("x", "x"), (10**400, "1000"), (-(10**400), "-1000")],
-                    *[(math.inf, "inf"), (math.nan, "nan"), (True, "True")],
-                ]
-            ),
-            *(
-                ({"computation": 1, "communication": far}, "must be above 0, from 1e-30 to 1e")
-                for far in (1e-308, 1e308, -1)
-            ),
-            (
-                {"computation": 0, "communication": 1},
-                "computation and communication must be above 0",
-            ),
-            (7, "must be a dict, not int"),
-            (
-                {**TIMES, "inactive": [20]},
-                "goes online 2 times and offline 1 times; each needs the other",
-            ),
-            ({**TIMES, "active": [10, 15]}, "times online must ascend, and not overlap"),
-            ({**TIMES, "active": [10, None]}, "has no 'active'"),
-            ({**TIMES, "active": []}, "'active' must be a list of seconds"),
-            ({**TIMES, "finish_time": 55}, "finish_time=55 comes before the last time online"),
-            ({**TIMES, "finish_time": None}, "has no 'finish_time'"),
-            (
-                {**TIMES, "finish_time": 10**400},
-                "'finish_time' must be a finite number, not 1000",
-            ),
-            ({**TIMES, "active": [10, 10**400]}, "'active' must be a finite number, not 1000"),
+            ({"computation": 10}, "communication"),
+            ({**TIMES, "active": [10, None]}, "active"),
+            ({**TIMES, "finish_time": None}, "finish_time"),
         ],
     )
-    def test_bad_devices(self, tmp_path: Path, device: Any, problem: str) -> None:
+    def test_devices_that_lack_something(self, tmp_path: Path, device: Any, missing: str) -> None:
         path = tmp_path / "trace.json"
         path.write_text(json.dumps({"3": device}))
-        times = isinstance(device, dict) and "finish_time" in device
-        with pytest.raises(DataError, match=f"device 3: .*{problem}"):
-            (read_availability if times else read_capacities)(path)
+        read = read_capacities if missing == "communication" else read_availability
+        with pytest.raises(DataError, match=f"device 3: has no '{missing}'"):
+            read(path)
 
     @pytest.mark.parametrize("content", [b"", b"nothing", b"[1, 2]", pickle.dumps(print)])
     def test_other_files(self, tmp_path: Path, content: bytes) -> None:
@@ -401,14 +359,17 @@ def test_the_slowest_times_are_numbers() -> None:
     asked = (np.arange(2), np.full(2, 1e12), 10**12, 10**12)
     assert np.isfinite(slowest.seconds(*asked)).all()
     assert np.isfinite(slowest.joules(*asked)).all()
-    with pytest.raises(BadInput, match=r"devices.speed.*greater than 0"):
-        small_experiment(devices={"speed": {"median": 0, "sigma": 1}})
 
 
 class TestFedBuff:
-    @staticmethod
-    def by_hand(made: Any) -> list[np.ndarray[Any, Any]]:
-        """Events one by one, from the paper; a server without a heap and without kept models."""
+    def test_is_the_algorithm_of_the_paper(self) -> None:
+        """Events one by one; a server without a heap and without kept models."""
+        made = small_experiment(
+            method={"name": "fedbuff", "buffer": 3, "server_lr": 0.5},
+            partition=TEN,
+            train={"rounds": 5, "participation": 0.5},
+            devices=SPREAD,
+        )
         fed = federation(made)
         method, K = made.method, made.method.buffer
         weights, clock = [fed.initial_weights()], 0.0
@@ -432,37 +393,8 @@ class TestFedBuff:
                 mean = fed.mean(method.local_update, [k], weights=weights[version], tau=0)
                 step += (1 + t - 1 - version) ** -method.staleness * mean.change
             weights.append(weights[-1] + np.float32(method.server_lr * step / K))
-        return weights
-
-    def test_is_the_algorithm_of_the_paper(self) -> None:
-        made = small_experiment(
-            method={"name": "fedbuff", "buffer": 3, "server_lr": 0.5},
-            partition=TEN,
-            train={"rounds": 5, "participation": 0.5},
-            devices=SPREAD,
-        )
-        states = server_states(made)
-        for state, expected in zip(states, self.by_hand(made), strict=True):
+        for state, expected in zip(server_states(made), weights, strict=True):
             np.testing.assert_allclose(state.weights, expected, rtol=2e-5, atol=2e-6)
-
-    def test_in_a_run(self, finish: Finish) -> None:
-        sections: dict[str, Any] = {
-            "partition": {"kind": "iid", "clients": 20},
-            "train": {"rounds": 8, "participation": 0.5},
-            "devices": {**SPREAD, "dropout": 0.2},
-        }
-        done = finish(method={"name": "fedbuff", "buffer": 4}, **sections)
-        rounds = done.rounds
-        assert (rounds["clients"] == 4).all()
-        assert rounds["staleness"].iloc[0] == 0
-        assert rounds["staleness"].max() > 0
-        assert (rounds["simulated_seconds"] > 0).all()
-        # Nobody waits for the slowest, which takes so long for a round.
-        waiting = finish(method={"name": "fedavg"}, **sections).rounds
-        assert (
-            rounds["total_simulated_seconds"].iloc[-1]
-            < 0.5 * waiting["total_simulated_seconds"].iloc[-1]
-        )
 
     def test_a_step_takes_as_many_updates_as_it_should(self, finish: Finish) -> None:
         """With too few clients online updates wait for those of later rounds."""
@@ -470,12 +402,15 @@ class TestFedBuff:
             method={"name": "fedbuff", "buffer": 4},
             partition=TEN,
             train={"rounds": 12},
-            devices={**SPREAD, "available": 0.3},
+            devices={**SPREAD, "available": 0.3, "dropout": 0.1},
         )
         trained = done.clients[done.clients["steps"].notna()].groupby("round").size()
         assert (trained == 4).all()
         assert 0 < len(trained) < 12
-        assert done.rounds["staleness"].notna().sum() == len(trained)
+        stale = done.rounds["staleness"].dropna()
+        assert len(stale) == len(trained)
+        assert stale.iloc[0] == 0 < stale.max()
+        assert (done.rounds["simulated_seconds"] > 0).all()
 
 
 class TestBesideMethods:

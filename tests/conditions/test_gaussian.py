@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import Any
 
 import mpmath
 import pytest
@@ -32,7 +33,6 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
-epsilons = logarithmic(1e-4, 700)
 sigmas = logarithmic(1e-3, 1e3)
 deltas = logarithmic(1e-12, 0.5)
 sensitivities = logarithmic(1e-2, 1e2)
@@ -56,36 +56,20 @@ def exact(epsilon: float, sigma: float, sensitivity: float = 1.0) -> mpmath.mpf:
     return phi(d / (2 * s) - e * s / d) - mpmath.exp(e) * phi(-d / (2 * s) - e * s / d)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "sigma", "sensitivity"),
-    [(0.1, 1, 1), (1, 1, 1), (1, 3.73, 1), (3, 0.5, 2), (40, 0.15, 1), (0.5, 8, 3)],
-)
-def test_delta_is_the_largest_excess_of_probability(
-    epsilon: float, sigma: float, sensitivity: float
-) -> None:
-    """From the definition: ∫ max(0, p(y) − e^ε·q(y)) dy for the densities of two neighbours."""
-    with mpmath.workdps(30):
-
-        def excess(y: mpmath.mpf) -> mpmath.mpf:
-            p = mpmath.npdf(y, sensitivity, sigma)
-            return max(mpmath.mpf(0), p - mpmath.exp(epsilon) * mpmath.npdf(y, 0, sigma))
-
-        edge = mpmath.mpf(sensitivity) / 2 + epsilon * mpmath.mpf(sigma) ** 2 / sensitivity
-        expected = mpmath.quad(excess, [edge + k * mpmath.mpf(sigma) for k in range(0, 24, 2)])
-    assert delta(epsilon, sigma, sensitivity) == pytest.approx(float(expected), rel=1e-12)
-
-
-@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("sensitivity", [1, 3])
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_delta_keeps_its_digits(epsilon: float, sigma: float) -> None:
-    expected = float(exact(epsilon, sigma))
-    assert delta(epsilon, sigma) == pytest.approx(expected, rel=1e-10, abs=1e-250)
+def test_delta_keeps_its_digits(epsilon: float, sensitivity: float) -> None:
+    for sigma in SIGMAS:
+        expected = float(exact(epsilon, sigma, sensitivity))
+        found = delta(epsilon, sigma, sensitivity)
+        assert found == pytest.approx(expected, rel=1e-10, abs=1e-250)
 
 
-@pytest.mark.parametrize(("epsilon", "d"), itertools.product(EPSILONS, DELTAS))
-def test_analytic_sigma_is_where_delta_is_met(epsilon: float, d: float) -> None:
-    sigma = analytic_sigma(epsilon, d)
-    assert exact(epsilon, sigma * (1 - 1e-9)) > d > exact(epsilon, sigma * (1 + 1e-9))
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_analytic_sigma_is_where_delta_is_met(epsilon: float) -> None:
+    for d in DELTAS:
+        sigma = analytic_sigma(epsilon, d)
+        assert exact(epsilon, sigma * (1 - 1e-9)) > d > exact(epsilon, sigma * (1 + 1e-9))
 
 
 def test_known_sigmas() -> None:
@@ -103,21 +87,6 @@ def test_classical_formula() -> None:
     assert classical_epsilon(0.15, 1e-5, 20) == pytest.approx(20 * 4.844805262605389 / 0.15)
 
 
-def test_the_classical_formula_says_too_little_from_some_epsilon_on() -> None:
-    for epsilon, too_little in [(1, False), (8.4, False), (8.5, True), (32.3, True)]:
-        sigma = classical_epsilon(epsilon, 1e-5)  # the formula is its own inverse
-        assert (analytic_epsilon(sigma, 1e-5) > epsilon) == too_little
-
-
-@given(epsilons, deltas, sensitivities)
-def test_from_epsilon_to_sigma_and_back(epsilon: float, d: float, sensitivity: float) -> None:
-    sigma = analytic_sigma(epsilon, d, sensitivity)
-    # Where ε is small beside δ, σ hardly depends on it, and says as little about it.
-    back = analytic_epsilon(sigma, d, sensitivity)
-    assert back == pytest.approx(epsilon, rel=1e-9, abs=1e-9 * d)
-    assert delta(epsilon, sigma, sensitivity) == pytest.approx(d, rel=1e-9)
-
-
 @given(sigmas, deltas, sensitivities)
 def test_from_sigma_to_epsilon_and_back(sigma: float, d: float, sensitivity: float) -> None:
     epsilon = analytic_epsilon(sigma, d, sensitivity)
@@ -126,35 +95,6 @@ def test_from_sigma_to_epsilon_and_back(sigma: float, d: float, sensitivity: flo
         assert delta(epsilon, sigma, sensitivity) == pytest.approx(d, rel=1e-9)
     else:
         assert delta(1e-4, sigma, sensitivity) <= d * (1 + 1e-9)
-
-
-def test_noise_alone_can_be_enough() -> None:
-    assert analytic_epsilon(1e3, 0.1) == 0
-    assert analytic_epsilon(1.25, 0.31) > 0  # 2Φ(0.4) − 1 = 0.3108
-    assert analytic_epsilon(1.25, 0.3109) == 0
-
-
-@given(epsilons, sigmas, deltas, st.floats(1.001, 10))
-def test_monotone(epsilon: float, sigma: float, d: float, more: float) -> None:
-    assert 0 <= delta(epsilon, sigma) <= 1
-    assert delta(epsilon * more, sigma) <= delta(epsilon, sigma)
-    assert delta(epsilon, sigma * more) <= delta(epsilon, sigma)
-    assert delta(epsilon, sigma, more) >= delta(epsilon, sigma)
-    assert analytic_sigma(epsilon * more, d) < analytic_sigma(epsilon, d)
-    assert analytic_sigma(epsilon, min(d * more, 0.9)) < analytic_sigma(epsilon, d)
-    assert analytic_epsilon(sigma * more, d) <= analytic_epsilon(sigma, d)
-    assert analytic_epsilon(sigma, min(d * more, 0.9)) <= analytic_epsilon(sigma, d)
-
-
-@given(epsilons, sigmas, deltas, sensitivities)
-def test_only_the_ratio_of_sigma_and_sensitivity_counts(
-    epsilon: float, sigma: float, d: float, sensitivity: float
-) -> None:
-    scaled = sigma * sensitivity
-    same = delta(epsilon, sigma)
-    assert delta(epsilon, scaled, sensitivity) == pytest.approx(same, rel=1e-6, abs=1e-200)
-    expected = sensitivity * analytic_sigma(epsilon, d)
-    assert analytic_sigma(epsilon, d, sensitivity) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +142,6 @@ def test_clip(values: list[list[float]], dtype: torch.dtype, norm: float) -> Non
             torch.testing.assert_close(result, row * (norm / size), rtol=0, atol=atol)
 
 
-@given(st.integers(0, 10**6), logarithmic(0.1, 10))
-def test_clip_brings_no_two_images_further_apart(seed: int, norm: float) -> None:
-    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed)).double()
-    a, b = clip(x, norm)
-    assert float((a - b).norm()) <= min(float((x[0] - x[1]).norm()), 2 * norm) * (1 + 1e-12)
-
-
 def test_clip_keeps_bits_zeros_and_the_shape() -> None:
     x = torch.tensor([[-0.0, 3.0, 4.0], [0.0, 0.0, 0.0], [6e4, 6e4, 6e4]], dtype=torch.float16)
     clipped = clip(x, 5.0)
@@ -248,43 +181,24 @@ def test_guarantee_without_clipping() -> None:
     assert "not clipped: ε has no bound" in words
 
 
-POSITIVE = "must be a positive number, and finite"
-BETWEEN = "must lie between 0 and 1, both excluded"
-
-
-NOT_POSITIVE = (0, -1, math.inf, math.nan)
-NO_PROBABILITY = (0, 1, -0.1, 1.5, math.inf, math.nan)
+POSITIVE = ("must be a positive number, and finite", (0, -1, math.inf, math.nan))
+BETWEEN = ("must lie between 0 and 1, both excluded", (0, 1, -0.1, 1.5, math.inf, math.nan))
+USUAL = {"epsilon": 0.5, "sigma": 1.0, "delta": 1e-5, "sensitivity": 1.0, "clip_norm": 1.0}
+CALLS = (analytic_epsilon, analytic_sigma, classical_epsilon, delta, guarantee)
 
 
 @pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("epsilon", lambda bad: analytic_sigma(bad, 1e-5)),
-        ("epsilon", lambda bad: delta(bad, 1)),
-        ("sigma", lambda bad: classical_epsilon(bad, 1e-5)),
-        ("sigma", lambda bad: analytic_epsilon(bad, 1e-5)),
-        ("sigma", lambda bad: delta(1, bad)),
-        ("sigma", lambda bad: guarantee(bad, 1e-5)),
-        ("sensitivity", lambda bad: classical_epsilon(1, 1e-5, bad)),
-        ("sensitivity", lambda bad: analytic_sigma(0.5, 1e-5, bad)),
-        ("sensitivity", lambda bad: analytic_epsilon(1, 1e-5, bad)),
-        ("sensitivity", lambda bad: delta(1, 1, bad)),
-        ("clip_norm", lambda bad: guarantee(1, 1e-5, bad)),
-        ("norm", lambda bad: clip(torch.ones(2, 2), bad)),
-        ("delta", lambda bad: classical_epsilon(1, bad)),
-        ("delta", lambda bad: analytic_sigma(0.5, bad)),
-        ("delta", lambda bad: analytic_epsilon(1, bad)),
-        ("delta", lambda bad: guarantee(1, bad)),
-    ],
+    ("call", "name"), [(call, name) for call in CALLS for name in signature(call).parameters]
 )
-def test_refuses_what_is_not_positive_or_no_probability(
-    name: str, call: Callable[[float], object]
-) -> None:
-    what = BETWEEN if name == "delta" else POSITIVE
-    for bad in NO_PROBABILITY if name == "delta" else NOT_POSITIVE:
+def test_refuses_what_is_not_positive_or_no_probability(call: Any, name: str) -> None:
+    given = {each: USUAL[each] for each in signature(call).parameters}
+    what, values = BETWEEN if name == "delta" else POSITIVE
+    for bad in values:
         with pytest.raises(ExperimentError) as refused:
-            call(bad)
+            call(**{**given, name: bad})
         assert str(refused.value) == f"{name}={bad:g}: {what}"
+    with pytest.raises(ExperimentError, match="norm=0: must be a positive number"):
+        clip(torch.ones(2, 2), 0)
 
 
 @pytest.mark.parametrize("call", [lambda s, d: delta(1, s, d), lambda s, d: guarantee(s, d)])

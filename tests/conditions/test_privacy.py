@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -18,6 +17,7 @@ from one_round import changes, one_mean
 from experiments import (
     MECHANISMS,
     NETWORK_METHODS,
+    Finish,
     by_day,
     examples,
     federation,
@@ -25,7 +25,7 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Experiment, Run
+from fedsim import Experiment
 from fedsim.conditions.gaussian import analytic_epsilon
 from fedsim.conditions.privacy import Privacy, clipped
 from fedsim.errors import BadInput
@@ -33,7 +33,6 @@ from fedsim.federation import draw_cohort
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 
-Finish = Callable[..., Run]
 TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
 
 
@@ -150,18 +149,6 @@ def test_epsilon_of_one_sum_is_a_bound_that_is_not_loose() -> None:
         assert exact <= found <= 1.2 * exact
 
 
-def test_epsilon_is_that_of_the_accountant() -> None:
-    """Divergences that are kept, and added up, are those of a composition, to the bit."""
-    releases = {(0.1, 1): 3, (0.25, 2): 7, (1.0, 1): 1, (0.1, 3): 5}
-    accountant = RdpAccountant()
-    for (q, r), rounds in releases.items():
-        noise = dp_accounting.GaussianDpEvent(1.3 / math.sqrt(r))
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
-    privacy = Privacy(clip=1, noise_multiplier=1.3)
-    for _ in range(2):
-        assert privacy.epsilon(releases) == accountant.get_epsilon(privacy.delta)
-
-
 @examples(40)
 @given(
     st.lists(
@@ -177,6 +164,7 @@ def test_epsilon_is_that_of_the_accountant() -> None:
 @example([(0.0, 1, 5000)], 0.3, 1e-5)
 @example([(-3.0, 1, 1)], 0.5, 1e-2)  # ε = 0 by low orders alone
 @example([(-6.0, 1, 1)], 0.5, 1e-5)
+@example([(-1.0, 1, 3), (-0.6, 2, 7), (0.0, 1, 1), (-1.0, 3, 5)], 1.3, 1e-5)
 def test_epsilon_is_the_least_of_all_orders(
     drawn: list[tuple[float, int, int]], z: float, delta: float
 ) -> None:
@@ -187,7 +175,9 @@ def test_epsilon_is_the_least_of_all_orders(
         noise = dp_accounting.GaussianDpEvent(z / math.sqrt(r))
         accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
     privacy = Privacy(clip=1, noise_multiplier=z, delta=delta)
-    assert privacy.epsilon(releases) == accountant.get_epsilon(delta)
+    expected = accountant.get_epsilon(delta)
+    for _ in range(2):  # divergences that were kept are added up to the same bits
+        assert privacy.epsilon(releases) == expected
 
 
 def test_epsilon_of_several_sums() -> None:
@@ -203,16 +193,6 @@ def test_epsilon_is_on_record(finish: Finish) -> None:
     privacy = Privacy(clip=1, noise_multiplier=1)
     expected = [privacy.epsilon({(0.5, 1): t}) for t in range(1, 11)]
     assert done.rounds["epsilon"].tolist() == pytest.approx(expected)
-
-
-def test_with_many_clients_it_learns(finish: Finish) -> None:
-    done = finish(
-        partition={"kind": "iid", "clients": 200},
-        privacy={"clip": 0.5, "noise_multiplier": 0.5},
-        train={"rounds": 15, "local_epochs": 5, "batch_size": 4, "participation": 0.5},
-    )
-    assert done.rounds["accuracy"].iloc[-1] > 0.6
-    assert done.rounds["epsilon"].iloc[-1] < 100
 
 
 # what it covers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from one_round import changes, one_mean
 
 from experiments import (
     Driven,
+    Finish,
     federation,
     server_states,
     small_experiment,
 )
-from fedsim import Run, Update
+from fedsim import Update
 from fedsim.conditions.aggregators import aggregators
 from fedsim.conditions.robust import GatheredMean, RobustAggregation
 from fedsim.errors import NobodyAnswers, RunError
@@ -25,8 +26,6 @@ from fedsim.federation import LocalEngine, Mean, NotCounted
 from fedsim.federation.reduction import TooFewUpdates
 from fedsim.launch.prepare import prepare
 
-Finish = Callable[..., Run]
-IID = {"kind": "iid", "clients": 10}
 FLIPS = {"share": 0.2, "attack": {"name": "sign_flip", "scale": 3}}
 
 
@@ -153,17 +152,6 @@ class TestReduction:
         with pytest.raises(TooFewUpdates, match=r"aggregation\.name=krum: with f = 1 .* are 1$"):
             self.folded(self.reduction("krum"), {1: Update(w=torch.ones(2))})
 
-    def test_copies_are_merged_in_any_order(self) -> None:
-        found = []
-        for order in ((1, 2, 3), (3, 1, 2)):
-            whole = self.reduction("norm_clipping")
-            for k in order:
-                part = self.reduction("norm_clipping")
-                part.fold(k, Update(weight=k, w=torch.tensor([0.1 * k, 0.7])), {})
-                whole.merge(part)
-            found.append(whole.result({}, {}).w.tolist())
-        assert found[0] == found[1]
-
 
 @pytest.mark.parametrize(
     ("sections", "error", "message"),
@@ -191,25 +179,6 @@ def test_methods_that_gather_can_be_poisoned_all_the_same(finish: Finish) -> Non
 
 
 # whole runs
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [{"name": "label_flip"}, {"name": "sign_flip", "scale": 3}],
-    ids=lambda attack: attack["name"],
-)
-def test_the_median_suffers_less_than_the_mean(attack: dict[str, Any]) -> None:
-    common: dict[str, Any] = {
-        "partition": IID,
-        "train": {"rounds": 6},
-        "adversaries": {"share": 0.4, "attack": attack},
-    }
-    found = []
-    for rule in (None, {"name": "median"}):
-        made = small_experiment(**common, aggregation=rule)
-        found.append(federation(made).evaluate(server_states(made)[-1].weights)["accuracy"])
-    mean, median = found
-    assert median > mean + 0.1
 
 
 def test_a_sampled_cohort_has_the_adversaries_that_it_has(finish: Finish) -> None:

@@ -56,11 +56,6 @@ def test_how_many_blocks(clients: int, blocks: int) -> None:
     assert max(sizes, default=0) <= 8
 
 
-def test_one_large_client_has_a_block_of_its_own() -> None:
-    blocks = cut({**dict.fromkeys(range(40), 10), 99: 500})
-    assert blocks[0] == [99]
-
-
 def test_stacks_are_of_clients_with_about_the_same_cost() -> None:
     cohort, costs = np.arange(10, 20), np.array([5, 1, 9, 1, 7, 3, 2, 8, 6, 4])
     blocks = cut_blocks(cohort, costs, 4)

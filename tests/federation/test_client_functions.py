@@ -5,18 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
-from fedsim import Run
+from experiments import Finish
 from fedsim.federation import Client, Federation, Update, client_function
 from fedsim.methods import State, methods
 from fedsim.methods.fedavg import FedAvg
-
-Finish = Callable[..., Run]
 
 
 class Renamed(FedAvg):

@@ -1,8 +1,7 @@
-"""What a method may rely on, the same on both engines."""
+"""What a method may rely on, the same on both engines and under each condition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,18 @@ import numpy as np
 import pytest
 from misbehaving_methods import HABITS
 
-from experiments import QUARTER, by_day, federation, interrupted, small_experiment
-from fedsim import Run, resume
+from experiments import (
+    FEW,
+    QUARTER,
+    Finish,
+    by_day,
+    federation,
+    interrupted,
+    small_experiment,
+    with_method,
+)
+from fedsim import resume, testing
 from fedsim.errors import ClientError, FedsimError
-
-Finish = Callable[..., Run]
 
 
 @pytest.mark.usefixtures("own_ray", "driver_here")
@@ -28,13 +34,13 @@ class TestHabits:
         common: dict[str, Any] = {
             "data": QUARTER,
             "method": {"name": f"misbehaving_methods:{habit}"},
-            "train": {"rounds": 8, "on_client_error": "skip"},
+            "train": {"rounds": 6, "on_client_error": "skip"},
         }
         local = finish(**common)
         on_ray = finish(**common, engine={"kind": "ray", "actors": 2})
         assert on_ray.result_hash == local.result_hash
 
-        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 6)
+        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 4)
         assert resume(folder).result_hash == local.result_hash
 
 
@@ -113,3 +119,46 @@ def test_a_cohort_without_repetition_and_perhaps_empty() -> None:
         fed.each(method.local_test, [0, 3, 0])
     fed.each(method.local_test, [])
     assert fed.runner.records()[1]["clients"] == []
+
+
+# under each condition
+
+DEVICES = {
+    "speed": {"median": 200, "sigma": 1.2},
+    "upload": {"median": 5, "sigma": 1},
+    **{"deadline": 0.5, "over_selection": 1.5, "dropout": 0.1, "packet_error": 0.2},
+}
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "privacy": {"privacy": {"clip": 1, "noise_multiplier": 1}},
+    "secure_aggregation": {"secure_aggregation": {}},
+    "aggregation": {
+        "method": {"name": "scaffold"},
+        "aggregation": {"name": "multi_krum"},
+        "adversaries": {"share": 0.2, "attack": {"name": "gaussian", "std": 0.1}},
+    },
+    "compression": {  # what is not sent is kept, and sent later
+        "method": {"name": "scaffold"},
+        "uplink": {"name": "topk", "fraction": 0.1},
+        "downlink": {"name": "qsgd", "levels": 127},
+    },
+    "devices": {  # which learn how much a method computes and sends
+        **with_method("fedrep", data=FEW, partition={"clients": 20}),
+        "devices": DEVICES,
+    },
+    "your own": {"conditions": [{"name": "test_condition:Remembers"}]},
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_run_keeps_the_contract(finish: Finish, tmp_path: Path, condition: str) -> None:
+    sections = CONDITIONS[condition]
+    train = {"rounds": 4, "participation": 0.7}
+    done = finish(**sections, train=train, checkpoint={"every": 1})
+    testing._check_run(done, tmp_path)
+    if condition == "devices":
+        assert (done.clients["dropped"] == "deadline").any()
+    if condition == "your own":
+        trained = done.clients.dropna(subset="loss")
+        before = trained.groupby("client").cumcount()
+        assert trained["seen"].tolist() == before.tolist()
+        assert done.rounds["rounds_seen"].to_list() == [1, 2, 3, 4]

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_components import CoordinateMedian
 
-from experiments import server_states, small_experiment
-from fedsim import Run
+from experiments import Finish, server_states, small_experiment
 from fedsim.conditions.adversaries.on_updates import SignFlip
 from fedsim.conditions.aggregators import aggregators
 from fedsim.conditions.noise import NoisyMean
@@ -34,16 +33,6 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 
-Finish = Callable[..., Run]
-REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
-    "mean": (WeightedMean, lambda v: Update(v=v, weight=float(v.abs().sum() + 1))),
-    "gather": (Gather, lambda v: {"v": v}),
-    "both": (WeightedMean, lambda v: Update(v=v, weight=2.0, message={"v": 3 * v})),
-    "discard": (Discard, lambda v: None),
-    "totals": (MergeTotals, lambda v: {"": {"loss": float(v.sum()), "y": v.numpy()}}),
-    "median": (CoordinateMedian, lambda v: v),
-}
-
 
 def plain(result: Any) -> Any:
     if isinstance(result, tuple):
@@ -61,6 +50,24 @@ MEANS: dict[str, Callable[[], WeightedMean]] = {
     "noisy": lambda: NoisyMean(Privacy(clip=1e10, noise_multiplier=0), 2, RNG),
     "robust": lambda: GatheredMean(aggregators.parse({"name": "median"}), None, NOBODY, {}, RNG),
     "forged": lambda: GatheredMean(None, SignFlip(), NOBODY, {}, RNG),
+}
+
+
+REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
+    **{
+        kind: (made, lambda v: Update(v=v, weight=float(v.abs().sum() + 1)))
+        for kind, made in MEANS.items()
+        if kind != "noisy"
+    },
+    "masked": (
+        lambda: MaskedMean(Masks(0, "", 1, [*range(6)]), NOBODY, 0.6),
+        lambda v: Update(v=v, weight=float(v.abs().sum() + 1)),
+    ),
+    "gather": (Gather, lambda v: {"v": v}),
+    "both": (WeightedMean, lambda v: Update(v=v, weight=2.0, message={"v": 3 * v})),
+    "discard": (Discard, lambda v: None),
+    "totals": (MergeTotals, lambda v: {"": {"loss": float(v.sum()), "y": v.numpy()}}),
+    "median": (CoordinateMedian, lambda v: v),
 }
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedsim.errors import RunError
 from fedsim.federation.scheduler import IN_FLIGHT, MAX_DEATHS, Scheduler, WorkItem
@@ -32,11 +26,6 @@ def send(
 def content(sent: Sequence[tuple[str, WorkItem]]) -> list[tuple[str, list[int]]]:
     """What was sent to whom: blocks by the half of their first client."""
     return [(worker, [block[0] // 2 for block in item.blocks]) for worker, item in sent]
-
-
-def test_ray_is_not_needed() -> None:
-    code = "import sys, fedsim.federation.scheduler; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +152,6 @@ class TestALoss:
         assert scheduler.lose("a", "gone") == 2
         assert [item.deaths for _, item in send(scheduler, ["b"])] == deaths
 
-    def test_others_keep_what_they_have(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(2))
-        sent = send(scheduler, ["a", "b"])
-        scheduler.done(sent[1][1], "of b")
-        scheduler.lose("a", "gone")
-        scheduler.accept("b", [sent[1][1]])
-        assert sent[1][1].answer == "of b"
-        assert scheduler.waiting == 1
-
     def test_a_block_that_takes_down_one_after_the_other_stops_the_run(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(1))
         for n in range(MAX_DEATHS - 1):
@@ -184,67 +164,3 @@ class TestALoss:
             "3 actors in a row died while working on clients [0, 1] (out of memory?): "
             "it was killed"
         )
-
-
-@given(
-    st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.booleans(), st.integers(0, 10**6)
-)
-def test_every_block_is_accepted_once_whatever_is_lost(
-    count: int, most: int, losses: int, at_once: bool, seed: int
-) -> None:
-    rng = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(blocks(count), at_once)
-    workers = list(range(most))
-    held: dict[WorkItem, int] = {}  # under way or done, and with whom
-    under_way: list[WorkItem] = []
-    accepted: list[Sequence[int]] = []
-    asked: list[tuple[int, list[WorkItem]]] = []
-
-    def lose(worker: int) -> None:
-        nonlocal losses
-        losses -= 1
-        gone = [item for item, holder in held.items() if holder == worker]
-        assert scheduler.lose(worker, "gone") == sum(len(item.blocks) for item in gone)
-        for item in gone:
-            del held[item]
-        under_way[:] = [item for item in under_way if item in held]
-        asked[:] = [(holder, items) for holder, items in asked if holder != worker]
-        workers[workers.index(worker)] = max(workers) + 1
-
-    def finish(item: WorkItem) -> None:
-        under_way.remove(item)
-        scheduler.done(item, None)
-        if item.with_sum:
-            scheduler.accept(held.pop(item), [item])
-            accepted.extend(item.blocks)
-
-    def accept(question: tuple[int, list[WorkItem]]) -> None:
-        asked.remove(question)
-        worker, items = question
-        scheduler.accept(worker, items)
-        for item in items:
-            assert held.pop(item) == worker
-            accepted.extend(item.blocks)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsim.federation.scheduler.MAX_DEATHS", 1000)
-        while not scheduler.all_accepted:
-            ready = [w for w in workers if rng.random() < 0.5] or workers[:1]
-            for worker, item in scheduler.hand_out(ready, most):
-                assert worker in ready
-                assert not (item.with_sum and worker in held.values())
-                held[item] = worker
-                under_way.append(item)
-            assert max(Counter(held[item] for item in under_way).values(), default=0) <= IN_FLIGHT
-            asked += scheduler.to_ask().items()
-            events = [
-                *(partial(finish, item) for item in under_way),
-                *(partial(accept, q) for q in asked if scheduler.are_done(q[1])),
-                *(partial(lose, worker) for worker in workers if losses),
-            ]
-            if events:
-                rng.choice(events)()
-            there = [*accepted, *(block for item in held for block in item.blocks)]
-            assert len(there) + scheduler.waiting == count
-            assert len({block[0] for block in there}) == len(there)
-    assert sorted(accepted) == blocks(count)

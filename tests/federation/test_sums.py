@@ -94,9 +94,3 @@ def test_what_is_out_of_range_is_refused(value: float, place: int) -> None:
     block[place] = value
     with pytest.raises(OverflowError, match="out of range, infinite or NaN"):
         check_block(block)
-
-
-@given(entries)
-def test_small_remainders_survive_large_sums(x: float) -> None:
-    """What cancels leaves no trace, which it does in floating point."""
-    assert bits(summed([[x] * SIZE, [0.3] * SIZE, [-x] * SIZE])) == bits(summed([[0.3] * SIZE]))

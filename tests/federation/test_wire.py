@@ -31,12 +31,6 @@ def test_booleans_are_a_bit_each(mask: list[bool]) -> None:
     assert nbytes(torch.tensor(mask, dtype=torch.bool)) == expected
 
 
-def test_a_sparse_vector_is_its_bitmap_and_its_entries() -> None:
-    vector = np.array([0, 0, 1.5, 0, -2, 0, 0, 0, 3, 0], dtype=np.float32)
-    message = {"where": vector != 0, "what": vector[vector != 0]}
-    assert nbytes(message) == 2 + 4 * 3
-
-
 leaves = st.sampled_from([3, 2.5, "text", None, True, np.float32(1), NotCounted(np.zeros(9))])
 vectors = st.integers(0, 5).map(lambda n: np.zeros(n, dtype=np.float32))
 

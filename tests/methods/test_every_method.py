@@ -80,6 +80,8 @@ SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ffa_lora", "hetlo
 SLOW |= {"mime_lite"}
 
 GRADIENT = explainers.parse({"name": "gradient"})
+# Whose clients draw something for each batch, or have losses of their own.
+ONE_BY_ONE = {"fedfed", "fedgen", "fedxds", "semifl"}
 # Whose personal model begins where the one that it trains and sends ends, or is a part of it.
 TRAINED_TOO = {"local"}
 # What is replayed is the engine's; by day also of adapters that are added up, personal models that
@@ -95,10 +97,16 @@ def found(name: str) -> Trained:
     return trained(name)
 
 
+@pytest.mark.parametrize("name", by_day(TRAINED, REPLAYED))
+def test_keeps_the_contract(found: Trained, name: str, tmp_path: Path) -> None:
+    testing._check_run(found.run, tmp_path)
+
+
 @pytest.mark.parametrize("name", TRAINED)
 class TestTrained:
-    def test_keeps_the_contract(self, found: Trained, name: str, tmp_path: Path) -> None:
-        testing._check_run(found.run, tmp_path)
+    def test_trains_clients_at_once(self, found: Trained, name: str) -> None:
+        log = (found.run.path / "log.txt").read_text()
+        assert ("clients are not stacked" in log) == (name in ONE_BY_ONE)
 
     def test_counts_its_bytes(self, found: Trained, name: str) -> None:
         if name in VARYING:
@@ -231,7 +239,10 @@ def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
     return scores_of(objective, evaluate(objective, model.explained().as_network(), Batch(x, y)))
 
 
-@pytest.mark.parametrize("name", by_day(NETWORK_METHODS))
+# By day: plain, with states of clients, set up, in phases, without a global model.
+@pytest.mark.parametrize(
+    "name", by_day(NETWORK_METHODS, ("fedavg", "scaffold", "fedaux", "fedxds", "ifca"))
+)
 class TestEveryMethod:
     def test_is_explained_from_the_command_line(self, say: Say, name: str) -> None:
         whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
@@ -264,3 +275,22 @@ class TestEveryMethod:
         variances = fed.server.model.named(torch.tensor(second.weights))["features.1.running_var"]
         assert (variances > 0).all()
         assert not np.array_equal(first.weights[P:], second.weights[P:])
+
+
+@pytest.mark.parametrize(
+    ("words", "whose", "picture"),
+    [
+        ((), "client 2's personal model", "client-2"),
+        (("--of", "personal"), "client 2's personal model", "client-2"),
+        (("--of", "cohort"), "client 2's model", "client-2-cohort"),
+    ],
+)
+def test_which_model_of_a_client_is_explained(
+    say: Say, words: tuple[str, ...], whose: str, picture: str
+) -> None:
+    path = trained("ditto").run.path
+    given = ("--client", "2", "--explainer", "gradient", "--row", "0", *words)
+    code, text, _ = say("explain", str(path), *given)
+    assert code == 0
+    assert text.startswith(f"{whose} after round {ROUNDS}")
+    assert [*path.glob(f"explanations/gradient-{picture}-round-{ROUNDS}*.png")]

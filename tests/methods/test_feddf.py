@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from by_hand import load
+from test_fedfed import Bytes
+from test_fedftg import Cohort
 from torch import nn
 
-from experiments import federation, interrupted, server_states, small_experiment
-from fedsim import Run, resume
-from fedsim.data import Dataset, Source
+from experiments import Finish, federation, interrupted, server_states, small_experiment
+from fedsim import resume
 from fedsim.data.sources.generated import Synthetic
-from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.errors import RunError, RunFolderError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.shared.auxiliary import draw_batches, ensemble
 from fedsim.support.rng import keyed_rng
 
-Finish = Callable[..., Run]
-
 SHARE = {"server_fraction": 0.2}  # 287 digits
 ELSEWHERE = {"name": "synthetic", "shape": [1, 8, 8], "samples": 60}
-
-
-class Bytes(Source):
-    """Noise as bytes, with a mean and a deviation to normalise by."""
-
-    name: str = "test_feddf:Bytes"
-    seed: int = 0
-    mean: float = 0.3
-
-    def load(self) -> Dataset:
-        rng = np.random.default_rng(self.seed)
-        x = rng.integers(256, size=(120, 1, 8, 8), dtype=np.uint8)
-        y = np.arange(120) % 10
-        classes = tuple("abcdefghij")
-        return Dataset(x, y, x[:10], y[:10], classes, mean=(self.mean,), std=(0.5,))
 
 
 class TestMathematics:
@@ -51,26 +32,17 @@ class TestMathematics:
             partition=SHARE,
             train={"rounds": 2, "participation": 0.5},
         )
-        dataset, splits, spec = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         x = torch.tensor(dataset.x[splits.server])
         states, fed = server_states(experiment), federation(experiment)
-
-        def network(weights: Any) -> nn.Module:
-            return load(spec.build_model(), fed.server.model, weights)
-
         for t in (1, 2):
-            fed.runner.begin(t)
-            start = states[t - 1].weights
-            sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
-            models = {k: message["weights"] for k, message in sent.items()}
-            assert len(models) == 5
-            sizes = fed.server.num_samples[list(models)]
-            mean = np.average(list(models.values()), axis=0, weights=sizes)
+            cohort = Cohort(experiment, fed, states[t - 1].weights, t)
+            assert len(cohort.models) == 5
             with torch.no_grad():
-                logits = [network(w)(x) for w in models.values()]
+                logits = [cohort.network(w)(x) for w in cohort.models]
             targets = torch.stack(logits).mean(dim=0).softmax(dim=1)
 
-            student = network(mean)
+            student = cohort.network(cohort.average)
             adam = torch.optim.Adam(student.parameters(), lr=0.01)
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=7, eta_min=0.002)
             rng = keyed_rng(experiment.seed, "server/distillation", t)
@@ -89,7 +61,7 @@ class TestMathematics:
             assert min(norms) < 0.05 < max(norms)
             found = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
             np.testing.assert_allclose(states[t].weights, found, atol=2e-5)
-            assert np.abs(found - mean).max() > 1e-2
+            assert np.abs(found - cohort.average).max() > 1e-2
 
     def test_an_epoch_is_the_default_and_its_loss_is_on_record(self, finish: Finish) -> None:
         """Steps counted out come to the same as the epochs that they make up."""
@@ -99,37 +71,22 @@ class TestMathematics:
         assert by_default.result_hash == by_count.result_hash
         assert (by_default.rounds["distillation_loss"] > 0).all()
 
-    def test_teachers_are_in_eval_mode_and_the_student_is_not(self) -> None:
+    def test_teachers_are_in_eval_mode(self) -> None:
         experiment = small_experiment(
             method={"name": "feddf"},
             partition=SHARE,
             model={"name": "resnet8", "width": 2},
-            train={"rounds": 1, "optimizer": {"lr": 0.01}},
+            train={"rounds": 1, "participation": 0.2, "optimizer": {"lr": 0.01}},
         )
-        fed, method = federation(experiment), experiment.method
-        _, _, spec = prepare(experiment)
-        fed.runner.begin(1)
-        state = method.init(fed)
-        sent = fed.gather(method.local_update, [2, 5], weights=state.weights)
-        models = {k: message["weights"] for k, message in sent.items()}
-        x, rows = method.inputs(fed), torch.tensor([0, 3, 4, 100])
+        fed = federation(experiment)
+        cohort = Cohort(experiment, fed, fed.initial_weights(), 1)
+        x, rows = experiment.method.inputs(fed), torch.tensor([0, 3, 4, 100])
         s = torch.linspace(0.1, 0.9, len(x))
-        targets = ensemble(fed, list(models.values()), [s, 1 - s], x, rows)
-
-        logits = []
-        for w in models.values():
-            teacher = load(spec.build_model(), fed.server.model, w)
-            logits.append(teacher.eval()(x[rows]).detach())
+        targets = ensemble(fed, cohort.models, [s, 1 - s], x, rows)
+        logits = [cohort.network(w).eval()(x[rows]).detach() for w in cohort.models]
         weighted = s[rows, None] * logits[0] + (1 - s)[rows, None] * logits[1]
         torch.testing.assert_close(targets[rows], weighted.softmax(dim=1))
         assert targets.sum() == pytest.approx(len(rows))  # nothing for other rows
-
-        after = method.round(fed, state, 1)
-        sent = fed.gather(method.local_update, range(10), weights=state.weights)
-        mean = fed.server.average({k: message["weights"] for k, message in sent.items()})
-        P = fed.server.model.num_parameters
-        assert not np.array_equal(after.weights[P:], mean[P:])
-        assert np.isfinite(after.weights).all()
 
     def test_batch_norm_sees_no_batch_of_one(self) -> None:
         """An epoch visits each row once, but for one that would be alone."""
@@ -146,17 +103,6 @@ class TestMathematics:
             assert torch.cat(batches[len(sizes) :]).tolist() != epoch
             assert draw_batches(fed, torch.arange(9), 4, epochs=0) == []
             assert len(draw_batches(fed, torch.arange(9), 4, epochs=5, steps=8)) == 8
-
-    def test_models_are_averaged_as_sums_are(self) -> None:
-        """With several clients to a block of the sum, too."""
-        many = {"kind": "iid", "clients": 40, **SHARE}
-        plain, gathered = (
-            server_states(small_experiment(partition=many, train={"rounds": 2}, method=method))[
-                -1
-            ].weights
-            for method in ({"name": "fedavg"}, {"name": "feddf", "steps": 0})
-        )
-        np.testing.assert_allclose(gathered, plain, rtol=1e-6, atol=1e-8)
 
 
 class TestAuxiliaryInputs:
@@ -175,15 +121,11 @@ class TestAuxiliaryInputs:
         with pytest.raises(RunFolderError, match="the data changed since the run started"):
             resume(folder)
 
-    def test_not_the_clients_own(self) -> None:
-        with pytest.raises(ExperimentError, match="this is the clients' own training data"):
-            prepare(small_experiment(method={"name": "feddf", "auxiliary": {"name": "digits"}}))
-
     def test_another_data_set_is_prepared_as_the_run_s(self) -> None:
         experiment = small_experiment(
-            data={"name": "test_feddf:Bytes"},
+            data={"name": "test_fedfed:Bytes"},
             partition={"kind": "iid", "clients": 4},
-            method={"name": "feddf", "auxiliary": {"name": "test_feddf:Bytes", "seed": 1}},
+            method={"name": "feddf", "auxiliary": {"name": "test_fedfed:Bytes", "seed": 1}},
         )
         fed = federation(experiment)
         raw = Bytes(seed=1, mean=0.9).load().x
@@ -199,28 +141,6 @@ class TestAuxiliaryInputs:
         done = finish(method={"name": "feddf", "auxiliary": ELSEWHERE}, train={"rounds": 3})
         assert len(loads) == 3
         assert (done.rounds["distillation_loss"] > 0).all()
-
-    def test_what_does_not_fit_is_refused(self, finish: Finish) -> None:
-        refusals: list[tuple[dict[str, Any], str]] = [
-            (
-                {"method": {"name": "feddf"}},
-                "method.name=feddf needs unlabelled auxiliary inputs on the server: name a data "
-                "set in method.auxiliary, or set partition.server_fraction above 0",
-            ),
-            (
-                {"method": {"name": "feddf", "auxiliary": {**ELSEWHERE, "shape": [3, 8, 8]}}},
-                "method.auxiliary: inputs of shape (3, 8, 8) do not fit the run's data, whose "
-                "inputs have shape (1, 8, 8)",
-            ),
-            (
-                {"method": {"name": "feddf", "auxiliary": {**ELSEWHERE, "samples": 4}}},
-                "method.name=feddf: 4 auxiliary inputs are too few; 5 or more are needed",
-            ),
-        ]
-        for sections, message in refusals:
-            with pytest.raises(ExperimentError) as refused:
-                finish(**sections)
-            assert str(refused.value) == message
 
 
 def test_a_round_without_any_model_is_an_error(finish: Finish) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import PARAMETERS, QUARTER, federation, server_states, small_experiment
-from fedsim import Experiment, Run
+from experiments import PARAMETERS, QUARTER, Finish, federation, server_states, small_experiment
+from fedsim import Experiment
 from fedsim.data import Dataset, Source
-from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.fedfed import FedFed, balanced, mosaics, split
-from fedsim.methods.shared.pool import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 
-Finish = Callable[..., Run]
 MODEL = 4 * PARAMETERS  # bytes of the small experiment's model
 ITEM = 2 * 4 * 64 + 1  # of what is shared of one digit
 
@@ -41,13 +37,15 @@ class Bytes(Source):
     name: str = "test_fedfed:Bytes"
     samples: int = 120
     num_classes: int = 10
+    seed: int = 0
+    mean: float = 0.3
 
     def load(self) -> Dataset:
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(self.seed)
         x = rng.integers(256, size=(self.samples, 1, 6, 7), dtype=np.uint8)
         y = np.arange(self.samples) % self.num_classes
         classes = tuple(str(c) for c in range(self.num_classes))
-        return Dataset(x, y, x[:10], y[:10], classes, mean=(0.3,), std=(0.5,))
+        return Dataset(x, y, x[:10], y[:10], classes, mean=(self.mean,), std=(0.5,))
 
 
 def of_bytes(method: dict[str, Any], **sections: Any) -> Experiment:
@@ -310,16 +308,6 @@ class TestDistillation:
         assert list(done.clients.groupby("round").size()) == [5, 10, 5]
         assert list(done.rounds["clients"]) == [5, 0, 5]
 
-    def test_normalisation_is_undone_and_redone(self) -> None:
-        pixels = torch.tensor([[-0.6, -1.0], [1.4, 3.0]])[..., None, None]
-        x = torch.rand(4, 2, 3, 3)
-        inputs = to_network(x, pixels)
-        torch.testing.assert_close(inputs[:, 1], 4 * x[:, 1] - 1)
-        torch.testing.assert_close(to_pixels(inputs, pixels), x)
-        nothing = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
-        assert torch.equal(to_network(x, nothing), x)
-        assert torch.equal(to_pixels(x, nothing), x)
-
 
 class TestTraining:
     def test_draws_are_class_balanced(self) -> None:
@@ -398,18 +386,12 @@ class TestRuns:
         assert list(first["steps"]) == [0, 3]
         assert list(first["loss"].isna()) == [True, False]
 
-    def test_what_is_refused(self) -> None:
-        with pytest.raises(ExperimentError, match=r"distillation_rounds=15 .* train.rounds=17"):
-            small_experiment(method={"name": "fedfed"}, train={"rounds": 16})
-        small_experiment(method={"name": "fedfed"}, train={"rounds": 17})
-        small_experiment(method=fedfed(0), train={"rounds": 1})
-        synthetic = {"name": "synthetic", "shape": [16]}
-        with pytest.raises(ExperimentError, match=r"takes images .* inputs have shape \(16,\)"):
-            prepare(small_experiment(method=fedfed(), data=synthetic))
-        with pytest.raises(ExperimentError, match=r"4 pixels a side .* \(1, 3, 8\)"):
-            prepare(small_experiment(method=fedfed(), data={**synthetic, "shape": [1, 3, 8]}))
-        with pytest.raises(ExperimentError, match=r"of 0 to 1; the data's are -\d"):
-            prepare(small_experiment(method=fedfed(), data={**synthetic, "shape": [1, 8, 8]}))
+
+def test_without_distillation_it_is_fedavg() -> None:
+    methods: list[dict[str, Any]] = [{"name": "fedavg"}, fedfed(0)]
+    plain, other = (server_states(small_experiment(data=QUARTER, method=m)) for m in methods)
+    for one, same in zip(plain, other, strict=True):
+        np.testing.assert_array_equal(one.weights, same.weights)
 
 
 def test_shared_items_are_combined_by_their_precisions() -> None:

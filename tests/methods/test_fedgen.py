@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,16 @@ import torch
 from by_hand import load
 from torch import Tensor, nn
 
-from experiments import PARAMETERS, federation, server_states, small_experiment
-from fedsim import Run
-from fedsim.errors import ExperimentError, RunError
+from experiments import PARAMETERS, Finish, federation, server_states, small_experiment
+from fedsim.errors import RunError
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedgen import FedGen, diversity, label_shares
+from fedsim.methods.fedgen import FedGen
 from fedsim.support.rng import keyed_rng
-
-Finish = Callable[..., Run]
 
 SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
 SLOW = {"lr": 0.01}  # the paper's learning rate
 WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
 GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
-
-
-def plain(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network without a representation."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
@@ -47,22 +38,6 @@ def by_pairs(noise: Tensor, z: Tensor) -> Tensor:
 
 def one_hot(y: Tensor, classes: int = 10) -> Tensor:
     return torch.eye(classes)[y]
-
-
-class TestPieces:
-    def test_label_shares(self) -> None:
-        counts = np.array([[3, 0, 1, 0], [1, 4, 0, 0], [0, 4, 1, 0]], dtype=np.int32)
-        expected = [[0.75, 0, 0.5, 0], [0.25, 0.5, 0, 0], [0, 0.5, 0.5, 0]]
-        np.testing.assert_allclose(label_shares(counts), expected)
-
-    def test_diversity(self) -> None:
-        torch.manual_seed(0)
-        noise, z = torch.rand(6, 4), torch.randn(6, 7, requires_grad=True)
-        found, expected = diversity(noise, z), by_pairs(noise, z)
-        torch.testing.assert_close(found, expected)
-        (g,), (h,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
-        torch.testing.assert_close(g, h)
-        assert float(diversity(noise, torch.ones(6, 7))) == 1  # all the same: the largest
 
 
 class TestMathematics:
@@ -214,7 +189,3 @@ class TestRuns:
         train = {"rounds": 3, "on_client_error": "skip", "optimizer": {"lr": 1e30}}
         with pytest.raises(RunError, match=r"round \d"):
             finish(method=SMALL, train=train)
-
-    def test_a_network_without_a_representation_is_refused(self) -> None:
-        with pytest.raises(ExperimentError, match="needs a model with features and a head"):
-            prepare(small_experiment(method=SMALL, model={"name": "test_fedgen:plain"}))

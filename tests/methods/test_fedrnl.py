@@ -9,37 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import by_day, federation, interrupted, server_states, small_experiment
-from fedsim import Experiment, Run, resume, run
+from experiments import federation, server_states, small_experiment
+from fedsim import Experiment, run, testing
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import BadInput
 from fedsim.launch.prepare import prepare
-from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
 from fedsim.objectives import Rationales
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
-GOOD, BAD, FILLERS = "bright crisp fresh", "dull stale flat", "the beer of this pub with a head"
+SHORT = {"reviews": 20, "test_reviews": 5, "fillers": 3, "length": 10, "dimension": 8}
 
 
-@pytest.fixture
-def reviews(tmp_path: Path) -> Path:
-    """Of six words, of which one says whether it is good."""
-    rng = np.random.default_rng(0)
-    lines = []
-    for k in range(80):
-        words = rng.choice(FILLERS.split(), 5).tolist()
-        words.insert(int(rng.integers(5)), rng.choice((GOOD, BAD)[k % 2].split()))
-        lines.append(f"{('good', 'bad')[k % 2]}\t{' '.join(words)}")
-    path = tmp_path / "reviews.txt"
-    path.write_text("\n".join(lines))
-    return path
-
-
-def experiment(reviews: Path, method: dict[str, Any] | None = None, **model: Any) -> Experiment:
+def experiment(method: dict[str, Any] | None = None, **model: Any) -> Experiment:
     return small_experiment(
-        data={"name": "text", "path": str(reviews), "dimension": 8},
+        data={"name": "planted_reviews", **SHORT},
         partition={"kind": "iid", "clients": 4},
         model={"name": "rationale", "hidden": 6, **model},
         method=method or {"name": "fedrnl"},
@@ -47,47 +31,13 @@ def experiment(reviews: Path, method: dict[str, Any] | None = None, **model: Any
     )
 
 
-def longer(made: Experiment, rounds: int, epochs: int, lr: float = 0.01) -> Experiment:
-    optimizer = made.train.optimizer.model_copy(update={"lr": lr})
-    update = {"rounds": rounds, "local_epochs": epochs, "optimizer": optimizer}
-    return made.model_copy(update={"train": made.train.model_copy(update=update)})
-
-
-def distance(done: Run, kind: str) -> float:
-    """Of the final encoders."""
-    fed = federation(done.experiment)
-    named = done.weights()
-    fed.server.model.load(torch.cat([named[name].flatten() for name in fed.server.model.shapes]))
-    return float(encoder_distance(*fed.server.model.module.encoders(), kind).detach())
-
-
-@pytest.mark.parametrize("kind", by_day(["frobenius", "l2", "l1", "cos"], ["l2"]))
-def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, kind: str) -> None:
-    fields = {"name": "fedrnl", "encoder_loss": kind}
-    free, held = (
-        run(longer(experiment(reviews, {**fields, "lam": lam}), 4, 3, lr=0.02), tmp_path)
-        for lam in (0, 20)
-    )
-    assert distance(held, kind) < 0.7 * distance(free, kind)
-    for done in (free, held):
-        last = done.rounds["encoder_distance"].iloc[-1]
-        assert distance(done, "l2") ** 0.5 == pytest.approx(last, rel=1e-5)
-
-
-def alike(reviews: Path, **model: Any) -> tuple[RationaleClassifier, RationaleClassifier]:
-    """A model with one encoder, and one with two that are like it."""
-    one = prepare(experiment(reviews, {"name": "fedavg"}, shared=True, **model))[2].build_model()
-    two = prepare(experiment(reviews, **model))[2].build_model()
+def test_equal_encoders_are_a_shared_one() -> None:
+    """They decide alike, λ's term is nothing, and both gradients add up to that of FR's."""
+    one = prepare(experiment({"name": "fedavg"}, shared=True))[2].build_model()
+    two: Any = prepare(experiment())[2].build_model()
     assert isinstance(one, RationaleClassifier)
-    assert isinstance(two, RationaleClassifier)
     two.load_state_dict(one.state_dict(), strict=False)
     two.features.predictor.load_state_dict(one.features.generator.state_dict())
-    return one, two
-
-
-def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
-    """They decide alike, λ's term is nothing, and both gradients add up to that of FR's."""
-    one, two = alike(reviews)
     assert float(encoder_distance(*two.encoders(), "l2").detach()) == 0
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
     for network in (one, two):
@@ -99,43 +49,6 @@ def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
         assert p.grad is not None
         torch.testing.assert_close(w.grad, g.grad + p.grad)
     torch.testing.assert_close(two.eval()(x), one.eval()(x))
-
-
-@pytest.mark.night
-def test_a_large_lambda_trains_as_fr_does(reviews: Path) -> None:
-    """Held together, encoders move by the mean of their gradients, FR's by the sum: twice it."""
-    lr, steps, gaps = 0.01, 100, []
-    for lam in (0, 1, 1 / (4 * lr)):  # with the last a step brings them together
-        one, two = alike(reviews, dropout=0, share=0.2, sparsity=1, continuity=0.1)
-        method = FedRNL(lam=lam, encoder_loss="l2")
-        encoder, _ = one.encoders()
-        start = [w.detach().clone() for w in encoder]
-        rest = [*one.features.chooser.parameters(), *one.head.parameters()]
-        slower = [{"params": encoder, "lr": lr / 2}, {"params": rest}]
-        rivals: list[tuple[RationaleClassifier, torch.optim.Optimizer]] = [
-            (one, torch.optim.SGD(slower, lr)),
-            (two, torch.optim.SGD(two.parameters(), lr)),
-        ]
-        rng = torch.Generator().manual_seed(0)
-        for step in range(steps):
-            x = torch.randint(1, 9, (16, 4), generator=rng).int()
-            y = (x[:, 0] > 4).long()
-            for network, optimiser in rivals:
-                torch.manual_seed(step)
-                optimiser.zero_grad()
-                plain = Rationales()
-                losses = (
-                    plain.loss(network, x, y, {})
-                    if network is one
-                    else method.loss(plain, two, x, y, {})
-                )
-                losses.mean().backward()
-                optimiser.step()
-        moved = float(encoder_distance(encoder, start, "l2").detach()) ** 0.5
-        apart = [float(encoder_distance(own, encoder, "l2").detach()) for own in two.encoders()]
-        gaps.append(max(apart) ** 0.5 / moved)
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[-1] < 0.05 < 0.5 < gaps[0]
 
 
 def hotel(folder: Path, files: dict[str, list[str]], **further: Any) -> Experiment:
@@ -172,8 +85,8 @@ def test_reviews_without_words_of_one_and_too_long(tmp_path: Path) -> None:
     assert np.isfinite(done.rounds[scores]).all(axis=None)
 
 
-def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
-    made = experiment(reviews, {"name": "fedrnl", "lam": 3.0, "encoder_loss": "l1"})
+def test_the_loss_is_the_models_and_the_term() -> None:
+    made = experiment({"name": "fedrnl", "lam": 3.0, "encoder_loss": "l1"})
     network = prepare(made)[2].build_model()
     assert isinstance(network, RationaleClassifier)
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
@@ -188,78 +101,29 @@ def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
     assert {n.split(".")[0] for n in names} == {"gru", "norm"}
 
 
-@pytest.mark.parametrize(
-    ("method", "model"),
-    [
-        ({"name": "fedrnl"}, {}),
-        ({"name": "centralised"}, {"shared": True}),
-        ({"name": "fedavg"}, {"evaluate": "sampled"}),
-        pytest.param({"name": "fedavg"}, {}, marks=pytest.mark.night),
-        pytest.param({"name": "fedprox"}, {}, marks=pytest.mark.night),
-        pytest.param({"name": "fedbabu"}, {}, marks=pytest.mark.night),
-        pytest.param({"name": "feddyn"}, {}, marks=pytest.mark.night),
-        pytest.param({"name": "moon", "mu": 0.01}, {}, marks=pytest.mark.night),
-    ],
-)
-def test_all_that_it_is_compared_with_train_the_same_model(
-    reviews: Path, tmp_path: Path, method: dict[str, Any], model: dict[str, Any]
-) -> None:
-    made = experiment(reviews, method, share=0.2, sparsity=1.0, continuity=0.1, **model)
-    losses = run(longer(made, 4, 3), tmp_path).rounds["train_loss"]
-    assert losses.iloc[-1] < 0.9 * losses.iloc[0]
-
-
-def test_without_their_term_they_are_fedavg_to_the_bit(reviews: Path) -> None:
-    plain = server_states(experiment(reviews, {"name": "fedavg"}))
-    moon = server_states(experiment(reviews, {"name": "moon", "mu": 5}))
+def test_without_their_term_they_are_fedavg_to_the_bit() -> None:
+    plain = server_states(experiment({"name": "fedavg"}))
+    moon = server_states(experiment({"name": "moon", "mu": 5}))
     for method in ({"name": "fedrnl", "lam": 0}, {"name": "fedprox", "mu": 0}):
-        for one, other in zip(plain, server_states(experiment(reviews, method)), strict=True):
+        for one, other in zip(plain, server_states(experiment(method)), strict=True):
             np.testing.assert_array_equal(one.weights, other.weights)
     np.testing.assert_array_equal(plain[1].weights, moon[1].weights)  # no earlier model yet
     assert not np.array_equal(plain[2].weights, moon[2].weights)
 
 
-def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
-    mu, tau = 2.0, 0.7
-    made = experiment(reviews, {"name": "moon", "mu": mu, "tau": tau})
-    fed, rng = federation(made), torch.Generator().manual_seed(0)
-    model, network = fed.server.model, fed.server.model.module
-    x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
-    others = {n: torch.randn(model.size, generator=rng) for n in ("global", "previous")}
-    own = torch.randn(model.size, generator=rng)
-    read = {}
-    for name, weights in others.items():
-        model.load(weights)
-        read[name] = network.eval().features(x).detach()
-    model.load(own)
-    network.train()
-    torch.manual_seed(0)
-    method: Any = made.method
-    context = {**others, **method.prepare(network, x, others), "mu": torch.tensor([mu])}
-    found = method.loss(Rationales(), network, x, y, context)
-    torch.manual_seed(0)
-    losses, z, _ = Rationales().forward(network, x, y)
-    for k in range(len(x)):
-        a, b = (
-            torch.exp(torch.cosine_similarity(z[k], read[n][k], dim=0) / tau)
-            for n in ("global", "previous")
-        )
-        torch.testing.assert_close(found[k], losses[k] - mu * torch.log(a / (a + b)))
-
-
-def test_fedbabus_head_is_that_of_the_predictor(reviews: Path) -> None:
-    made = experiment(reviews, {"name": "fedbabu"})
+def test_fedbabus_head_is_that_of_the_predictor() -> None:
+    made = experiment({"name": "fedbabu"})
     shapes, states = federation(made).server.model, server_states(made)
     before, after = (shapes.named_arrays(states[k].weights) for k in (0, -1))
     kept = {name for name in before if np.array_equal(before[name], after[name])}
     assert kept == {"head.weight", "head.bias"}  # the chooser is learnt
 
 
-def test_fedbabu_with_both_heads_fixed(reviews: Path, tmp_path: Path) -> None:
+def test_fedbabu_with_both_heads_fixed(tmp_path: Path) -> None:
     """The generator's last layer is no part of what is trained or sent, and the same for all."""
-    made = experiment(reviews, {"name": "fedbabu"}, fixed_chooser=True)
+    made = experiment({"name": "fedbabu"}, fixed_chooser=True)
     plain = prepare(made)[2].build_model()
-    free = prepare(experiment(reviews, {"name": "fedbabu"}))[2].build_model()
+    free = prepare(experiment({"name": "fedbabu"}))[2].build_model()
     done = run(made, tmp_path)
     weights = done.weights()
     fixed = {name for name in weights if "chooser" in name}
@@ -279,31 +143,10 @@ def test_fedbabu_with_both_heads_fixed(reviews: Path, tmp_path: Path) -> None:
     assert done.rounds["accuracy"].iloc[-1] == pytest.approx(right.mean())
 
 
-def test_resumed_it_ends_the_same(reviews: Path, tmp_path: Path) -> None:
-    made = experiment(reviews)
-    made = made.model_copy(update={"checkpoint": made.checkpoint.model_copy(update={"every": 1})})
-    resumed = resume(interrupted(made, tmp_path / "again", after=2), progress=False)
-    done = run(made, tmp_path / "undisturbed")
-    assert resumed.result_hash == done.result_hash
+def test_keeps_the_contract(tmp_path: Path) -> None:
+    done = run(experiment(), tmp_path / "undisturbed")
+    testing._check_run(done, tmp_path)
     # Word vectors are not sent.
     gru = 2 * (3 * 6 * 8 + 3 * 6 * 6 + 2 * 3 * 6)
     size = 2 * (gru + 2 * 12 + 2 * 12 + 2)
     assert (done.clients[["bytes_up", "bytes_down"]] == 4 * size).all(axis=None)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"name": "text_cnn"}, "method.name=fedrnl needs model.name=rationale"),
-        (
-            {"name": "rationale", "shared": True},
-            "two encoders close, and model.shared=true has",
-        ),
-        ({"name": "mlp"}, "model.name=mlp takes numbers, and the data are documents; .*rationale"),
-    ],
-)
-def test_what_does_not_fit_is_refused(reviews: Path, model: dict[str, Any], message: str) -> None:
-    made = experiment(reviews, {"name": "fedrnl"})
-    content = {**made.model_dump(mode="json"), "model": model}
-    with pytest.raises(BadInput, match=message):
-        prepare(Experiment.from_dict(content))

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments import federation, interrupted, small_experiment
 from fedsim import Client, Experiment, Federation, resume, run
-from fedsim.errors import BadInput, RunError
+from fedsim.errors import RunError
 from fedsim.federation import Examples, Update
 from fedsim.federation.cohort import draw_cohort
 from fedsim.launch.prepare import prepare
@@ -25,7 +24,7 @@ from fedsim.methods.fedweit import FedWeIT, FedWeITState
 from fedsim.methods.fedweit.compat import first_of_classes
 from fedsim.methods.fedweit.knowledge import dense
 from fedsim.methods.fedweit.method import text_features
-from fedsim.methods.fedweit.tasks import Documents
+from fedsim.methods.fedweit.tasks import Documents, evaluate
 from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.objectives.continual import continual
@@ -177,7 +176,10 @@ def loss_by_hand(
     m: Tensor,
     before: Tensor,
 ) -> Tensor:
-    theta = [B * gates(rest.layout, m[i]) + A[i] for i in range(len(A))]
+    gate = [gates(rest.layout, row) for row in m]
+    if method.compat.frozen:
+        gate[-1] = gate[-1].detach()
+    theta = [B * gate[i] + A[i] for i in range(len(A))]
     logits = rest(reader(documents.x), theta[-1], documents.digested)
     grown = logits.double().exp()
     shares = grown / grown.sum(dim=1, keepdim=True)
@@ -248,64 +250,6 @@ def test_validation_reads_as_predictions_do_and_adds_no_drift(name: str) -> None
 # what is trained
 
 
-def changed(made: Experiment, first: int, second: int, client: int = 0) -> set[str]:
-    """What is not the same in a client's state after these two rounds of a task."""
-    fed, _, kept = played(made)
-    method = made.method
-    assert isinstance(method, FedWeIT)
-    one, other = kept[first][client], kept[second][client]
-    assert one["begun"] == other["begun"]
-    assert other["foreign"][-1].any()
-    found = {n for n in ("base", "adaptive") if (one[n] != other[n]).any()}
-    for i, (a, b) in enumerate(zip(one["masks"], other["masks"], strict=True)):
-        if (a != b).any():
-            found.add(f"mask {i}")
-    network = FlatModel(
-        method.build(text_features(fed.server.model), method.slots(2), 2), torch.device("cpu")
-    )
-    before, after = (network.named(torch.tensor(state["rests"][-1])) for state in (one, other))
-    found |= {n for n in before if (before[n] != after[n]).any()}
-    for i in range(len(one["rests"]) - 1):  # past tasks keep theirs
-        np.testing.assert_array_equal(one["rests"][i], other["rests"][i])
-        np.testing.assert_array_equal(one["foreign"][i], other["foreign"][i])
-    return found
-
-
-OWN = {"base", "adaptive", "mask 0", "mask 1", "bias"}
-OF_SEIT = {
-    *("foreign_bias", "projections.0.weight", "projections.0.bias"),
-    *("combination.weight", "combination.bias"),
-}
-UNTRAINED = {
-    *("attention", "head.weight", "head.bias"),
-    *("projections.1.weight", "projections.1.bias"),
-}
-
-
-def test_all_is_trained(path: Path) -> None:
-    heads = {"attention", "head.weight", "head.bias"}
-    assert changed(experiment(path, method="fedweit"), 3, 4) == OWN | heads
-    assert changed(experiment(path), 3, 4) == OWN | OF_SEIT | UNTRAINED
-
-
-def test_what_the_released_code_does_not_train_is_left(path: Path) -> None:
-    made = experiment(path, method={"compat": {"frozen": True}})
-    assert changed(made, 3, 4) & UNTRAINED == set()
-    # W_f and the biases of others' convolutions begin with outputs of 0, where ReLU has no
-    # gradient: the loss's other terms alone train the first W_f.
-    trained = {"base", "adaptive", "bias", "combination.weight", "combination.bias"}
-    assert changed(made, 3, 4) >= trained | {"projections.0.weight"}
-
-
-@both
-def test_frozen_masks_learn_nothing_of_the_task(path: Path, name: str) -> None:
-    alone = {"frozen": True}
-    made = experiment(path, method={"name": name, "compat": alone, "weight_decay": 0, "lam2": 0})
-    assert changed(made, 3, 4) & {"mask 0", "mask 1"} == set()
-    made = experiment(path, method={"name": name, "compat": alone})
-    assert changed(made, 3, 4) >= {"mask 0", "mask 1"}  # by the drift, and by weight decay
-
-
 SEEN: list[dict[str, Any]] = []
 
 
@@ -329,10 +273,12 @@ class Spied(FedSeIT):
         return found
 
 
-@pytest.mark.parametrize("top_k", [None, 2])
-def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None:
+@pytest.mark.parametrize(("top_k", "frozen"), [(None, False), (2, False), (2, True)])
+def test_a_round_of_training_step_by_step(path: Path, top_k: int | None, frozen: bool) -> None:
+    """Also of what the released code does not train, and whose branch for others is inert."""
     SEEN.clear()
     method = {"name": "test_fedseit:Spied", "top_k": top_k, **COEFFICIENTS, "lam1": 1e-3}
+    method["compat"] = {"frozen": frozen}
     made = experiment(path, method=method, model={"dropout": 0.0})
     assert isinstance(made.method, Spied)
     fed, states, _ = played(made)
@@ -352,10 +298,16 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
         rows = splits.sequence.train[2 * k + task]
         x = torch.tensor(dataset.x[rows])
         y = torch.tensor([labels.index(label) for label in dataset.y[rows]])
-        every = Documents(x, y, rest.digest(reader, x))  # type: ignore[arg-type]
+        digested = (0 if frozen else 1) * rest.digest(reader, x)  # type: ignore[arg-type]
+        every = Documents(x, y, digested)
+        learnt = [
+            parameter
+            for name, parameter in rest.named_parameters()
+            if not (frozen and name.startswith(("head", "projections.1")))
+        ]
         B, A, m = (before[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
         drift = before.get("before", torch.zeros(0, len(B)))
-        adam = torch.optim.Adam([B, A, m, *rest.parameters()], before["lr"])
+        adam = torch.optim.Adam([B, A, m, *learnt], before["lr"])
         rng = keyed_rng(made.seed, "local_update/batches", t, k)
         for _ in range(2):
             order = rng.permutation(len(y))
@@ -377,110 +329,64 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
 @both
 def test_how_a_task_begins(path: Path, name: str) -> None:
     """A as a share of B; what past tasks' weights were before the server's B came."""
-    made = experiment(path, method={"name": name, "lam2": 0.5}, train={"local_epochs": 1})
+    train = {"rounds": 6, "local_epochs": 1}
+    made = experiment(path, THREE, method={"name": name, "lam2": 0.5}, train=train)
     method = made.method
     assert isinstance(method, FedWeIT)
     fed, states, kept = played(made)
-    layout = method.layout(text_features(fed.server.model), method.slots(2))
-    for k in (0, 1):
-        before = kept[2][k]
-        B, A, m = (torch.tensor(before[n]) for n in ("base", "adaptive", "masks"))
-        expected = B * gates(layout, m[0]) + A[0]
-        assert (before["base"] != states[2].weights).any()
-        np.testing.assert_allclose(kept[3][k]["before"][0], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(kept[3][k]["before"], kept[4][k]["before"])
-        assert (kept[3][k]["task"], kept[3][k]["begun"]) == (1, [0, 1])
-        assert not kept[3][k]["foreign"][0].any()
-        for j in (0, 1):
-            np.testing.assert_array_equal(
-                kept[3][k]["foreign"][1][j],
-                dense(
-                    {n: torch.tensor(v) for n, v in states[2].knowledge[f"{j}/0"].items()}
-                ).numpy(),
-            )
-    client: Any = SimpleNamespace(
-        state={},
-        model=fed.server.model,
-        device=torch.device("cpu"),
-        id=0,
-        splits=fed.server.splits,
-        settings=made.train,
-        report=lambda **_: None,
-    )
-    client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
-    base = torch.randn(layout.size)
-    method.begin_task(client, base, {"items": [], "scores": []})
+    layout = method.layout(text_features(fed.server.model), method.slots(3))
+    for task, k in itertools.product((1, 2), range(3)):
+        t = 2 * task + 1
+        was, now = kept[t - 1][k], kept[t][k]
+        B, A, m = (torch.tensor(was[n]) for n in ("base", "adaptive", "masks"))
+        expected = [(B * gates(layout, m[i]) + A[i]).numpy() for i in range(task)]
+        assert (was["base"] != states[t - 1].weights).any()
+        np.testing.assert_allclose(now["before"], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(now["before"], kept[t + 1][k]["before"])
+        for part in ("rests", "foreign"):  # past tasks keep theirs
+            np.testing.assert_equal(now[part][:task], was[part])
+        assert (now["task"], now["begun"]) == (task, [*range(task + 1)])
+        assert not now["foreign"][0].any()
+        for j in range(3):
+            item = states[t - 1].knowledge[f"{j}/{task - 1}"]
+            sent = dense({n: torch.tensor(v) for n, v in item.items()})
+            np.testing.assert_array_equal(now["foreign"][task][j], sent.numpy())
+    untrained = {"optimizer": {"name": "adam", "lr": 1e-11}}  # below the least rate
+    _, states, kept = played(experiment(path, method=name, train=untrained))
     share = 3 if name == "fedweit" else 5
-    torch.testing.assert_close(client.state["adaptive"][0], base / share)
+    np.testing.assert_allclose(kept[1][0]["adaptive"][0], states[0].weights / share, rtol=1e-6)
     # Of variance 1/3 after it was cut off at two standard deviations.
-    assert client.state["masks"].abs().max() <= 2 / 0.8796 / math.sqrt(3)
+    assert np.abs(kept[1][0]["masks"]).max() <= 2 / 0.8796 / math.sqrt(3)
 
 
 @both
 def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str) -> None:
     made = experiment(path, method={"name": name, "lam1": 0.03})
-    method = made.method
-    assert isinstance(method, FedWeIT)
+    method: Any = made.method
     fed, states, kept = played(made)
-    done = run(made, tmp_path)
-    dataset, splits, _ = prepare(made)
-    assert splits.sequence is not None
-    reader = fed.server.model.module.get_submodule("features.reader")
+    features, test = text_features(fed.server.model), fed.server.test_data
+    sequence = fed.server.splits.sequence
+    assert sequence is not None
+    scores = run(made, tmp_path).tasks.query("round == 4").set_index(["client", "task"])
     pruned = 0
-    for k in (0, 1):
-        state = kept[4][k]
+    for k, state in kept[4].items():
         A = torch.tensor(kept[2][k]["adaptive"][0])
         expected = torch.where(A.abs() > 0.03, A, 0)
         sent = dense({n: torch.tensor(v) for n, v in states[2].knowledge[f"{k}/0"].items()})
         assert torch.equal(sent, expected[: len(sent)])
         pruned += int((sent == 0).sum())
-        for task in (0, 1):
-            labels = splits.sequence.labels[k][task]
-            rest = method.build(text_features(fed.server.model), method.slots(2), len(labels))
+        for task, labels in enumerate(sequence.labels[k]):
+            rest = method.build(features, method.slots(2), len(labels))
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
-            rest.eval()
             rest.foreign.copy_(torch.tensor(state["foreign"][task]))
             A = torch.tensor(state["adaptive"][task])
             gate = gates(rest.layout, torch.tensor(state["masks"][task]))
             theta = torch.tensor(state["base"]) * gate + torch.where(A.abs() > 0.03, A, 0)
-            rows = np.isin(dataset.test_y, labels)
-            x, y = torch.tensor(dataset.test_x[rows]), dataset.test_y[rows]
-            with torch.no_grad():
-                logits = rest(reader(x), theta, rest.digest(reader, x))  # type: ignore[arg-type]
-            right = np.array(labels)[logits.argmax(dim=1).numpy()] == y
-            (row,) = done.tasks.query(f"round == 4 and client == {k} and task == {task}").to_dict(
-                "records"
-            )
-            assert row["accuracy"] == pytest.approx(right.mean())
-            loss = nn.functional.cross_entropy(logits, torch.tensor(np.searchsorted(labels, y)))
-            assert row["loss"] == pytest.approx(float(loss), rel=1e-3, abs=1e-5)
+            own = torch.isin(test.y, torch.tensor(labels))
+            examples = Examples(test.x[own], test.y[own])
+            found = evaluate(rest, features.reader, theta, examples, labels, False)
+            assert scores.loc[(k, task), [*found]].to_dict() == pytest.approx(found, rel=1e-3)
     assert pruned > 0
-
-
-# a local network as a special case
-
-
-# forgetting
-
-
-@pytest.mark.night
-@both
-def test_what_holds_past_tasks_lessens_forgetting(tmp_path: Path, name: str) -> None:
-    file = write(tmp_path / "documents.txt", 60)
-    found = {}
-    for lam2 in (0.0, 1.0):
-        made = experiment(
-            file,
-            [[["a", "b"], ["c", "d"]]],
-            method={"name": name, "lam2": lam2},
-            model={"dropout": 0.0, "filters": 4, "hidden": 8},
-            train={"rounds": 4, "local_epochs": 10, "optimizer": {"name": "adam", "lr": 0.2}},
-            seed=1,
-        )
-        found[lam2] = continual(run(made, tmp_path).tasks)
-    assert found[0.0].forgetting > 0.2
-    assert found[1.0].forgetting < 0.02
-    assert found[1.0].tta > 0.9
 
 
 # selection
@@ -561,18 +467,6 @@ def test_attention_begins_with_the_scores() -> None:
             assert rest.attention[:, width].tolist() == pytest.approx(expected)
 
 
-def test_without_selection_the_last_tasks_of_all_are_taken(path: Path) -> None:
-    for name in METHODS:
-        made = experiment(path, THREE, method=name, train={"rounds": 3, "local_epochs": 1})
-        _, states, _ = played(made)
-        assert states[1].chosen == {"0": [], "1": [], "2": []}
-        for t in (2, 3):
-            for k in range(3):
-                found = [place[:2] for place in states[t].chosen[str(k)]]
-                assert found == [(0, t - 2), (1, t - 2), (2, t - 2)]
-        assert not states[3].centres
-
-
 @pytest.mark.parametrize("each", [100, 130])
 def test_centres(tmp_path: Path, each: int) -> None:
     """All documents if there are 200 or fewer, else as many clusters."""
@@ -601,19 +495,6 @@ def test_centres(tmp_path: Path, each: int) -> None:
         np.testing.assert_allclose(found[q], np.mean(own, axis=0), atol=1e-5)
 
 
-def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -> None:
-    lines = ["a\tone two", "a\t", "a\t...", "a\tunheard", "b\ttwo unheard", "b\ttwo two one"]
-    file = tmp_path / "documents.txt"
-    file.write_text("\n".join(lines) + "\n")
-    vectors = tmp_path / "vectors.txt"
-    vectors.write_text("one 1 0\ntwo 0 1\n")
-    data = {"vectors": str(vectors), "test_path": str(file)}
-    partition = {"validation_fraction": 0.0}
-    made = experiment(file, [[["a", "b"]]], data=data, partition=partition, method={"top_k": 1})
-    expected = [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 1], [1 / 3, 2 / 3]]
-    np.testing.assert_allclose(centres_of(made), expected, atol=1e-6)
-
-
 def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
     """From whom the server chose, in the round in which a task begins."""
     made = experiment(path, THREE, method={"top_k": 2}, train={"rounds": 3, "local_epochs": 1})
@@ -632,16 +513,6 @@ def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
 
 
 # controls
-
-
-@pytest.mark.parametrize("share_dense", [False, True])
-def test_without_others_nothing_is_kept_of_them(path: Path, share_dense: bool) -> None:
-    made = experiment(path, method={"top_k": 0, "share_dense": share_dense})
-    _, states, kept = played(made)
-    assert not states[4].knowledge
-    assert not states[4].centres
-    assert states[4].chosen == {"0": [], "1": []}
-    assert not any(foreign.any() for state in kept[4].values() for foreign in state["foreign"])
 
 
 def scores(fields: dict[str, Any], path: Path, folder: Path) -> Any:
@@ -672,13 +543,6 @@ def test_controls_differ_in_others_alone(path: Path, tmp_path: Path) -> None:
     assert (sent.loc[begins, ["selected_bytes", "selected_dense_bytes"]] == 0).all(axis=None)
     assert not {"adaptive_bytes", "centres_bytes"} & set(sent)
     assert (sent_too.loc[sent_too["round"] == 3, "selected_bytes"] > 0).all()
-
-
-def test_frozen_others_are_as_none(path: Path, tmp_path: Path) -> None:
-    """The released code's branch for others is that of `top_k: 0`."""
-    frozen = {"compat": {"frozen": True}}
-    (none, _), (whole, _) = (scores({"top_k": k, **frozen}, path, tmp_path) for k in (0, None))
-    assert none.equals(whole)
 
 
 # bytes
@@ -793,77 +657,6 @@ def test_the_learning_rate_falls_after_epochs_without_improvement(
     assert rates == pytest.approx(expected)
 
 
-def test_below_the_least_learning_rate_nobody_trains(path: Path, tmp_path: Path) -> None:
-    optimizer = {"name": "adam", "lr": 2e-10}
-    train = {"rounds": 4, "local_epochs": 6, "optimizer": optimizer}
-    made = experiment(path, method={"patience": 1}, train=train, model={"dropout": 0.0})
-    done = run(made, tmp_path)
-    rows = done.clients.set_index(["client", "round"])
-    for k in (0, 1):
-        assert rows.loc[(k, 1), "lr"] < 1e-10
-        assert rows.loc[(k, 2), "steps"] == 0
-        assert rows.loc[(k, 3), "steps"] > 0  # the next task begins with the first rate
-    assert done.rounds["accuracy"].notna().all()
-
-
-# what cannot be
-
-
-DIGITS: dict[str, Any] = {
-    "data": {"name": "digits"},
-    "partition": {"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]},
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": {"name": "mlp"}}, "model.name=mlp takes numbers, and the data are documents"),
-        ({"train": {"rounds": 5}}, "train.rounds=5 is no multiple of the 2 tasks, .* 6 is"),
-        ({"train": {"optimizer": {"lr": 0.1}}}, "method.name=fedseit trains with Adam .*=adam"),
-        ({"train": {"optimizer": {"name": "adamw"}}}, "trains with Adam"),
-        ({"train": {"sampler": "balanced"}}, "shuffles the examples .* leave out train.sampler"),
-        ({"train": {"accumulate": 2}}, "leave out train.sampler, train.accumulate and train.prec"),
-        ({"train": {"precision": "bfloat16"}}, "computes in float32"),
-        (
-            {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
-            "its own weight decay; set .* method.weight_decay",
-        ),
-        ({"train": {"lr_decay": 0.5}}, "lr_decay"),
-        ({"train": {"clip_norm": 1.0}}, "clip_norm"),
-        ({"partition": {"kind": "iid", "clients": 2}}, "learns sequences of tasks, and the"),
-        (
-            {"method": {"name": "fedweit"}, "partition": {"kind": "iid", "clients": 2}},
-            "learns sequences of tasks, and the",
-        ),
-        ({**DIGITS}, "model.name=text_cnn takes documents, and the data are"),
-        ({**DIGITS, "model": {"name": "mlp"}}, "method.name=fedseit needs model.name=text_cnn"),
-        ({"method": {"top_k": -1}}, "method.top_k: must be greater than or equal to 0"),
-        ({"method": {"dense_layer": True}}, "dense_layer: .*fedseit always has dense layers"),
-        ({"method": {"name": "fedweit", "dense_layer": 2}}, "method.dense_layer"),
-        ({"method": {"lam1": -1}}, "method.lam1: must be greater than or equal to 0"),
-        ({"method": {"patience": 0}}, "method.patience: must be greater"),
-        ({"method": {"similarity": "cosine"}}, "method.similarity"),
-        ({"method": {"compat": {"frozn": True}}}, "method.compat.*frozn"),
-        ({"method": {"name": "fedweit", "top_k": 2}}, "top_k"),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "reads clients' data on the server"),
-        ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
-        ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
-        ({"train": {"participation": 0.1}}, "samples nobody"),
-        ({"evaluate": {"metrics": ["ece"]}}, "evaluate.metrics: method.name=fedseit scores task"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    path: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    content = sections(path)
-    with pytest.raises(BadInput, match=message):  # noqa: PT012
-        for key, change in changes.items():
-            whole = not {"name", "kind"}.isdisjoint(change)
-            content[key] = change if whole else {**content.get(key, {}), **change}
-        run(small_experiment(**content), tmp_path)
-
-
 # edges
 
 
@@ -894,33 +687,15 @@ def test_odd_documents(tmp_path: Path) -> None:
         assert (last["accuracy"], last["loss"]) == (1, 0)  # of one class
 
 
-SOME = [f"a\tone {word}" for word in ("two", "three", "four", "five", "six", "seven")]
-
-
-@pytest.mark.parametrize(
-    ("lines", "tasks", "fraction"),
-    [
-        *(
-            ([*SOME, "b\tnine", "c\teight", "c\teight two"], [["a", "b"], ["a", "c"]], fraction)
-            for fraction in (0.125, 0.5, 0.7)
-        ),
-        (["a\tone", "b\ttwo"], [["a"], ["b"]], 0.125),
-    ],
-)
-def test_few_documents_for_validation(
-    tmp_path: Path, lines: list[str], tasks: Any, fraction: float
-) -> None:
+@pytest.mark.parametrize("fraction", [0.125, 0.5, 0.7])
+@pytest.mark.parametrize("tasks", [[["a", "b"], ["a", "c"]], [["b"], ["d"]]], ids=str)
+def test_few_documents_for_validation(tmp_path: Path, tasks: Any, fraction: float) -> None:
     """All of a class's few documents may be kept for it, or none, or none of a task."""
     file = tmp_path / "documents.txt"
-    file.write_text("\n".join(lines) + "\n")
-    made = experiment(
-        file,
-        [tasks],
-        data={"test_path": str(file)},
-        train={"rounds": 2},
-        partition={"validation_fraction": fraction},
-    )
-    done = run(made, tmp_path)
+    texts = ["a\tone"] * 6 + ["b\tnine", "c\teight", "c\teight two", "d\ttwo"]
+    file.write_text("\n".join(texts) + "\n")
+    few = {"partition": {"validation_fraction": fraction}, "data": {"test_path": str(file)}}
+    done = run(experiment(file, [tasks], train={"rounds": 2}, **few), tmp_path)
     assert np.isfinite(done.rounds[["loss", "accuracy"]]).all(axis=None)
 
 
@@ -958,8 +733,7 @@ def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
 
 @both
 def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) -> None:
-    tasks = [list(own) for own in (*TWO, *TWO)]
-    tasks = [[*own, ["a", "c"]] for own in tasks]
+    tasks = [[*own, ["a", "c"]] for own in (*TWO, *TWO)]
     made = experiment(
         path,
         tasks,
@@ -979,11 +753,7 @@ def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) 
     assert {k: state["begun"] for k, state in kept[6].items()} == dict(took)
     assert set(states[6].knowledge) == {f"{k}/{i}" for k, own in took.items() for i in own}
     done = run(made, tmp_path)
-    rows = done.clients[done.clients["steps"].notna()].set_index(["round", "client"])
-    for k, t in late:
-        if t > 2:
-            assert rows.loc[(t, k), "bytes_down"] > rows["bytes_down"].min()
-            assert kept[t][k]["foreign"][-1].any()
+    assert all(kept[t][k]["foreign"][-1].any() for k, t in late if t > 2)
     last = done.tasks[done.tasks["round"] == 6]
     assert {k: own["task"].tolist() for k, own in last.groupby("client")} == dict(took)
     assert np.isfinite(continual(done.tasks).tta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experiments import FEW, examples
-from fedsim import Run
+from experiments import FEW, Finish, examples
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.methods.flora_na import surrogates
 
-Finish = Callable[..., Run]
 Array = NDArray[np.float64]
 
 ADAPTED: dict[str, Any] = {
@@ -86,14 +83,13 @@ def test_before_anything_is_learnt_averages_stay() -> None:
     assert (gap, norm) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_gradient_steps_come_no_nearer(seed: int) -> None:
+def test_gradient_steps_come_no_nearer() -> None:
     """Those of the paper, from the averages."""
-    A, B, w = drawn(seed, 4, apart=0.5)
+    A, B, w = drawn(0, 4, apart=0.5)
     tensors = [torch.tensor(v) for v in (A, B, mean_of_products(A, B, w))]
     p, q = (torch.tensor(w, requires_grad=True) for _ in range(2))
     optimizer = torch.optim.Adam([p, q], lr=0.01)
-    for _ in range(3000):
+    for _ in range(1000):
         optimizer.zero_grad()
         a, b = torch.tensordot(q, tensors[0], 1), torch.tensordot(p, tensors[1], 1)
         loss = (tensors[2] - b @ a).square().sum()

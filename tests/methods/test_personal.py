@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +10,17 @@ import torch
 from by_hand import EVEN, LITTLE, Batch, ByHand, close
 from torch import Tensor, nn
 
-from experiments import FEW, federation, server_states, small_experiment
-from fedsim import Run
-from fedsim.errors import Diverged, ExperimentError
+from experiments import FEW, Finish, server_states, small_experiment
+from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
-from fedsim.methods.ditto import Ditto
 from fedsim.methods.shared.personal import entries_of
-from fedsim.simulate import evaluate_round, one_round
 
-Finish = Callable[..., Run]
 TRAIN = {"rounds": 3, "participation": 0.4, "local_epochs": 2}
 NORMALISED = {"name": "networks:normalised"}
 
 
 def by_hand(method: dict[str, Any], **sections: Any) -> ByHand:
     return ByHand(small_experiment(**{**LITTLE, "train": TRAIN, **sections}, method=method))
-
-
-def assert_same_runs(one: dict[str, Any], other: dict[str, Any], **common: Any) -> None:
-    """Methods that come to the same global models."""
-    states = (server_states(small_experiment(**common, method=m)) for m in (one, other))
-    for a, b in zip(*states, strict=True):
-        close(a.weights, b.weights, 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +82,6 @@ class TestSharedParts:
         model, before = hand.fed.server.model, hand.fed.initial_weights()
         own = entries_of(model, ["features.2"])
         assert own.sum() == 4 * 32  # γ, β, and the statistics
-        names = [name for name in model.shapes if name.startswith("features.2.")]
-        assert {name.rpartition(".")[2] for name in names} == {
-            *("weight", "bias", "running_mean", "running_var")
-        }
         (_, _, first, _), (_, _, second, kept) = hand.rounds()
         np.testing.assert_array_equal(second.weights[own], before[own])
         mean = np.mean([state["weights"] for state in kept.values()], axis=0)
@@ -154,19 +136,6 @@ class TestSharedParts:
         assert done.rounds["accuracy"].iloc[-1] == pytest.approx(np.mean(central))
         assert done.rounds["client_accuracy"].iloc[-1] == last["test_accuracy"].mean()
 
-    @pytest.mark.night
-    def test_a_head_of_ones_own_helps(self, finish: Finish) -> None:
-        accuracy = {}
-        for name in ("fedavg", "fedper", "fedavg_ft", "ditto"):
-            done = finish(
-                method={"name": name},
-                partition={"test_fraction": 0.3, "alpha": 0.1, "min_samples": 4},
-                train={"rounds": 3},
-                evaluate={"clients": True, "every": 3},
-            )
-            accuracy[name] = done.rounds["client_accuracy"].iloc[-1]
-        assert all(accuracy[name] > accuracy["fedavg"] for name in accuracy if name != "fedavg")
-
 
 class TestDitto:
     def test_personal_models_as_written_out(self) -> None:
@@ -182,33 +151,6 @@ class TestDitto:
             assert sorted(kept) == sorted(own)
             for k, v in own.items():
                 close(kept[k]["weights"], v)
-
-    def test_clients_that_were_never_trained_have_the_initial_model(self) -> None:
-        experiment = small_experiment(
-            data=FEW,
-            method={"name": "ditto"},
-            partition={"test_fraction": 0.3},
-            train={"rounds": 1, "participation": 0.3},
-            evaluate={"clients": True},
-        )
-        fed = federation(experiment)
-        state = one_round(fed.runner, experiment, experiment.method.init(fed), 1)
-        evaluate_round(fed.runner, experiment, state, 1)
-        _, tables = fed.runner.records()
-        tested = {row["client"]: row["test_loss"] for row in tables["clients"]}
-        fed.runner.begin(2)
-        method = experiment.method
-        fed.each(method.local_test, range(10), weights=fed.initial_weights())
-        again = {row["client"]: row["test_loss"] for row in fed.runner.records()[1]["clients"]}
-        assert tested == again
-        assert len(fed.runner.states()) == 3
-
-    def test_a_personal_model_that_diverges_is_told(
-        self, finish: Finish, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(Ditto, "pull", lambda self, splits: None)  # or it would be refused
-        with pytest.raises(Diverged, match=r"round \d+: client \d: NaN or infinite weights; lo"):
-            finish(method={"name": "ditto", "lam": 1e8}, train={"rounds": 9})
 
 
 class TestAPFL:
@@ -265,15 +207,6 @@ class TestPFedMe:
             w = (1 - 1.5) * w + 1.5 * hand.mean(trained)
             close(state.weights, w)
 
-    @pytest.mark.parametrize(
-        "train",
-        [{"local_epochs": 2}, {"local_steps": 3}, {"sampler": "balanced", "accumulate": 2}],
-    )
-    def test_with_one_step_and_w_where_it_leads_it_is_fedavg(self, train: dict[str, Any]) -> None:
-        """From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part."""
-        method = {"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}
-        assert_same_runs({"name": "fedavg"}, method, **EVEN, train={"rounds": 2, **train})
-
 
 class TestPerFedAvg:
     @pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -295,14 +228,6 @@ class TestPerFedAvg:
             w = hand.mean(trained)
             close(state.weights, w, 2e-5)
 
-    @pytest.mark.parametrize(
-        "optimizer", [{"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, {"name": "adam"}]
-    )
-    def test_without_a_step_of_alpha_it_is_fedavg(self, optimizer: dict[str, Any]) -> None:
-        train = {"rounds": 2, "clip_norm": 1.0, "optimizer": {"lr": 0.01, **optimizer}}
-        method = {"name": "perfedavg", "alpha": 0, "variant": "hf"}
-        assert_same_runs({"name": "fedavg"}, method, **EVEN, train=train)
-
     def hessian_product(self, hand: ByHand, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²f(w; batch)·v, by autograd."""
         network = hand.network(w)
@@ -312,42 +237,71 @@ class TestPerFedAvg:
         along = torch.cat([part.reshape(-1) for part in parts]) @ v
         return torch.cat([p.reshape(-1) for p in torch.autograd.grad(along, parameters)])
 
-    def test_clients_are_tested_after_one_step(self, finish: Finish) -> None:
-        sections: dict[str, Any] = {
-            "data": FEW,
-            "method": {"name": "perfedavg", "alpha": 0.2},
-            "partition": {"test_fraction": 0.3},
-            "train": {"rounds": 1},
-            "evaluate": {"clients": True},
-        }
-        hand = ByHand(small_experiment(**sections))
-        ((_, _, state, _),) = hand.rounds()
-        tested = finish(**sections).clients.set_index("client")["test_loss"]
-        w = torch.tensor(state.weights).double()
-        for k in range(10):
-            network = hand.network(w - 0.2 * hand.gradient(w, hand.data(k)))
-            rows = hand.splits.test[k]
-            logits = network(torch.tensor(hand.dataset.x[rows]).double())
-            expected = nn.functional.cross_entropy(logits, torch.tensor(hand.dataset.y[rows]))
-            assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "perfedavg", "alpha": 0.2},
+        *(
+            {"name": name, "fine_tune": part, "fine_tune_epochs": 2}
+            for name in ("fedavg_ft", "fedbabu")
+            for part in ("head", "all")
+        ),
+    ],
+    ids=lambda method: "-".join(map(str, method.values())),
+)
+def test_clients_are_tested_with_what_they_make_of_the_global_model(
+    finish: Finish, method: dict[str, Any]
+) -> None:
+    """By one step, or by fine-tuning, which is no training of the federation's."""
+    sections: dict[str, Any] = {"method": method, "data": FEW, "train": {"rounds": 1}}
+    sections |= {"partition": {"test_fraction": 0.3}, "evaluate": {"clients": True}}
+    hand = ByHand(small_experiment(**sections))
+    ((_, _, state, _),) = hand.rounds()
+    done = finish(**sections)
+    assert done.rounds["clients"].tolist() == [10]
+    tested = done.clients.set_index("client")["test_loss"]
+    w = torch.tensor(state.weights).double()
+    tuned = hand.head if method.get("fine_tune") == "head" else torch.ones_like(hand.head)
+    for k in range(10):
+        if "alpha" in method:
+            own = w - 0.2 * hand.gradient(w, hand.data(k))
+        else:
+            batches = hand.batches(1, k, epochs=2, function="local_test")
+            own = hand.sgd(w, batches, lambda g, _: g * tuned)
+        rows = hand.splits.test[k]
+        logits = hand.network(own)(torch.tensor(hand.dataset.x[rows]).double())
+        expected = nn.functional.cross_entropy(logits, torch.tensor(hand.dataset.y[rows]))
+        assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
-class TestFedAvgFT:
-    def test_it_is_fine_tuned_as_fedbabu_is(self) -> None:
-        """The same client function, of the same stream."""
-        common: dict[str, Any] = {"partition": {"test_fraction": 0.3}, "train": {"rounds": 1}}
-        common["data"] = FEW
-        for part in ("head", "all"):
-            losses = []
-            for name in ("fedavg_ft", "fedbabu"):
-                method = {"name": name, "fine_tune": part, "fine_tune_epochs": 2}
-                experiment = small_experiment(**common, method=method)
-                fed = federation(experiment)
-                fed.runner.begin(1)
-                weights = fed.initial_weights()
-                fed.each(experiment.method.local_test, range(10), weights=weights)
-                losses.append([row["test_loss"] for row in fed.runner.records()[1]["clients"]])
-            assert losses[0] == losses[1]
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [
+        # From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part.
+        *(
+            ({"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}, train)
+            for train in (
+                *({"local_epochs": 2}, {"local_steps": 3}),
+                {"sampler": "balanced", "accumulate": 2},
+            )
+        ),
+        *(
+            ({"name": "perfedavg", "alpha": 0, "variant": "hf"}, {"clip_norm": 1.0, **optimizer})
+            for optimizer in (
+                {"optimizer": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
+                {"optimizer": {"lr": 0.01, "name": "adam"}},
+            )
+        ),
+    ],
+)
+def test_own_loops_go_by_the_settings(method: dict[str, Any], train: dict[str, Any]) -> None:
+    """Where they come to the same, as FedAvg does."""
+    common: dict[str, Any] = {**EVEN, "train": {"rounds": 2, **train}}
+    methods = ({"name": "fedavg"}, method)
+    states = (server_states(small_experiment(**common, method=m)) for m in methods)
+    for a, b in zip(*states, strict=True):
+        close(a.weights, b.weights, 2e-5)
 
 
 class TestIFCA:
@@ -363,6 +317,8 @@ class TestIFCA:
         for t, cohort, state, kept in hand.rounds():
             assert kept == {}
             chosen = {k: int(np.argmin([hand.loss(w, k) for w in models])) for k in cohort}
+            rows = hand.fed.runner.records()[1]["clients"]
+            assert {row["client"]: row["cluster"] for row in rows} == chosen
             before, models = models, models.clone()
             for j in range(3):
                 members = [k for k, own in chosen.items() if own == j]
@@ -372,18 +328,3 @@ class TestIFCA:
             close(state.models, models)
             close(state.weights, models.mean(dim=0))
         assert 0 < idle < 9
-
-    def test_it_finds_clusters(self, finish: Finish, tmp_path: Path) -> None:
-        """Clients of two groups with different classes."""
-        y = small_experiment().data.load().y
-        groups = [np.flatnonzero(y < 5), np.flatnonzero(y >= 5)]
-        path = tmp_path / "clients.json"
-        path.write_text(json.dumps([rows[i::4].tolist() for rows in groups for i in range(4)]))
-        done = finish(
-            method={"name": "ifca"},
-            partition={"kind": "file", "path": str(path)},
-            train={"rounds": 5},
-        )
-        last = done.clients[done.clients["round"] == 5].set_index("client")["cluster"]
-        assert last.loc[:3].nunique() == last.loc[4:].nunique() == 1
-        assert last.loc[0] != last.loc[4]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from experiments import RESNET, server_states, small_experiment
-from fedsim import Run
-
-Finish = Callable[..., Run]
 
 MODELS = {
     "mlp": {"name": "mlp", "hidden": [16]},
@@ -27,6 +22,7 @@ BY_SAMPLES: list[dict[str, Any]] = [
     {"name": "moon", "mu": 0.0},
     {"name": "fedsam", "rho": 0.0},
     {"name": "fedsam", "rho": 0.0, "variant": "asam"},
+    {"name": "fedavg_ft"},
     {"name": "feddisco", "a": 0.0, "b": 0.0},
     {"name": "fednova"},  # of equally many steps
     {"name": "qfedavg", "q": 0.0},
@@ -54,7 +50,7 @@ EQUAL: list[dict[str, Any]] = [
     {"name": "pfedme", "lam": 2.0, "eta": 0.5, "steps": 1},
     {"name": "ifca", "clusters": 1},
 ]
-TO_THE_BIT = {"fedprox", "qfedavg", "feddf", "fedxds", "xpfl", "xfedalign"}
+TO_THE_BIT = {"fedprox", "qfedavg", "feddf", "fedxds", "xpfl", "xfedalign", "fedavg_ft"}
 
 
 def experiment(model: str, equal: bool, **sections: Any) -> Any:
@@ -102,36 +98,3 @@ def test_without_its_own_term_a_method_is_fedavg(method: dict[str, Any], model: 
 def test_of_equally_many_examples_too(method: dict[str, Any], model: str) -> None:
     """Methods whose mean does not go by samples."""
     assert_fedavg(method, model, equal=True)
-
-
-def test_the_first_round_of_scaffold_is_fedavg_s() -> None:
-    """Of equally many examples: no control yet."""
-    _, first, _ = server_states(experiment("mlp", equal=True, method={"name": "scaffold"}))
-    np.testing.assert_allclose(first.weights, fedavg("mlp", equal=True)[1].weights, atol=1e-6)
-
-
-@pytest.mark.parametrize("clients_per_step", [1, 3])
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "ditto"},
-        {"name": "fedavg_ft"},
-        {"name": "fedfed", "distillation_rounds": 0},
-        {"name": "xfedalign", "samples": 20, "poisoned": 0.2, "noise": 0.1},
-    ],
-    ids=label,
-)
-def test_the_global_model_is_fedavg_s(
-    finish: Finish, method: dict[str, Any], clients_per_step: int
-) -> None:
-    common: dict[str, Any] = {
-        "data": {"name": "digits", "subset": 0.3},
-        "train": {"rounds": 3, "participation": 0.5},
-        "engine": {"clients_per_step": clients_per_step},
-    }
-    plain, other = finish(**common), finish(**common, method=method)
-    weights = other.weights()
-    for name, tensor in plain.weights().items():
-        assert torch.equal(weights[name], tensor)
-    for column in ("accuracy", "loss", "train_loss"):
-        assert other.rounds[column].equals(plain.rounds[column])

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_hand import ByHand, close
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from experiments import federation, small_experiment
-from fedsim import Run
-from fedsim.federation import Client
-from fedsim.methods.sse_agg import SseAgg, clustered, common_sketch, mean_distance
+from experiments import Finish, small_experiment
+from fedsim.methods.sse_agg import clustered, common_sketch, mean_distance
 from fedsim.support.rng import keyed_rng
-
-Finish = Callable[..., Run]
 
 SHARE = {"server_fraction": 0.1}
 TABLE: dict[str, Any] = {
@@ -34,24 +28,14 @@ TABLE: dict[str, Any] = {
 
 def test_a_round_is_its_formula() -> None:
     method = {"name": "sse_agg", "beta": 4.0, "clusters": 2}
-    experiment = small_experiment(**TABLE, method=method)
-    fed = federation(experiment)
-    start = experiment.method.init(fed)
-    fed.runner.begin(1)
-    after = experiment.method.round(fed, start, 1)
-
-    plain = small_experiment(**TABLE, method={"name": "feddf"})  # which gathers models as well
-    alone = federation(plain)
-    alone.runner.begin(1)
-    sent = alone.gather(plain.method.local_update, range(5), weights=start.weights)
-    models = {k: message["weights"] for k, message in sent.items()}
-    x, y = fed.server.own_data.x, fed.server.own_data.y
-    order = keyed_rng(experiment.seed, "server/order", 1).permutation(len(x))
+    hand = ByHand(small_experiment(**TABLE, method=method))
+    _, _, after, _ = next(hand.rounds())
+    models = [hand.trained(hand.initial, 1, k) for k in range(5)]
+    x, y = hand.fed.server.own_data.x.double(), hand.fed.server.own_data.y
+    order = keyed_rng(hand.experiment.seed, "server/order", 1).permutation(len(x))
     sketches = []
-    for w in models.values():
-        alone.server.model.load(torch.tensor(w))
-        network = alone.server.model.module.eval()
-        rises = []
+    for w in models:
+        network, rises = hand.network(w), []
         with torch.no_grad():
             whole = float(cross_entropy(network(x), y))
             for feature in range(4):
@@ -59,20 +43,15 @@ def test_a_round_is_its_formula() -> None:
                 dealt[:, feature] = x[order, feature]
                 rises.append(float(cross_entropy(network(dealt), y)) - whole)
         sketches.append(np.array(rises) / np.linalg.norm(rises))
-    updates = [w - start.weights for w in models.values()]
-    cluster = clustered(updates, 2)
+    cluster = clustered([(w - hand.initial).numpy() for w in models], 2)
     means = [
         np.mean([s for s, c in zip(sketches, cluster, strict=True) if c == wanted], axis=0)
         for wanted in set(cluster)
     ]
     consensus = sum(means) / len(means)
     a = [np.exp(-4.0 * np.sqrt(((s - consensus) ** 2).sum())) for s in sketches]
-    n = fed.server.num_samples
-    expected = sum(n[k] * a[k] * models[k].astype(np.float64) for k in range(5)) / sum(
-        n[k] * a[k] for k in range(5)
-    )
-    assert np.allclose(after.weights, expected, atol=1e-5)
-    assert np.allclose(after.consensus, consensus, atol=1e-4)
+    close(after.weights, hand.mean(models, hand.n * np.array(a)))
+    close(after.consensus, consensus, 1e-4)
 
 
 class TestClusters:
@@ -106,37 +85,6 @@ class TestConsensus:
         assert mean_distance(np.array([[0.0, 0], [3, 4], [0, 0]])) == pytest.approx(10 / 3)
 
 
-class Shuffled(SseAgg):
-    """Client 3 sends a model that goes by other features: inputs in another order."""
-
-    name: str = "test_sse_agg:Shuffled"
-
-    def local_update(
-        self,
-        client: Client,
-        weights: Tensor,
-        x: Tensor,
-        y: Tensor,
-        facts: Mapping[str, Tensor],
-        order: Tensor,
-    ) -> dict[str, Any]:
-        if client.id == 3:
-            held = client.data
-            client.data = replace(held, x=held.x.roll(1, dims=1))
-        return super().local_update(client, weights, x, y, facts, order)
-
-
-def test_a_client_that_goes_by_something_else_counts_less(finish: Finish) -> None:
-    train = {"rounds": 4, "batch_size": 8, "local_epochs": 5, "optimizer": {"lr": 0.2}}
-    method = {"name": "test_sse_agg:Shuffled", "clusters": 1, "beta": 5}
-    data = {**TABLE["data"], "samples": 400}
-    done = finish(**{**TABLE, "data": data, "train": train}, method=method)
-    rows = done.own_explanations.groupby("client")[["distance", "share"]].mean()
-    assert rows["distance"].idxmax() == rows["share"].idxmin() == 3
-    assert rows["share"][3] < 0.15
-    assert np.allclose(done.own_explanations.groupby("round")["share"].sum(), 1)
-
-
 def test_inputs_may_have_two_axes(finish: Finish) -> None:
     """Each entry is a group: no row of images, and no table."""
     flat, square = (
@@ -144,3 +92,4 @@ def test_inputs_may_have_two_axes(finish: Finish) -> None:
         for shape in ([4], [2, 2])
     )
     assert square.rounds["sketch_distance"].tolist() == flat.rounds["sketch_distance"].tolist()
+    assert np.allclose(flat.own_explanations.groupby("round")["share"].sum(), 1)
