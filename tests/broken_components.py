@@ -80,32 +80,17 @@ class OfItsOwn(FedAvg):
 # objectives
 
 
-class NoPrimary(Classification):
+class Scores(Classification):
+    """An objective that is broken in one place."""
+
+    how: str
+
     def metrics(self, data: Dataset) -> tuple[Metric, ...]:
-        return (Metric("accuracy", "accuracy"),)
+        if self.how == "no primary":
+            return (Metric("accuracy", "accuracy"),)
+        more = (Metric("f1", "F1"),) if self.how == "unscored" else ()
+        return (*super().metrics(data), *more)
 
-
-class Unscored(Classification):
-    def metrics(self, data: Dataset) -> tuple[Metric, ...]:
-        return (*super().metrics(data), Metric("f1", "F1"))
-
-
-class MeanLoss(Classification):
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
-        return super().loss(network, x, y, context).mean()
-
-
-class MixedLoss(Classification):
-    def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-    ) -> Tensor:
-        losses = super().loss(network, x, y, context)
-        return losses / losses.detach().sum()
-
-
-class OtherGradient(Classification):
     def output_gradient(self) -> OutputGradient | None:
         right = super().output_gradient()
         assert right is not None
@@ -114,97 +99,75 @@ class OtherGradient(Classification):
             losses, gradient = right(outputs, y)
             return losses, 2 * gradient
 
-        return doubled
+        return doubled if self.how == "other gradient" else right
 
-
-class MeansOfBatches(Classification):
     def totals(self, outputs: Any, batch: Batch) -> Totals:
-        found = super().totals(outputs, batch)
-        return {name: value / len(batch) for name, value in found.items()}
+        n = len(batch) if self.how == "means of batches" else 1
+        return {name: value / n for name, value in super().totals(outputs, batch).items()}
 
     def scores(self, totals: Totals) -> dict[str, float]:
-        return {"loss": sum(totals.values()), "accuracy": 0.5}
+        if self.how == "means of batches":
+            return {"loss": sum(totals.values()), "accuracy": 0.5}
+        return super().scores(totals)
+
+
+class Losses(Classification):
+    """One whose loss is broken."""
+
+    how: str
+
+    def loss(
+        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        losses = super().loss(network, x, y, context)
+        return losses.mean() if self.how == "mean" else losses / losses.detach().sum()
 
 
 # partitions
 
 
 class Shuffled(Partition):
+    """A partition, sound or broken in one place."""
+
+    how: str = "sound"
+
     def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return np.array_split(rng.permutation(len(data.y)), 3)
-
-
-class Twice(Shuffled):
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        first, *rest = super().split(data, rng)
-        return [np.append(first, rest[0][0]), *rest]
-
-
-class Beyond(Shuffled):
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return [rows + 1 for rows in super().split(data, rng)]
-
-
-class OwnDraws(Shuffled):
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return super().split(data, np.random.default_rng())
-
-
-class SameDraws(Shuffled):
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return super().split(data, np.random.default_rng(0))
-
-
-class ByCut(Shuffled):
-    def split(self, data: Dataset, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        parts = super().split(data, rng)
-        return [*parts[:-1], parts[-1][1:]] if self.test_fraction else parts
+        if self.how in ("own draws", "same draws"):
+            rng = np.random.default_rng(None if self.how == "own draws" else 0)
+        first, *rest = np.array_split(rng.permutation(len(data.y)), 3)
+        if self.how == "twice":
+            first = np.append(first, rest[0][0])
+        elif self.how == "beyond":
+            rest = [rows + 1 for rows in rest]
+            first = first + 1
+        elif self.how == "by cut" and self.test_fraction:
+            rest[-1] = rest[-1][1:]
+        return [first, *rest]
 
 
 # models
 
 
 class Network(nn.Module):
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+    """A network, sound or broken in one place."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, how: str = "sound") -> None:
         super().__init__()
-        self.layer = nn.Linear(int(np.prod(shape)), outputs)
+        self.how = how
+        self.layer = nn.Linear(int(np.prod(shape)), outputs + (how == "other outputs"))
+        if how == "own random":
+            drawn = np.random.default_rng().normal(size=self.layer.weight.shape)
+            self.layer.weight = nn.Parameter(torch.tensor(drawn, dtype=torch.float32))
+        elif how == "idle":
+            self.idle = nn.Parameter(torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.how == "centred":
+            x = x - x.mean(dim=0)
+        elif self.how == "noisy":
+            x = x + torch.rand_like(x)
         found: Tensor = self.layer(x.flatten(1))
-        return found
-
-
-class OtherOutputs(Network):
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        super().__init__(shape, outputs + 1)
-
-
-class OwnRandom(Network):
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        super().__init__(shape, outputs)
-        drawn = np.random.default_rng().normal(size=self.layer.weight.shape)
-        self.layer.weight = nn.Parameter(torch.tensor(drawn, dtype=torch.float32))
-
-
-class Idle(Network):
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
-        super().__init__(shape, outputs)
-        self.idle = nn.Parameter(torch.zeros(3))
-
-
-class Centred(Network):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x - x.mean(dim=0))
-
-
-class Noisy(Network):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + torch.rand_like(x))
-
-
-class Infinite(Network):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) / 0
+        return found / 0 if self.how == "infinite" else found
 
 
 # explainers
@@ -227,51 +190,28 @@ class Said(Explanation):
 
 
 class Speaks(Explainer):
+    """An explainer, sound or broken in one place."""
+
     name: str = "speaks"
+    how: str = "sound"
 
     def explain(
         self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
-        return self.say(model.as_network(), rng)
-
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
+        network = model.as_network()
+        match self.how:
+            case "babbles":
+                return Said(str(np.random.default_rng().random()))
+            case "empty":
+                return Said("", ())
+            case "lists":
+                return Said("", ({"words": ["a"]},))
+            case "promises":
+                return Said("", pictures=("picture.png",))
+            case "trains":
+                network.train()
+            case "spoils":
+                next(network.parameters()).detach().add_(1)
+            case "draws":
+                torch.rand(1)
         return Said(str(rng.integers(100)))
-
-
-class Babbles(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        return Said(str(np.random.default_rng().random()))
-
-
-class Empty(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        return Said("", ())
-
-
-class Lists(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        return Said("", ({"words": ["a"]},))
-
-
-class Promises(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        return Said("", pictures=("picture.png",))
-
-
-class Trains(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        network.train()
-        return Said("")
-
-
-class Spoils(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        with torch.no_grad():
-            next(network.parameters()).add_(1)
-        return Said("")
-
-
-class Draws(Speaks):
-    def say(self, network: nn.Module, rng: np.random.Generator) -> Said:
-        torch.rand(1)
-        return Said("")

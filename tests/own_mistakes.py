@@ -58,75 +58,47 @@ def raises(shape, classes):
 # What breaks a run off.
 
 
-class Raises(FedAvg):
-    def local_update(self, client, weights):
-        if client.id == 2 and client.round == 2:
-            raise ValueError("made of cheese")
-        return super().local_update(client, weights)
+class Fails(FedAvg):
+    """Client 2, all clients or the server do something wrong."""
 
+    name: str = "own_mistakes:Fails"
+    how: str
 
-class Shorter(FedAvg):
-    def local_update(self, client, weights):
-        trained = client.train(weights)
-        return Update(weights=trained[:-1] if client.id == 2 else trained)
-
-
-class Scalar(FedAvg):
-    def local_update(self, client, weights):
-        trained = client.train(weights)
-        return Update(weights=trained[:1] if client.id == 2 else trained)
-
-
-class OtherName(FedAvg):
-    def local_update(self, client, weights):
-        trained = client.train(weights)
-        return Update(delta=trained) if client.id == 2 else Update(weights=trained)
-
-
-class NoUpdate(FedAvg):
-    def local_update(self, client, weights):
-        return client.train(weights)
-
-
-class Complex(FedAvg):
-    def local_update(self, client, weights):
-        return Update(weights=client.train(weights).to(torch.complex64))
-
-
-class KeepsAWord(FedAvg):
-    def local_update(self, client, weights):
-        client.state = "cheese"
-        return super().local_update(client, weights)
-
-
-class ServerRaises(FedAvg):
-    def round(self, fed, state, t):
-        raise ValueError("made of cheese\nof all sorts" * t)
-
-
-class ServerExits(FedAvg):
-    def round(self, fed, state, t):
-        raise SystemExit(0)
-
-
-class Stateless(FedAvg):
-    def round(self, fed, state, t):
-        return super().round(fed, state, t).weights
-
-
-class BareInit(FedAvg):
     def init(self, fed):
-        return super().init(fed).weights
+        if self.how == "init raises":
+            raise KeyError("cheese")
+        state = super().init(fed)
+        return state.weights if self.how == "bare init" else state
 
-
-class InitRaises(FedAvg):
-    def init(self, fed):
-        raise KeyError("cheese")
-
-
-class Strangers(FedAvg):
     def round(self, fed, state, t):
-        fed.mean(self.local_update, [99], weights=state.weights)
+        match self.how:
+            case "server raises":
+                raise ValueError("made of cheese\nof all sorts" * t)
+            case "server exits":
+                raise SystemExit(0)
+            case "strangers":
+                return fed.mean(self.local_update, [99], weights=state.weights)
+        after = super().round(fed, state, t)
+        return after.weights if self.how == "stateless" else after
+
+    def local_update(self, client, weights):
+        trained, second = client.train(weights), client.id == 2
+        match self.how:
+            case "raises" if second and client.round == 2:
+                raise ValueError("made of cheese")
+            case "keeps a word":
+                client.state = "cheese"
+            case "no update":
+                return trained
+            case "complex":
+                trained = trained.to(torch.complex64)
+            case "shorter" if second:
+                trained = trained[:-1]
+            case "scalar" if second:
+                trained = trained[:1]
+            case "other name" if second:
+                return Update(delta=trained)
+        return Update(weights=trained)
 
 
 class WordsForScores(Classification):

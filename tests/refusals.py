@@ -23,24 +23,30 @@ from typing import Any
 import numpy as np
 import own_objects
 import pandas as pd
+import torch
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
+from fedsim.analysis.attacks.inversion import fidelity
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.conditions.devices import read_availability, read_capacities
 from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
+from fedsim.data.sources.pictures import open_picture
 from fedsim.experiment import plain
 from fedsim.federation import EngineSettings
 from fedsim.launch.prepare import prepare
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.results.manifest import NAMES
+from fedsim.sweep.preflight import allocate
 
-__all__ = ["Experiment", "MaskedAutoencoder", "files", "plain", "run"]  # for refusals.yaml
+# For refusals.yaml.
+__all__ = ["Experiment", "MaskedAutoencoder", "fidelity", "files"]
+__all__ += ["open_picture", "plain", "run", "torch"]
 
 EXPERIMENT = """\
 name: small
@@ -63,6 +69,7 @@ class Row:
         lines: what replaces lines of `EXPERIMENT` in small.yaml, by the sections they begin with.
         files: what else lies in the working directory; see `write`.
         change: what is done to run/, which is the folder of a finished run then.
+        missing: a module that is not installed.
     """
 
     ask: str | Callable[[], object]
@@ -70,6 +77,7 @@ class Row:
     lines: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
     change: Callable[[Path], object] | None = None
+    missing: str | None = None
 
 
 def experiment(lines: Mapping[str, str]) -> str:
@@ -336,6 +344,11 @@ def plan(cluster: list[Node], **settings: Any) -> int:
     return plan_actors(EngineSettings(**settings), cluster, **known)
 
 
+def trials(cluster: list[Node], concurrent: Any = "auto", **settings: Any) -> object:
+    """Place twelve trials; the first node is this one."""
+    return allocate(EngineSettings(**settings), cluster, cluster[0], 12, concurrent)
+
+
 def change_experiment(path: Path, before: str, after: str) -> None:
     file = path / "experiment.yaml"
     text = file.read_text()
@@ -388,8 +401,9 @@ def written() -> Iterator[Row]:
         for other, said in table["lines"].get(section, {}).items():
             yield Row("run small.yaml", said, {section: other})
     for command, lines in table["sweeps"].items():
+        name, _, words = command.partition(" ")
         for line, said in lines.items():
-            yield Row(f"{command} small.yaml", said, {"engine": line})
+            yield Row(f"{name} small.yaml {words}", said, {"engine": line})
     for override, said in table["overrides"].items():
         words = f"run small.yaml {shlex.quote(override)}"
         yield Row(words, f"override {override}: {said}")
@@ -419,8 +433,11 @@ def written() -> Iterator[Row]:
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)
-    for words, said in table["explain"].items():
-        yield Row(f"explain run {words}", said, change=lambda run: None)
+    for module, calls in table["missing"].items():
+        for call, said in calls.items():
+            yield Row(partial(evaluated, call), said, missing=module)
+    for words, said in table["finished"].items():
+        yield Row(words, said, change=lambda run: None)
     for change, said in table["runs"].items():
         changes = partial(lambda change, run: evaluated(change, run=run), change)
         yield Row("resume run", f"HERE/run{said}", change=changes)

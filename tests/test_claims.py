@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t as student
-from scipy.stats import ttest_rel
 from snippets import ROOT
 
 from fedsim import Experiment
@@ -90,27 +89,9 @@ def test_only_the_published_rule_base_is_decided_by_a_test_of_fedsims_own() -> N
     assert [e.id for e in imported("claims").CLAIMS if not e.gather().tests] == ["F1"]
 
 
-def test_a_paired_difference_is_that_of_scipy() -> None:
-    rng = np.random.default_rng(1)
-    ours, theirs = pd.Series(rng.normal(1, 1, 6)), pd.Series(rng.normal(size=6))
-    found = imported("tables").paired(ours, theirs)
-    expected = ttest_rel(ours, theirs)
-    assert found.p() == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
-    shifted = ttest_rel(ours, theirs + 0.5)
-    assert found.p(0.5) == pytest.approx(shifted.pvalue)
-
-
 def test_a_difference_is_printed_without_a_negative_zero() -> None:
     assert str(imported("tables").Difference(-0.0001, 0.0001, 4, 5)) == "+0.000 (+0.000 to +0.000)"
     assert str(imported("tables").Difference(-0.1, 0.01, 4, 5)) == "−0.100 (−0.128 to −0.072)"
-
-
-def test_pairs_are_of_what_both_have() -> None:
-    found = imported("tables").paired(
-        pd.Series({1: 1.0, 2: 2.0, 3: 4.0, 4: None}), pd.Series({2: 1.0, 3: 1.0, 4: 5.0})
-    )
-    assert (found.mean, found.pairs) == (2.0, 2)
 
 
 def test_a_section_has_what_was_tested_and_what_was_not() -> None:

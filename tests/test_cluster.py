@@ -20,7 +20,7 @@ import tempfile
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import jsonschema
+import psutil
 import pytest
 import yaml
 from pathspec import GitIgnoreSpec
@@ -44,6 +45,7 @@ import fedsim
 from fedsim import Experiment, load
 from fedsim.cli import app
 from fedsim.cluster.placement import Node, plan_actors
+from fedsim.cluster.private import is_alive
 from fedsim.errors import ClusterError
 
 ROOT = Path(__file__).parents[1]
@@ -83,31 +85,14 @@ def call(*words: str | Path, env: dict[str, str], code: int = 0) -> str:
     return text
 
 
-def descendants(pids: set[int]) -> set[int]:
-    """Processes, and all that come from them."""
-    listed = subprocess.check_output(["ps", "-eo", "pid=,ppid="], text=True)
-    parents = dict(map(int, line.split()) for line in listed.splitlines())
-    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
-        pids = pids | more
-    return pids
-
-
-def left_of(pids: set[int]) -> str:
-    """Those of the processes that do not end within a while, as `ps` shows them."""
-    words = ["ps", "-ww", "-o", "pid=,ppid=,stat=,etime=,args=", "-p", ",".join(map(str, pids))]
+def left_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that do not end within a while."""
+    left = list(processes)
     for _ in range(600):
-        shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-        # A process that has ended may wait for a parent that never asks for its exit status.
-        left = [line for line in shown.splitlines() if not line.split()[2].startswith("Z")]
-        if not left:
+        if not (left := [each for each in left if is_alive(each)]):
             break
         time.sleep(0.1)
-    return "\n".join(left)
-
-
-def running(words: str) -> bool:
-    """Whether some process has these words on its command line."""
-    return words in subprocess.check_output(["ps", "-eo", "args="], text=True)
+    return left
 
 
 @pytest.mark.parametrize("script", sorted(CLUSTER.glob("*.sh")), ids=lambda path: path.name)
@@ -160,15 +145,15 @@ class TestLaptop:
         )
 
     def test_stop_leaves_nothing(self, folder: Path, exports: dict[str, str]) -> None:
-        nodes = {int(pid) for pid in (folder / "pids").read_text().split()}
-        started = descendants(nodes)
+        nodes = [psutil.Process(int(pid)) for pid in (folder / "pids").read_text().split()]
+        started = [each for node in nodes for each in (node, *node.children(recursive=True))]
         assert len(nodes) == 3
         assert len(started) > 10
         # A second cluster, as far as `ray stop` could tell.
         other = subprocess.Popen(["bash", "-c", "exec -a 'ray start --head gcs_server' sleep 60"])
         text = call(CLUSTER / "laptop.sh", "stop", env=environment(FEDSIM_CLUSTER=str(folder)))
         assert text == "unset RAY_ADDRESS RAY_API_SERVER_ADDRESS\n"
-        assert left_of(started) == ""
+        assert left_of(started) == []
         assert not folder.exists()
         assert other.poll() is None
         other.kill()
@@ -229,10 +214,10 @@ def test_the_laptop_script_ends_what_outlives_its_node(tmp_path: Path) -> None:
     env = environment(FEDSIM_CLUSTER=str(tmp_path / "cluster"))
     env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
     call(CLUSTER / "laptop.sh", "start", env=env)
-    workers = {int(pid) for pid in pids.read_text().split()}
+    workers = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
     assert len(workers) == 3
     call(CLUSTER / "laptop.sh", "stop", env=env)
-    assert left_of(workers) == ""
+    assert left_of(workers) == []
 
 
 def stand_in(folder: Path, name: str, body: str) -> None:
@@ -273,7 +258,8 @@ class TestSlurm:
         env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
         yield env
         assert not Path(f"/tmp/fedsim-job-{id}").exists()
-        assert not running(f"/tmp/fedsim-job-{id}")
+        running = subprocess.check_output(["ps", "-eo", "args="], text=True)
+        assert f"/tmp/fedsim-job-{id}" not in running
 
     @pytest.mark.night
     def test_runs_on_all_nodes(self, tmp_path: Path, job: dict[str, str]) -> None:
@@ -452,86 +438,22 @@ class TestGpus:
             runpy.run_path(str(CLUSTER / "gpus.py"), run_name="__main__")
 
 
-def parts(required: str, **properties: Any) -> dict[str, Any]:
-    """The schema of an object with these keys and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
+# What the manifest uses of KubeRay's RayJob (ray.io/v1).
+FIELDS = {
+    *("apiVersion", "kind", "metadata", "generateName", "spec", "entrypoint", "rayClusterSpec"),
+    *("shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayVersion", "authOptions", "mode"),
+    *("headGroupSpec", "workerGroupSpecs", "groupName", "replicas", "minReplicas", "maxReplicas"),
+    *("rayStartParams", "template", "containers", "name", "image", "env", "value", "ports"),
+    *("containerPort", "resources", "requests", "limits", "volumeMounts", "mountPath", "volumes"),
+    *("cpu", "memory", "nvidia.com/gpu", "persistentVolumeClaim", "claimName", "securityContext"),
+    *("runAsNonRoot", "runAsUser", "fsGroup", "num-cpus"),
+}
 
 
-TEXT, WHOLE, YES_NO = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
-TEXTS = {"type": "object", "additionalProperties": TEXT}
-AMOUNTS = parts(
-    "cpu memory",
-    **{
-        "cpu": {"type": "string", "pattern": r"^\d+$"},
-        "memory": {"type": "string", "pattern": r"^\d+Gi$"},
-        "nvidia.com/gpu": WHOLE,
-    },
-)
-
-
-def listed(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": 1}
-
-
-def template(name: str) -> dict[str, Any]:
-    container = parts(
-        "name image resources",
-        name={"const": name},
-        image={"type": "string", "pattern": r"^[a-z0-9./-]+:[A-Za-z0-9.-]+$"},
-        env=listed(parts("name value", name=TEXT, value=TEXT)),
-        ports=listed(parts("name containerPort", name=TEXT, containerPort=WHOLE)),
-        resources=parts("requests limits", requests=AMOUNTS, limits=AMOUNTS),
-        volumeMounts=listed(parts("name mountPath", name=TEXT, mountPath=TEXT)),
-    )
-    claim = parts("claimName", claimName=TEXT)
-    volume = parts("name persistentVolumeClaim", name=TEXT, persistentVolumeClaim=claim)
-    user = {"runAsNonRoot": {"const": True}, "runAsUser": WHOLE, "fsGroup": WHOLE}
-    spec = parts(
-        "containers securityContext",
-        containers={**listed(container), "maxItems": 1},
-        securityContext=parts("runAsNonRoot runAsUser fsGroup", **user),
-        volumes=listed(volume),
-    )
-    return parts("spec", spec=spec)
-
-
-# The parts of KubeRay's RayJob (ray.io/v1) that the manifest uses; only `env` values are narrower.
-RAYJOB = parts(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "ray.io/v1"},
-    kind={"const": "RayJob"},
-    metadata=parts("generateName", generateName={"type": "string", "pattern": "^[a-z]+-$"}),
-    spec=parts(
-        "entrypoint rayClusterSpec",
-        entrypoint=TEXT,
-        shutdownAfterJobFinishes=YES_NO,
-        ttlSecondsAfterFinished=WHOLE,
-        rayClusterSpec=parts(
-            "rayVersion authOptions headGroupSpec workerGroupSpecs",
-            rayVersion=TEXT,
-            authOptions=parts("mode", mode={"enum": ["token", "disabled"]}),
-            headGroupSpec=parts(
-                "rayStartParams template", rayStartParams=TEXTS, template=template("ray-head")
-            ),
-            workerGroupSpecs=listed(
-                parts(
-                    "groupName replicas minReplicas maxReplicas rayStartParams template",
-                    groupName=TEXT,
-                    replicas=WHOLE,
-                    minReplicas=WHOLE,
-                    maxReplicas=WHOLE,
-                    rayStartParams=TEXTS,
-                    template=template("ray-worker"),
-                )
-            ),
-        ),
-    ),
-)
+def keys_of(node: Any) -> set[str]:
+    """All keys of a nest of dicts and lists."""
+    below = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return {*(node if isinstance(node, dict) else ())}.union(*map(keys_of, below))
 
 
 class TestRayJob:
@@ -541,11 +463,12 @@ class TestRayJob:
         return content
 
     def test_kuberay_knows_its_fields(self, manifest: dict[str, Any]) -> None:
-        jsonschema.validate(manifest, RAYJOB)
-        with pytest.raises(jsonschema.ValidationError, match="rayVersoin"):
-            jsonschema.validate(
-                {**manifest, "spec": {**manifest["spec"], "rayVersoin": "2.60.0"}}, RAYJOB
-            )
+        assert keys_of(manifest) == FIELDS
+        assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+        assert manifest["metadata"]["generateName"].endswith("-")
+        job = manifest["spec"]
+        assert type(job["shutdownAfterJobFinishes"]) is bool
+        assert type(job["ttlSecondsAfterFinished"]) is int
 
     def test_agrees_with_the_image(self, manifest: dict[str, Any]) -> None:
         cluster = manifest["spec"]["rayClusterSpec"]
@@ -558,7 +481,9 @@ class TestRayJob:
             name, _, version = container["image"].rpartition(":")
             assert name.endswith("/fedsim")
             assert version == fedsim.__version__
+            assert spec["securityContext"]["runAsNonRoot"] is True
             assert spec["securityContext"]["runAsUser"] == int(user[user.index("--uid") + 1])
+            assert all(type(value) is str for value in group["rayStartParams"].values())
 
     def test_the_entry_point_runs(self, manifest: dict[str, Any]) -> None:
         program, *words = shlex.split(manifest["spec"]["entrypoint"])
@@ -679,12 +604,6 @@ class TestReadme:
                 assert f"cluster/{path.name}" in self.text
         for path in re.findall(r"\b(?:cluster|experiments)/[\w.]+\w", self.text):
             assert (ROOT / path).exists()
-
-    def test_its_commands_exist(self) -> None:
-        lines = re.findall(r"^    (.*)$", self.text, re.MULTILINE)
-        said = set(re.findall(r"(?:^|[ ;&])fedsim ([a-z]+)", "\n".join(lines)))
-        assert said == {"doctor", "run", "submit"}
-        assert said <= {command.name for command in app.registered_commands}
 
     def test_nobody_is_told_to_turn_authentication_off(self) -> None:
         for path in CLUSTER.iterdir():

@@ -15,7 +15,7 @@ import pytest
 import fedsim
 from experiments import Say, change_manifest, grid_in_process, interrupted, small_experiment
 from fedsim.analysis.replay import replay
-from fedsim.errors import Damaged, FedsimWarning, RunFolderError
+from fedsim.errors import Damaged, RunFolderError
 from fedsim.results.run import Run
 
 ROUNDS, BROKEN_OFF = 6, 5  # with checkpoints after every second round
@@ -136,18 +136,6 @@ def test_a_finished_run_is_made_whole(
     assert say("verify", str(path))[:2] == (0, "no damage found (1 folder(s))\n")
 
 
-def test_a_damaged_checkpoint_is_replayed_past(whole: Run, tmp_path: Path) -> None:
-    path = shutil.copytree(whole.path, tmp_path / "run")
-    flip(path / "weights" / f"round-{ROUNDS:06d}.safetensors")
-    begun: list[int] = []
-    with pytest.warns(
-        FedsimWarning, match=r"round-000006.safetensors: is damaged: .*recomputing rounds"
-    ):
-        again = replay(fedsim.load(path), on_round=begun.append)
-    assert begun == [5, 6]
-    assert (again.state.weights == replay(whole).state.weights).all()
-
-
 def zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
@@ -247,44 +235,6 @@ def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> No
     lines.clear()
     fedsim.resume(shutil.copytree(begun, tmp_path / "here"), lines.append)
     assert "another system" not in str(lines)
-
-
-@pytest.mark.parametrize(
-    ("facts", "removed", "told"),
-    [
-        ({}, "clients_per_step", "clients_per_step is missing beside result_hash"),
-        ({"metrics": []}, "created", "metrics: one of them must be primary"),
-    ],
-)
-def test_a_manifest_that_does_not_say_enough(
-    whole: Run, tmp_path: Path, facts: dict[str, Any], removed: str, told: str
-) -> None:
-    path = shutil.copytree(whole.path, tmp_path / "run")
-    change_manifest(path, removed, **facts)
-    (path / "manifest.copy.json").unlink()
-    with pytest.raises(Damaged, match=f"manifest.json: is damaged: {told}$"):
-        fedsim.load(path)
-
-
-@pytest.mark.parametrize(
-    ("table", "column", "value", "told"),
-    [
-        ("rounds", "train_loss", "x", "column 'train_loss' has values that are no numbers"),
-        ("rounds", "client_accuracy", "x", "column 'client_accuracy' has values that are no num"),
-        ("rounds", "total_bytes_up", -1, "column 'total_bytes_up' has values that are no whole"),
-        ("clients", "samples", [1], "column 'samples' has values that are no numbers"),
-    ],
-)
-def test_a_table_of_other_types(
-    whole: Run, tmp_path: Path, table: str, column: str, value: Any, told: str
-) -> None:
-    path = shutil.copytree(whole.path, tmp_path / "run")
-    frame = pd.read_parquet(path / f"{table}.parquet")
-    frame[column] = [value] * len(frame)
-    frame.to_parquet(path / f"{table}.parquet")
-    change_manifest(path, "files")
-    with pytest.raises(Damaged, match=f"{table}.parquet: is damaged: {told}"):
-        getattr(fedsim.load(path), table)
 
 
 # whole files that are another's

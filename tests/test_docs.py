@@ -57,6 +57,51 @@ LONG = {
 }
 
 
+class TestReadme:
+    README = text_of(ROOT / "README.md")
+    ELSEWHERE: ClassVar = {"AMD EPYC, AVX2": "0164a2bec87bf18d"}  # than where it was printed
+
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """What the snippets leave behind."""
+        folder = tmp_path_factory.mktemp("readme")
+        run_page(ROOT / "README.md", folder)
+        return folder / "runs"
+
+    def test_the_quickstarts_hash_is_known(self, runs: Path) -> None:
+        """So that a change of results is seen where processors round otherwise, too."""
+        found = load(min((runs / "quickstart").iterdir())).result_hash
+        processor = str(Arithmetic.of(torch.device("cpu")))
+        if not rounds_alike() and processor not in self.ELSEWHERE:
+            pytest.skip(f"nobody has recorded the hash on {processor}: here it is {found}")
+        assert rounds_alike() or found == self.ELSEWHERE[processor]
+
+    def test_every_method_is_in_the_table(self) -> None:
+        (table,) = re.findall(r"^\| `method.name` .*?\n\n", self.README, re.MULTILINE | re.DOTALL)
+        rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
+        listed = re.findall(r"`(\w+)`", "".join(rows))
+        assert sorted(listed) == [name for name, _ in methods.items()]
+        controls = re.findall(r"`(\w+)`", rows[-1])
+        assert f"{len(listed) - len(controls)} methods from the literature" in self.README
+        assert f"{len(controls)} controls" in self.README
+        page = text_of(ROOT / "docs" / "reference" / "combinations.md")
+        head, _, *cells = (row.split(" | ") for row in re.findall(r"^\|.*", page, re.MULTILINE))
+        for section, words in (
+            ("`secure_aggregation`", "of all with secure aggregation"),
+            ("`privacy`: client", "of these with client-level"),
+        ):
+            works = sum(row[head.index(section)] == "✓" for row in cells)
+            assert f"{works} {words}" in " ".join(self.README.split())
+
+    def test_the_make_targets_exist(self) -> None:
+        makefile = text_of(ROOT / "Makefile")
+        for target in re.findall(r"^make (\w+)", self.README, re.MULTILINE):
+            assert f"\n{target}:" in makefile
+
+    def test_it_is_short(self) -> None:
+        assert len(self.README.splitlines()) <= 150
+
+
 @pytest.mark.parametrize("page", by_day(IN_PROCESS, {*IN_PROCESS} - LONG))
 def test_snippets_run(page: str, tmp_path: Path) -> None:
     run_page(ROOT / page, tmp_path)
@@ -146,51 +191,6 @@ def test_each_picture_of_the_pages_has_its_script() -> None:
     assert all(f'"{name}"' in script for name in shown - gallery)
 
 
-class TestReadme:
-    README = text_of(ROOT / "README.md")
-    ELSEWHERE: ClassVar = {"AMD EPYC, AVX2": "0164a2bec87bf18d"}  # than where it was printed
-
-    @pytest.fixture(scope="class")
-    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """What the snippets leave behind."""
-        folder = tmp_path_factory.mktemp("readme")
-        run_page(ROOT / "README.md", folder)
-        return folder / "runs"
-
-    def test_the_quickstarts_hash_is_known(self, runs: Path) -> None:
-        """So that a change of results is seen where processors round otherwise, too."""
-        found = load(min((runs / "quickstart").iterdir())).result_hash
-        processor = str(Arithmetic.of(torch.device("cpu")))
-        if not rounds_alike() and processor not in self.ELSEWHERE:
-            pytest.skip(f"nobody has recorded the hash on {processor}: here it is {found}")
-        assert rounds_alike() or found == self.ELSEWHERE[processor]
-
-    def test_every_method_is_in_the_table(self) -> None:
-        (table,) = re.findall(r"^\| `method.name` .*?\n\n", self.README, re.MULTILINE | re.DOTALL)
-        rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
-        listed = re.findall(r"`(\w+)`", "".join(rows))
-        assert sorted(listed) == [name for name, _ in methods.items()]
-        controls = re.findall(r"`(\w+)`", rows[-1])
-        assert f"{len(listed) - len(controls)} methods from the literature" in self.README
-        assert f"{len(controls)} controls" in self.README
-        page = text_of(ROOT / "docs" / "reference" / "combinations.md")
-        head, _, *cells = (row.split(" | ") for row in re.findall(r"^\|.*", page, re.MULTILINE))
-        for section, words in (
-            ("`secure_aggregation`", "of all with secure aggregation"),
-            ("`privacy`: client", "of these with client-level"),
-        ):
-            works = sum(row[head.index(section)] == "✓" for row in cells)
-            assert f"{works} {words}" in " ".join(self.README.split())
-
-    def test_the_make_targets_exist(self) -> None:
-        makefile = text_of(ROOT / "Makefile")
-        for target in re.findall(r"^make (\w+)", self.README, re.MULTILINE):
-            assert f"\n{target}:" in makefile
-
-    def test_it_is_short(self) -> None:
-        assert len(self.README.splitlines()) <= 150
-
-
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.fixture
@@ -200,7 +200,7 @@ class TestOnRay:
         for path in WRITTEN.iterdir():
             path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
-    @pytest.mark.parametrize("page", ON_RAY)
+    @pytest.mark.parametrize("page", by_day(ON_RAY, ["docs/guides/grids.md"]))
     def test_snippets_run(self, page: str, folder: Path) -> None:
         run_page(ROOT / page, folder)
 
@@ -219,6 +219,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.night  # it takes half a minute to build
 class TestSite:
     def test_it_loads_nothing_from_elsewhere(self, site: Path) -> None:
         loads = re.compile(

@@ -189,14 +189,6 @@ def test_a_name_is_a_name(
 # files and overrides
 
 
-def test_the_example_file() -> None:
-    experiment = Experiment.load(QUICKSTART)
-    assert (experiment.name, experiment.seed) == ("quickstart", 0)
-    assert (experiment.partition.alpha, experiment.partition.clients) == (0.3, 20)  # type: ignore[attr-defined]
-    assert (experiment.train.rounds, experiment.train.local_epochs) == (20, 2)
-    assert experiment == Experiment.from_dict(yaml.safe_load(QUICKSTART.read_text()))
-
-
 def test_overrides_win() -> None:
     experiment = Experiment.load(
         QUICKSTART,

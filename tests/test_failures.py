@@ -43,39 +43,40 @@ SHORT = r"client 2, round 1, local_update: 'weights' has {} entries, expected 35
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("how", "message"),
     [
-        ("Raises", f"client 2, round 2, local_update: ValueError: made of cheese {PLACE}"),
-        ("NoUpdate", "client 0, round 1, local_update: must return an Update, not Tensor"),
+        ("raises", f"client 2, round 2, local_update: ValueError: made of cheese {PLACE}"),
+        ("no update", "client 0, round 1, local_update: must return an Update, not Tensor"),
         (
-            "KeepsAWord",
+            "keeps a word",
             "client 0, round 1, local_update: TypeError: client.state must be a dict, not str",
         ),
-        ("Complex", "client 0, round 1, local_update: 'weights' has complex numbers"),
-        ("ServerRaises", f"round 1: ValueError: made of cheese {PLACE}"),
-        ("Stateless", "round 1: round must return a State, not ndarray"),
-        ("BareInit", "init: init must return a State, not ndarray"),
-        ("InitRaises", f"init: KeyError: 'cheese' {PLACE}"),
-        ("Strangers", f"round 1: IndexError: index 99 is out of bounds .* {PLACE}"),
-        *((f"Shorter {clients}", SHORT.format(34)) for clients in (4, 20)),
-        *((f"Scalar {clients}", SHORT.format(1)) for clients in (4, 20)),
-        *((f"OtherName {clients}", message) for clients, message in OTHER_NAME.items()),
+        ("complex", "client 0, round 1, local_update: 'weights' has complex numbers"),
+        ("server raises", f"round 1: ValueError: made of cheese {PLACE}"),
+        ("stateless", "round 1: round must return a State, not ndarray"),
+        ("bare init", "init: init must return a State, not ndarray"),
+        ("init raises", f"init: KeyError: 'cheese' {PLACE}"),
+        ("strangers", f"round 1: IndexError: index 99 is out of bounds .* {PLACE}"),
+        *((f"shorter, {clients}", SHORT.format(34)) for clients in (4, 20)),
+        *((f"scalar, {clients}", SHORT.format(1)) for clients in (4, 20)),
+        *((f"other name, {clients}", message) for clients, message in OTHER_NAME.items()),
     ],
 )
-def test_code_that_fails(say: Say, method: str, message: str) -> None:
+def test_code_that_fails(say: Say, how: str, message: str) -> None:
     """With few clients, each has a block of its own; with many, they share blocks."""
-    name, _, clients = method.partition(" ")
+    how, _, clients = how.partition(", ")
     code, _, told = say(
-        *("run", "small.yaml", f"method.name=own_mistakes:{name}", "train.rounds=2"),
-        *(f"partition.clients={clients or 4}", "checkpoint.every=1"),
+        *("run", "small.yaml", f"method={{name: 'own_mistakes:Fails', how: {how}}}"),
+        *("train.rounds=2", f"partition.clients={clients or 4}", "checkpoint.every=1"),
     )
     assert code == 1
-    error, how, resume = told.splitlines()
+    error, ended, resume = told.splitlines()
     done = the_run()
     folder = done.path.relative_to(Path.cwd())
     assert re.fullmatch(f"error: {message}", error)
     assert re.fullmatch(
-        rf"failed( after round 1)?; traceback in {folder}/log.txt; once fixed, continue with:", how
+        rf"failed( after round 1)?; traceback in {folder}/log.txt; once fixed, continue with:",
+        ended,
     )
     assert resume == f"  fedsim resume {folder}"
     assert done.manifest["status"] == "failed"
@@ -85,7 +86,9 @@ def test_code_that_fails(say: Say, method: str, message: str) -> None:
 
 
 def test_a_server_function_that_ends_the_process(say: Say) -> None:
-    code, _, told = say("run", "small.yaml", "method.name=own_mistakes:ServerExits")
+    code, _, told = say(
+        "run", "small.yaml", "method={name: 'own_mistakes:Fails', how: server exits}"
+    )
     assert code == 1
     assert "error: code of the experiment has ended the process (sys.exit)\nfailed" in told
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from refusals import EXPERIMENT
 
 import fedsim
 from experiments import Say, small_experiment
@@ -25,16 +26,6 @@ from fedsim.methods.fedavg import FedAvg
 from fedsim.results.listing import list_results
 from fedsim.sweep.trials import SweepPlan, _about_test_set
 
-SMALL = """\
-name: small
-data: {name: digits}
-partition: {kind: iid, clients: 3}
-model: {name: mlp, hidden: [4]}
-method: {name: fedavg}
-train: {rounds: 1}
-engine: {kind: local}
-"""
-
 
 def test_suggestions_are_close() -> None:
     assert nearest("gradcam", ["random", "tree"]) == "; known: random, tree"
@@ -44,7 +35,7 @@ def test_suggestions_are_close() -> None:
 
 @pytest.fixture(autouse=True)
 def _small_experiment(say: Say) -> None:
-    Path("small.yaml").write_text(SMALL)
+    Path("small.yaml").write_text(EXPERIMENT)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +117,7 @@ class TestFoldersOfSeveralRuns:
 
     def test_an_experiment_is_a_file_or_a_dict_as_well(self, tmp_path: Path) -> None:
         path = tmp_path / "small.yaml"
-        path.write_text(SMALL)
-        content = {**yaml.safe_load(SMALL), "method": FedAvg()}
+        content = {**yaml.safe_load(EXPERIMENT), "method": FedAvg()}
         experiment = Experiment.load(path)
         hashes = {
             fedsim.run(given, tmp_path, progress=False).result_hash
@@ -157,10 +147,6 @@ def test_overrides_are_a_dict_as_well() -> None:
     experiment = Experiment.load("small.yaml", {"train.rounds": 3, "model": {"name": "mlp"}})
     assert experiment.train.rounds == 3
     assert str(experiment) == experiment.to_yaml()
-
-
-def test_the_package_offers_its_own_names_only() -> None:
-    assert dir(fedsim) == sorted(fedsim.__all__)
 
 
 def test_a_search_is_told_what_to_choose_by() -> None:

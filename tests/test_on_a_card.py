@@ -84,21 +84,26 @@ def test_why_gradients_are_not_captured_is_said_once(tmp_path: Path) -> None:
 # explainers
 
 
+REVIEWS = {**result_hashes.REVIEWS, "partition": {"kind": "aspects", "clients": 4}}
+REVIEWS["data"] = {**result_hashes.REVIEWS["data"], "reviews": 8, "fillers": 3, "length": 10}
 IMAGES: dict[str, Any] = {"model": {"name": "cnn", "channels": [4, 4]}, "train": {"rounds": 1}}
 # Explainers by what they explain.
 EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "images": (
-        {**IMAGES, "data": {"name": "digits", "subset": 0.3}},
+        {**IMAGES, "data": {"name": "digits", "subset": 0.1}},
         {
             *("gradient", "gradient_x_input", "integrated_gradients", "lrp", "occlusion"),
             *("random", "sage", "smoothgrad", "tree"),
             *("captum", "deep_shap", "gradient_shap", "kernel_shap"),
         },
     ),
-    "rationales": ({**result_hashes.REVIEWS, "train": {"rounds": 1}}, {"rationale", "occlusion"}),
+    "rationales": ({**REVIEWS, "train": {"rounds": 1}}, {"rationale", "occlusion"}),
     "rules": ({**result_hashes.RULES, "method": {"name": "openfl_xai"}}, {"rules"}),
     "what is shared": (
-        {**IMAGES, "method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
+        {
+            **{**IMAGES, "data": {"name": "digits", "subset": 0.1}, "train": {"rounds": 3}},
+            "method": {"name": "fedxds", "warmup_rounds": 1},
+        },
         {"shared_images"},
     ),
     "shape functions": (

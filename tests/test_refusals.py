@@ -19,7 +19,8 @@ from fedsim.errors import BadInput
 # Where it is: a file (a long path is shortened), a key, an option, an override, or a client.
 PLACE = re.compile(
     r"(HERE/)?[\w./*-]+( … [\w./-]+)?(:\d+)?: |\w+(\.\w+)*[=:]|override |No such option|"
-    r"there is no (list of|client)|client \d|HERE: |no node "
+    r"there is no (list of|client)|client \d|HERE: |no node |.* needs [\w-]+, which is not |"
+    r"--\w+ .*?: "
 )
 UNKNOWN = re.compile(r"unknown|has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")
@@ -70,7 +71,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.said.partition("\n")[0])
-def test_refusals(row: Row, refused: Callable[..., str], finished: Path, tmp_path: Path) -> None:
+def test_refusals(
+    row: Row,
+    refused: Callable[..., str],
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if row.missing:
+        monkeypatch.setitem(sys.modules, row.missing, None)
     Path("small.yaml").write_text(experiment(row.lines))
     for name, content in row.files.items():
         write(Path(name), content)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +15,14 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import result_hashes
 from commands import Command
 from matrix import MODELS
+from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
 from experiments import (
     FEW,
-    LITTLE_TEACHER,
     NETWORK_METHODS,
     TREE_METHODS,
     WITHOUT_GLOBAL,
@@ -53,7 +54,10 @@ EXPLAINED: dict[str, dict[str, Any]] = {
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
 
-SCAFFOLD = with_method("scaffold", train={"participation": 0.7, "rounds": 3})
+with tempfile.TemporaryDirectory() as folder:
+    OTHERS = result_hashes.experiments(Path(folder))
+
+SCAFFOLD = with_method("scaffold", data=FEW, train={"participation": 0.7, "rounds": 3})
 SAME: dict[str, dict[str, Any]] = {
     "stacks": SCAFFOLD,
     "noise of privacy": {**SCAFFOLD, "privacy": {"clip": 1, "noise_multiplier": 1}},
@@ -64,16 +68,15 @@ SAME: dict[str, dict[str, Any]] = {
     },
     "compressed": {**SCAFFOLD, "uplink": {"name": "topk"}, "downlink": {"name": "qsgd"}},
     "a reduction of one's own": {
-        "method": {"name": "own_components:FedMedian"},
-        "train": {"rounds": 3},
+        **{"data": FEW, "method": {"name": "own_components:FedMedian"}, "train": {"rounds": 3}}
     },
     "masked": {
-        "train": {"rounds": 3},
+        **{"data": FEW, "train": {"rounds": 3}},
         "secure_aggregation": {"dropout": 0.2, "threshold": 0.3},
     },
 }
 SAME["prediction sets"] = {
-    **with_method("ditto", train={"participation": 0.7, "rounds": 3}),
+    **with_method("ditto", data=FEW, train={"participation": 0.7, "rounds": 2}),
     "partition": {"test_fraction": 0.2},
     "model": {"name": "networks:regularised"},
     "evaluate": {"validation": 0.2, "clients": True, "conformal": {"kind": "adaptive"}},
@@ -82,7 +85,6 @@ SAME["rules"] = {
     **{key: MODELS["rules"][key] for key in ("data", "partition", "train")},
     **{"method": {"name": "openfl_xai"}, "model": {"name": "tree_rules"}},
 }
-LONGER = {"rounds": 4, "participation": 0.7}
 SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
     # By libraries that draw from the global generators.
     "explained by captum": {
@@ -95,33 +97,10 @@ SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
             **{"inputs": 2, "every": 1},
         },
     },
-    # With each client's own model and random draws for attributions.
-    "phases of fedxds": with_method(
-        "fedxds",
-        data=FEW,
-        train=LONGER,
-        method={
-            **{"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"},
-            "attribution": {"name": "smoothgrad", "samples": 2},
-        },
-    ),
-    # Teachers and personal models, kept by the clients.
-    "xpfl": with_method(
-        "xpfl",
-        data=FEW,
-        train=LONGER,
-        method={
-            **{"name": "xpfl", "psi": None, "teacher": LITTLE_TEACHER},
-            "xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300},
-        },
-    ),
-    # Words that are drawn in training; 40 clients, an aspect each.
-    "fedrnl": {
-        "method": {"name": "fedrnl"},
-        "train": LONGER,
-        "data": {"name": "planted_reviews", "reviews": 10, "test_reviews": 5, "dimension": 4},
-        "partition": {"kind": "aspects", "clients": 40},
-        "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"},
+    # With random draws for attributions; with teachers that clients keep; with sampled words.
+    **{
+        name: OTHERS[name]
+        for name in ("fedxds, local smoothgrad", "xpfl, explained", "fedrnl, rationales")
     },
 }
 
@@ -131,22 +110,14 @@ def kill_newest_client_actor() -> None:
 
     Those of a run before may still be about to end; and this run's may have ended.
     """
-    parent, found = {}, []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended a moment ago
-            parent[int(entry.name)] = int(
-                (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            if (entry / "cmdline").read_bytes().startswith(b"ray::ClientActor"):
-                found.append(int(entry.name))
-
-    def mine(pid: int) -> bool:
-        return pid == os.getpid() or (pid in parent and mine(parent[pid]))
-
-    ours = [pid for pid in found if mine(pid)]
+    ours = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended a moment ago
+            if "".join(each.cmdline()).startswith("ray::ClientActor"):
+                ours.append(each)
     if ours:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(max(ours), signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            max(ours, key=lambda each: each.pid).kill()
 
 
 def kill_one(event: Any) -> None:
@@ -209,8 +180,8 @@ class TestOnRay:
         }
 
         local = run(small_experiment(**common), tmp_path)
-        three = small_experiment(**common, engine={"kind": "ray", "actors": 3})
-        there = run(three, tmp_path, kill_one)
+        two = small_experiment(**common, engine={"kind": "ray", "actors": 2})
+        there = run(two, tmp_path, kill_one)
         assert len(local.explanations)
         assert there.result_hash == local.result_hash
         assert there.tasks.equals(local.tasks)
@@ -226,8 +197,6 @@ class TestOnRay:
             there = finish(**common, engine={"kind": "ray", "actors": actors, **stacks})
             assert there.result_hash == local.result_hash
             assert there.manifest.get("clients_per_step") == local.manifest.get("clients_per_step")
-        if what == "phases of fedxds":
-            assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
         if what == "stacks":
             assert local.manifest["clients_per_step"] == 3
 
@@ -265,16 +234,6 @@ class TestOnRay:
         assert STATE_LOST + "; falling back to the last checkpoint" in lines
         assert there.result_hash == finish(**common).result_hash
 
-    def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
-        marker = tmp_path / "marker"
-        method = {"name": "faults:DyingClient", "marker": str(marker)}
-        lines: list[Any] = []
-        killed = small_experiment(method=method, engine={"kind": "ray", "actors": 2})
-        found = run(killed, tmp_path, lines.append)
-        assert marker.exists()  # where it is, none dies
-        assert run(small_experiment(method=method), tmp_path).result_hash == found.result_hash
-        assert any("a client actor was lost" in str(line) for line in lines)
-
     @pytest.mark.usefixtures("driver_here")
     @pytest.mark.parametrize("name", ["DyingWhileCombining", "DyingSums"])
     def test_an_actor_killed_with_the_sums_of_its_node(self, tmp_path: Path, name: str) -> None:
@@ -293,11 +252,15 @@ class TestOnRay:
         undisturbed = run(small_experiment(method=method), tmp_path)
         assert undisturbed.result_hash == found.result_hash
 
-    def test_the_driver_killed(self, tmp_path: Path) -> None:
+    def test_the_driver_killed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         undisturbed = run(small_experiment(), tmp_path).result_hash
+        # Set after Ray was started, so that only the driver's arguments can tell it.
+        database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
         experiment = small_experiment(
             method={"name": "faults:DyingDriver", "marker": str(tmp_path / "marker")},
             engine={"kind": "ray", "actors": 2},
+            loggers=["mlflow"],
         )
         lines: list[Any] = []
         killed = run(experiment, tmp_path, lines.append)
@@ -306,6 +269,11 @@ class TestOnRay:
         assert "continuing after round 5" in lines
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
+        client = MlflowClient(database)
+        logged = client.get_metric_history(killed.manifest["mlflow_run"], "accuracy")
+        assert [(p.step, p.value) for p in logged] == [
+            *killed.rounds.set_index("round")["accuracy"].items()
+        ]
 
     def test_a_driver_that_always_dies_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
@@ -422,10 +390,11 @@ class TestOnRay:
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
         lines: list[Any] = []
-        model = {"name": "faults:dropout_net"}  # which draws from torch's own generator
-        done = run(small_experiment(engine=engine, model=model), tmp_path, lines.append)
+        # A model that draws from torch's own generator.
+        common: dict[str, Any] = {"model": {"name": "faults:dropout_net"}, "train": {"rounds": 2}}
+        done = run(small_experiment(**common, engine=engine), tmp_path, lines.append)
         assert done.manifest["actors"] == 4
-        assert done.result_hash == run(small_experiment(model=model), tmp_path).result_hash
+        assert done.result_hash == run(small_experiment(**common), tmp_path).result_hash
         assert "the requested GPUs are not available to PyTorch: computing on CPUs" in lines
         with pytest.raises(ClusterError, match=r"engine.actors=5: only 4 client actor\(s\)"):
             run(small_experiment(engine={**engine, "actors": 5}), tmp_path / "refused")

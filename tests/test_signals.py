@@ -127,7 +127,7 @@ SEARCH = {"space": {"train.optimizer.lr": [0.1, 0.2]}, "objectives": {"accuracy"
     ("name", "lost"),
     [
         ("run", "gcs_server"),
-        ("tune", "raylet"),
+        pytest.param("tune", "raylet", marks=pytest.mark.night),
         pytest.param("run", "raylet", marks=pytest.mark.night),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from experiments import Say, change_manifest, grid_in_process, small_experiment
+from experiments import Say, by_day, change_manifest, grid_in_process, small_experiment
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
@@ -115,7 +115,10 @@ class TestCode:
         code, _, complaint = say("resume", str(path))
         assert (code, "--trust" in complaint, marker.exists()) == (2, True, False)
 
-    def test_beside_a_file_does_not_stand_in_for_a_library(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", by_day(["local", "ray"], ["local"]))
+    def test_beside_a_file_does_not_stand_in_for_a_library(
+        self, tmp_path: Path, kind: str
+    ) -> None:
         for module in ("jinja2", "pandas", "psutil"):
             (tmp_path / f"{module}.py").write_text(
                 f"from pathlib import Path\nPath('{module}.ran').touch()\n"
@@ -126,7 +129,7 @@ class TestCode:
             "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
         )
         experiment = small_experiment(
-            train={"rounds": 1}, partition={"clients": 2}, engine={"kind": "ray", "actors": 1}
+            train={"rounds": 1}, partition={"clients": 2}, engine={"kind": kind}
         )
         text = re.sub(r"model:\n(  .*\n)+", "model: {name: 'own:net'}\n", experiment.to_yaml())
         (tmp_path / "small.yaml").write_text(text)

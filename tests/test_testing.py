@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from own_components import MultiLabel, Tagged
 from own_objects import Net, Plain
-from torch import nn
 
 from experiments import FEW
 from fedsim import Dataset, Run, run
-from fedsim.data import Partition, datasets
+from fedsim.data import datasets
 from fedsim.errors import ExperimentError
-from fedsim.explain import Explainer
-from fedsim.methods.fedavg import FedAvg
 from fedsim.models import models
 from fedsim.objectives import Classification, Concepts, Regression
 from fedsim.testing import (
@@ -30,6 +27,7 @@ from fedsim.testing import (
     small_experiment,
 )
 
+Check = Callable[[Run], None]
 SHORT: dict[str, Any] = {"data": FEW, "train": {"rounds": 4}, "checkpoint": {"every": 2}}
 
 
@@ -69,71 +67,86 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(small_experiment(train={"rounds": 1}), tmp_path_factory.mktemp("run"))
 
 
-CHECKS: dict[type, Callable[[Any, Run], None]] = {
-    FedAvg: lambda method, done: check_method(method, **SHORT),
-    Classification: lambda objective, done: check_objective(objective(), labelled()),
-    Partition: lambda partition, done: check_partition(partition(), labelled()),
-    nn.Module: lambda model, done: check_model(model, shape=(5,), outputs=3),
-    Explainer: lambda explainer, done: check_explainer(explainer(), done),
-}
+def of_method(method: type) -> Check:
+    return lambda done: check_method(method, **SHORT)
 
 
-def check(component: type, done: Run) -> None:
-    (of_its_kind,) = (check for kind, check in CHECKS.items() if issubclass(component, kind))
-    of_its_kind(component, done)
+def of_objective(how: str, kind: Any = broken.Scores) -> Check:
+    return lambda done: check_objective(kind(how=how), labelled())
 
 
-@pytest.mark.parametrize("sound", [broken.Shuffled, broken.Network, broken.Speaks])
-def test_what_the_broken_ones_extend_is_sound(done: Run, sound: type) -> None:
-    check(sound, done)
+def of_partition(how: str = "sound") -> Check:
+    return lambda done: check_partition(broken.Shuffled(how=how), labelled())
+
+
+def of_model(how: str = "sound") -> Check:
+    model = {"name": "broken_components:Network", "how": how}
+    return lambda done: check_model(model, shape=(5,), outputs=3)
+
+
+def of_explainer(how: str = "sound") -> Check:
+    return lambda done: check_explainer(broken.Speaks(how=how), done)
+
+
+@pytest.mark.parametrize("sound", [of_partition(), of_model(), of_explainer()])
+def test_what_the_broken_ones_extend_is_sound(done: Run, sound: Check) -> None:
+    sound(done)
 
 
 @pytest.mark.parametrize(
-    ("component", "message"),
+    ("check", "message"),
     [
         (
-            broken.ChangesItsState,
+            of_method(broken.ChangesItsState),
             "ChangesItsState: round 1 changes state.rounds in place; return a new state",
         ),
         (
-            broken.Forgets,
+            of_method(broken.Forgets),
             "Forgets: after a checkpoint, state.weights of round 3 comes out otherwise: what",
         ),
         (
-            broken.CountsOutside,
+            of_method(broken.CountsOutside),
             "CountsOutside: interrupted in round 3 and resumed, its result is another",
         ),
         (
-            broken.OfItsOwn,
+            of_method(broken.OfItsOwn),
             "OfItsOwn: trained three at once, clients come to other weights; loss and",
         ),
-        (broken.NoPrimary, "0 of its metrics are primary; one must be"),
-        (broken.Unscored, "has no score for its metric 'f1'"),
-        (broken.MeanLoss, "loss must return one number for each example, (18,), not ()"),
-        (broken.MixedLoss, "the loss of an example depends on what else is in the batch"),
-        (broken.OtherGradient, "output_gradient returns other losses, or another gradient, than"),
-        (broken.MeansOfBatches, "where they are cut into batches; totals must be sums or arrays"),
-        (broken.Twice, "deals an example out twice"),
-        (broken.Beyond, "deals out examples that there are not"),
-        (broken.OwnDraws, "deals otherwise each time"),
-        (broken.SameDraws, "does not depend on the seed; draw from `rng` alone"),
-        (broken.ByCut, "client 2 holds other examples once its share is cut"),
-        (broken.OtherOutputs, "returns (6, 4) for 6 inputs, not (6, 3)"),
-        (broken.OwnRandom, "from the same random state it builds another network; draw from"),
-        (broken.Idle, "parameter 'idle' gets no gradient; leave it out, or set requires_grad=Fal"),
-        (broken.Centred, "in evaluation an example's outputs depend on what else is in the batch"),
-        (broken.Noisy, "in evaluation it returns something else twice"),
-        (broken.Infinite, "returns numbers that are not finite"),
-        (broken.Babbles, "says something else twice"),
-        (broken.Empty, "has no rows"),
-        (broken.Lists, "rows hold numbers and words; 'words' is a list"),
-        (broken.Promises, "picture.png among its pictures, which it did not write"),
-        (broken.Trains, "changes the network's modes"),
-        (broken.Spoils, "changes the network's weights"),
-        (broken.Draws, "draws from torch's global generator; draw from `rng`"),
+        (of_objective("no primary"), "0 of its metrics are primary; one must be"),
+        (of_objective("unscored"), "has no score for its metric 'f1'"),
+        (
+            of_objective("mean", broken.Losses),
+            "loss must return one number for each example, (18,), not ()",
+        ),
+        (
+            of_objective("mixed", broken.Losses),
+            "the loss of an example depends on what else is in the batch",
+        ),
+        (of_objective("other gradient"), "output_gradient returns other losses, or another grad"),
+        (of_objective("means of batches"), "where they are cut into batches; totals must be sums"),
+        (of_partition("twice"), "deals an example out twice"),
+        (of_partition("beyond"), "deals out examples that there are not"),
+        (of_partition("own draws"), "deals otherwise each time"),
+        (of_partition("same draws"), "does not depend on the seed; draw from `rng` alone"),
+        (of_partition("by cut"), "client 2 holds other examples once its share is cut"),
+        (of_model("other outputs"), "returns (6, 4) for 6 inputs, not (6, 3)"),
+        (of_model("own random"), "from the same random state it builds another network; draw fro"),
+        (
+            of_model("idle"),
+            "parameter 'idle' gets no gradient; leave it out, or set requires_grad",
+        ),
+        (of_model("centred"), "in evaluation an example's outputs depend on what else is in the"),
+        (of_model("noisy"), "in evaluation it returns something else twice"),
+        (of_model("infinite"), "returns numbers that are not finite"),
+        (of_explainer("babbles"), "says something else twice"),
+        (of_explainer("empty"), "has no rows"),
+        (of_explainer("lists"), "rows hold numbers and words; 'words' is a list"),
+        (of_explainer("promises"), "picture.png among its pictures, which it did not write"),
+        (of_explainer("trains"), "changes the network's modes"),
+        (of_explainer("spoils"), "changes the network's weights"),
+        (of_explainer("draws"), "draws from torch's global generator; draw from `rng`"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_broken_is_named(done: Run, component: type, message: str) -> None:
+def test_what_is_broken_is_named(done: Run, check: Check, message: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(message)):
-        check(component, done)
+        check(done)

@@ -16,7 +16,6 @@ import torch
 from experiments import (
     Say,
     federation,
-    grid_in_process,
     interrupted,
     small_experiment,
 )
@@ -37,17 +36,6 @@ EVALUATE = {"validation": SHARE, "metrics": ["macro_f1"]}
 
 
 class TestHeldOut:
-    def test_by_class_and_from_nobody(self) -> None:
-        plain, _, _ = prepare(small_experiment())
-        data, splits, _ = prepare(small_experiment(evaluate=EVALUATE))
-        np.testing.assert_array_equal(data.x, plain.x)
-        held_out = splits.held_out
-        assert len(held_out) == round(SHARE * len(data.y))
-        whole = np.bincount(data.y)
-        assert (np.abs(np.bincount(data.y[held_out]) - SHARE * whole) < 1).all()
-        dealt = np.concatenate([splits.train.values, held_out])
-        assert sorted(dealt.tolist()) == list(range(len(data.y)))
-
     def test_drawn_by_the_seed(self) -> None:
         first, again, other = (
             prepare(small_experiment(evaluate=EVALUATE, seed=seed))[1].held_out
@@ -59,17 +47,23 @@ class TestHeldOut:
     @pytest.mark.parametrize(
         "partition",
         [
+            {},
             {"kind": "iid", "clients": 5, "train_fraction": 0.5},
             {"kind": "pathological", "clients": 5, "server_fraction": 0.2},
             {"kind": "quantity", "clients": 5, "test_fraction": 0.2, "labelled_fraction": 0.5},
         ],
     )
-    def test_no_part_has_any_of_it(self, partition: dict[str, Any]) -> None:
-        _, splits, _ = prepare(small_experiment(evaluate=EVALUATE, partition=partition))
-        parts = [splits.train, splits.unlabelled, splits.test]
-        dealt = np.concatenate([*(part.values for part in parts), splits.server])
+    def test_by_class_and_no_part_has_any_of_it(self, partition: dict[str, Any]) -> None:
+        data, splits, _ = prepare(small_experiment(evaluate=EVALUATE, partition=partition))
+        held_out = splits.held_out
+        assert len(held_out) == round(SHARE * len(data.y))
+        assert (np.abs(np.bincount(data.y[held_out]) - SHARE * np.bincount(data.y)) < 1).all()
+        parts = [part.values for part in (splits.train, splits.unlabelled, splits.test)]
+        dealt = np.concatenate([*parts, splits.server])
         assert len(dealt) > 100
-        assert not np.isin(splits.held_out, dealt).any()
+        assert not np.isin(held_out, dealt).any()
+        if not partition:
+            assert sorted([*dealt, *held_out]) == list(range(len(data.y)))
 
     def test_clients_that_drift_have_none_of_it(self) -> None:
         drifting = {"name": "drift", "of": {"name": "digits"}, "round": 2}
@@ -208,16 +202,6 @@ def test_the_best_round(column: str, best: Any, expected: int) -> None:
     scores = pd.DataFrame({"s": [0.1, np.nan, 0.2, 0.4], column: [0.2, np.nan, 0.9, 0.3]})
     assert best_round(scores, Metric("s", "s", best)) == (0 if best == "min" else expected)
     assert best_round(scores, Metric("t", "t")) is None
-
-
-def test_grids_summarise_by_it(tmp_path: Path) -> None:
-    content = small_experiment(evaluate=EVALUATE, train={"rounds": 3}).model_dump(mode="json")
-    content["grid"] = {"axes": {"train.local_epochs": [1]}}
-    folder = grid_in_process(content, tmp_path)
-    rounds = pd.read_parquet(folder / "rounds.parquet")
-    best = rounds["validation_accuracy"].idxmax()
-    summary = pd.read_parquet(folder / "summary.parquet")
-    assert summary["best_mean"].tolist() == [rounds["accuracy"][best]]
 
 
 class TestSearches:

@@ -279,7 +279,8 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location, content:
         words = words.removeprefix("Value error, ").removeprefix("Input should be ")
         words_at.setdefault(location, []).append(words)
         a_value = isinstance(problem["input"], str | int | float)
-        if words not in (problem["msg"], *_COMPLETE):  # a message of our own is complete as it is
+        sentence = problem["type"] == "value_error" and not words.startswith("must be ")
+        if not sentence and words not in (problem["msg"], *_COMPLETE):
             words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
             if a_value:
                 given_at[location] = f", not {problem['input']!r}"

@@ -100,19 +100,3 @@ def test_a_run_that_starts_is_handed_out(tmp_path: Any) -> None:
         on_start=lambda started: seen.append((started.path, started.status, len(started.rounds))),
     )
     assert seen == [(done.path, "running", 0)]
-
-
-def test_what_a_function_raises_ends_a_run_that_can_be_resumed(tmp_path: Any) -> None:
-    experiment = small_experiment(train={"rounds": 4}, checkpoint={"every": 1})
-
-    def stop(row: Any) -> None:
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment, tmp_path / "stopped", progress=stop)
-    (path,) = (tmp_path / "stopped" / "small").iterdir()
-    whole = run(experiment, tmp_path / "whole")
-    resumed = resume(path)
-    assert resumed.manifest["status"] == "finished"
-    assert resumed.manifest["result_hash"] == whole.result_hash

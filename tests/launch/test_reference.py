@@ -247,13 +247,12 @@ def test_runs_share_what_is_the_same(finish: Finish) -> None:
 
 def test_a_grid_trains_it_once_a_seed(tmp_path: Path, own_ray: None) -> None:
     content = small_experiment(**explained(TABLE)).model_dump(mode="json")
-    axes = {"method.name": ["fedavg", "local"], "partition.alpha": [1.0, 0.1]}
     content["explain"] |= {"of": ["cohort"]}
-    content["grid"] = {"axes": axes, "seeds": [0, 1]}
+    content["grid"] = {"axes": {"method.name": ["fedavg", "local"]}, "seeds": [0, 1]}
     found = grid(content, out=tmp_path)
     column = "gradient/client_reference_agreement_rank"
     last = found.rounds.query("round == 4")
-    assert len(last) == 8
+    assert len(last) == 4
     assert last[column].notna().all()
     assert len([*found.path.glob(".references/*/*")]) == 2
 
@@ -302,11 +301,10 @@ def test_a_damaged_reference_is_made_again(finish: Finish, damage: Callable[[Pat
     assert (done.path / REFERENCE).read_bytes() == content
 
 
-@pytest.mark.parametrize("actors", [1, 3])
-def test_on_ray(finish: Finish, own_ray: None, actors: int) -> None:
+def test_on_ray(finish: Finish, own_ray: None, driver_here: None) -> None:
     local = finish(**explained(TABLE))
     shutil.rmtree(local.path.parent / ".references")
-    done = finish(**explained(TABLE), engine={"kind": "ray", "actors": actors})
+    done = finish(**explained(TABLE), engine={"kind": "ray", "actors": 2})
     assert done.result_hash == local.result_hash
 
 

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pandas as pd
@@ -17,7 +19,7 @@ import fedsim
 from experiments import Say, change_manifest, grid_in_process, small_experiment
 from fedsim import Run
 from fedsim.analysis.replay import replay
-from fedsim.errors import FedsimError, RunFolderError
+from fedsim.errors import RunFolderError
 from fedsim.results.archive import pack_results
 
 SCAFFOLD = {
@@ -116,52 +118,31 @@ def test_a_grid_is_packed_with_all_its_runs(tmp_path: Path, say: Say) -> None:
     assert (there / "summary.csv").is_file()
 
 
-def damage(path: Path) -> None:
-    (path / "rounds.parquet").write_bytes(b"nothing")
-
-
-def link(path: Path) -> None:
-    (path / "weights" / "clients" / "link").symlink_to("/etc/passwd")
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path / "explanations.fifo")
-
-
-def interrupt(path: Path) -> None:
-    change_manifest(path, status="interrupted")
-
-
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (damage, r"1 file\(s\) damaged or missing:\n  .*/rounds.parquet: is damaged: "),
-        (link, r"/weights/clients/link: is not a regular file; remove it$"),
-        (pipe, r"/explanations.fifo: is neither a file nor a folder"),
-        (interrupt, r"the run is not finished \(interrupted\), .* go on with: fedsim resume /"),
+        (
+            lambda path: (path / "rounds.parquet").write_bytes(b"nothing"),
+            r"1 file\(s\) damaged or missing:\n  .*/rounds.parquet: is damaged: ",
+        ),
+        (
+            lambda path: (path / "weights" / "clients" / "link").symlink_to("/etc/passwd"),
+            r"/weights/clients/link: is not a regular file; remove it$",
+        ),
+        (
+            lambda path: os.mkfifo(path / "explanations.fifo"),
+            r"/explanations.fifo: is neither a file nor a folder",
+        ),
+        (
+            partial(change_manifest, status="interrupted"),
+            r"the run is not finished \(interrupted\), .* go on with: fedsim resume /",
+        ),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused(
-    run: Path, tmp_path: Path, harm: Callable[[Path], None], told: str
+    run: Path, tmp_path: Path, harm: Callable[[Path], Any], told: str
 ) -> None:
     harm(run)
     with pytest.raises(RunFolderError, match=told):
         pack_results(run, tmp_path / "x.zip")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize(
-    ("out", "told"),
-    [
-        ("x.tar", "--out x.tar: must be a .zip file"),
-        ("mine/run/x.zip", "--out mine/run/x.zip: lies in the folder that is packed"),
-        ("nowhere/x.zip", "nowhere/x.zip: cannot be written: "),
-    ],
-)
-def test_where_it_cannot_be_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FedsimError, match=re.escape(told)):
-        pack_results(run, Path(out))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, recall_score
 
-from experiments import FEW, change_manifest, small_experiment
-from fedsim import Run, load, predictions, run
+from experiments import FEW, change_manifest, ran
+from fedsim import Run, load, predictions
 from fedsim.errors import BadInput, Damaged
 from fedsim.results.figures.charts import draw_confusion
 from fedsim.results.figures.look import PAGE, PAPER, Drawing
@@ -28,24 +28,22 @@ DIGITS = [str(k) for k in range(10)]
 METRICS = ("confusion", "class_accuracy")
 
 
-def finished(out: Path, method: str, seed: int, metrics: Sequence[str] = METRICS) -> Run:
-    experiment = small_experiment(
+def finished(method: str, seed: int, metrics: Sequence[str] = METRICS) -> Run:
+    return ran(
         seed=seed,
         method={"name": method},
         data=FEW,
         partition={"kind": "iid", "clients": 4},
         train={"rounds": 2},
-        evaluate={"metrics": list(metrics)},
+        evaluate={"metrics": metrics},
     )
-    return run(experiment, out)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Run]:
+def runs() -> dict[tuple[str, int], Run]:
     """Runs of two methods with a global model, and of one without."""
-    out = tmp_path_factory.mktemp("runs")
     names = [("fedavg", 0), ("fedavg", 1), ("feddyn", 0), ("feddyn", 1), ("local", 0)]
-    return {(method, seed): finished(out, method, seed) for method, seed in names}
+    return {(method, seed): finished(method, seed) for method, seed in names}
 
 
 def shown(runs: Mapping[tuple[str, int], Run], *methods: str) -> list[Plot]:
@@ -100,19 +98,17 @@ def test_bars_are_means_over_seeds(runs: dict[tuple[str, int], Run]) -> None:
     assert [text.get_text() for text in with_legend] == ["fedavg", "feddyn"]
 
 
-def test_each_follows_from_what_is_on_record(
-    runs: dict[tuple[str, int], Run], tmp_path: Path
-) -> None:
+def test_each_follows_from_what_is_on_record(runs: dict[tuple[str, int], Run]) -> None:
     whole = runs["fedavg", 0]
-    from_matrix = finished(tmp_path, "fedavg", 0, ["confusion"])
+    from_matrix = finished("fedavg", 0, ["confusion"])
     pd.testing.assert_series_equal(
         last_class_accuracy(from_matrix), last_class_accuracy(whole), check_names=False
     )
-    alone = finished(tmp_path, "fedavg", 0, ["class_accuracy"])
+    alone = finished("fedavg", 0, ["class_accuracy"])
     (accuracies,) = figures(ReportData([alone.path]))
     assert accuracies.heading == "Accuracy of each class"
     assert bars_of(accuracies.panels[0][1])["line-1"] == last_class_accuracy(whole).tolist()
-    neither = finished(tmp_path, "fedavg", 0, [])
+    neither = finished("fedavg", 0, [])
     assert figures(ReportData([neither.path])) == []
 
 

@@ -132,6 +132,10 @@ def test_the_report_draws_them(done: Run, say: Say) -> None:
         ("explanations", "model", lambda i: ["x"], "column 'model' has values that are no num"),
         ("explanations", "explainer", lambda i: 1, "column 'explainer' has values that are no w"),
         ("rounds", "gradient/drift_rank", lambda i: "x", "column 'gradient/drift_rank' has val"),
+        ("rounds", "train_loss", lambda i: "x", "column 'train_loss' has values that are no num"),
+        ("rounds", "client_accuracy", lambda i: "x", "column 'client_accuracy' has values that"),
+        ("rounds", "total_bytes_up", lambda i: -1, "column 'total_bytes_up' has values that are"),
+        ("clients", "samples", lambda i: [1], "column 'samples' has values that are no numbers"),
     ],
 )
 def test_tables_that_are_no_runs_own(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -32,10 +33,12 @@ def test_a_difference_is_that_of_scipy(shift: float, seeds: int, shared: bool) -
     rng = np.random.default_rng(seeds)
     ours, theirs = rng.normal(shift, 1, seeds), rng.normal(0, 2, seeds)
     found = compared(series(ours), series(theirs, 0 if shared else 100))
-    expected = ttest_rel(ours, theirs) if shared else ttest_ind(ours, theirs, equal_var=False)
+    test = ttest_rel if shared else partial(ttest_ind, equal_var=False)
+    expected = test(ours, theirs)
     assert found.pairs == (seeds if shared else 0)
     assert found.mean == pytest.approx(ours.mean() - theirs.mean())
     assert found.p() == pytest.approx(expected.pvalue)
+    assert found.p(0.5) == pytest.approx(test(ours - 0.5, theirs).pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
     back = compared(series(theirs, 0 if shared else 100), series(ours))
     assert (back.mean, back.p()) == pytest.approx((-found.mean, found.p()))  # two-tailed

@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from made import CLIENTS, Cell, classification, made_grid
+from made import CLIENTS, Cell, classification, made_grid, made_search
 from matplotlib import pyplot as plt
 
 from experiments import change_manifest, small_experiment
@@ -197,12 +197,6 @@ class TestSearch:
     @pytest.fixture
     def search(self, tmp_path: Path) -> Search:
         """As a search of three trials leaves it."""
-        facts = {
-            "name": "small",
-            "objectives": {"accuracy": "max", "total_bytes": "min"},
-            "space": ["train.batch_size"],
-        }
-        folder = SearchFolder.make(tmp_path / "search", "name: small\n", facts)
         trials = pd.DataFrame(
             {
                 "trial": [0, 1, 2],
@@ -215,13 +209,19 @@ class TestSearch:
                 "folder": ["trials/a", "trials/b", "trials/c"],
             }
         )
-        importance = pd.DataFrame({"hyper-parameter": facts["space"], "accuracy": [1.0]})
-        importance["total_bytes"] = [np.nan]
-        tables = {"trials": trials, "pareto": trials[:2], "importance": importance}
-        folder.update(files=write_tables(folder.path, tables), status="failed")
-        best = small_experiment(train={"batch_size": 8}).to_yaml()
-        (folder.path / "best.yaml").write_text(best)
-        found = load(folder.path)
+        shares = {
+            "hyper-parameter": ["train.batch_size"],
+            "accuracy": [1.0],
+            "total_bytes": [np.nan],
+        }
+        path = made_search(
+            tmp_path / "small" / "1",
+            {"accuracy": "max", "total_bytes": "min"},
+            **{"trials": trials, "pareto": trials[:2], "importance": pd.DataFrame(shares)},
+        )
+        change_manifest(path, space=["train.batch_size"], status="failed")
+        (path / "best.yaml").write_text(small_experiment(train={"batch_size": 8}).to_yaml())
+        found = load(path)
         assert isinstance(found, Search)
         return found
 

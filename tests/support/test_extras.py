@@ -6,123 +6,19 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 import fedsim
 from experiments import Say, small_experiment
-from fedsim.analysis.attacks.inversion import fidelity
-from fedsim.data import datasets, load_dataset
-from fedsim.data.sources.pictures import open_picture
-from fedsim.errors import NotInstalled
-from fedsim.explain import ExplainedModel
-from fedsim.explain.explainers import explainers
-from fedsim.explain.explainers.attribution import attributions
 from fedsim.launch.prepare import prepare
-from fedsim.models import models
 from fedsim.support.extras import OPTIONAL
 
 PACKAGE = Path(fedsim.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
-ONE_BATCH = torch.zeros(1, 1, 8, 8)
-
-
-def lrp() -> None:
-    attributions.parse({"name": "lrp"}).check_network(torch.nn.Linear(2, 2))
-
-
-def shap() -> None:
-    model: Any = ExplainedModel(models.parse({"name": "boosted_trees"}), "", 0, 0)
-    explainers.parse({"name": "tree_shap"}).check(model, None)  # type: ignore[arg-type]
-
-
-def download() -> None:
-    load_dataset(datasets.parse({"name": "mnist", "root": "nowhere", "download": True}))
-
-
-@pytest.mark.parametrize(
-    ("module", "use", "told"),
-    [
-        (
-            "dp_accounting",
-            lambda: prepare(small_experiment(privacy=PRIVACY)),
-            "privacy: the privacy budget ε needs dp-accounting, which is not installed: "
-            "pip install 'fedsim[privacy]'",
-        ),
-        (
-            "skimage",
-            lambda: fidelity(ONE_BATCH, ONE_BATCH),
-            "comparing reconstructed images needs scikit-image, which is not installed: "
-            "pip install 'fedsim[privacy]'",
-        ),
-        (
-            "zennit",
-            lrp,
-            "layer-wise relevance propagation (lrp) needs zennit, which is not installed: "
-            "pip install 'fedsim[lrp]'",
-        ),
-        (
-            "xgboost",
-            shap,
-            "TreeSHAP (tree_shap) needs xgboost-cpu, which is not installed: "
-            "pip install 'fedsim[explain]'",
-        ),
-        (
-            "torchvision",
-            download,
-            "data.download: fetching mnist needs torchvision, which is not installed: "
-            "pip install 'fedsim[vision]'",
-        ),
-        (
-            "datasets",
-            lambda: load_dataset(datasets.parse({"name": "huggingface", "dataset": "glue"})),
-            "data.name=huggingface needs datasets, which is not installed: "
-            "pip install 'fedsim[hf]'",
-        ),
-        (
-            "pydicom",
-            lambda: open_picture(Path("it.dcm")),
-            "it.dcm: reading DICOM files needs pydicom, which is not installed: "
-            "pip install 'fedsim[dicom]'",
-        ),
-        (
-            "tensorboardX",
-            lambda: prepare(small_experiment(loggers=["tensorboard"])),
-            "loggers: tensorboard needs tensorboardX, which is not installed: "
-            "pip install 'fedsim[tensorboard]'",
-        ),
-        (
-            "mlflow",
-            lambda: prepare(small_experiment(loggers=["mlflow"])),
-            "loggers: mlflow needs mlflow-skinny, which is not installed: "
-            "pip install 'fedsim[mlflow]'",
-        ),
-        (
-            "wandb",
-            lambda: prepare(small_experiment(loggers=["wandb"])),
-            "loggers: wandb needs wandb, which is not installed: pip install 'fedsim[wandb]'",
-        ),
-    ],
-)
-def test_what_is_missing_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    module: str,
-    use: Callable[[], Any],
-    told: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(NotInstalled) as refusal:
-        use()
-    assert str(refusal.value) == told
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_search_without_optuna(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import fedsim
-from experiments import NETWORK_METHODS, by_day, small_experiment, with_method
+from experiments import NETWORK_METHODS, by_day, ran, small_experiment, with_method
 from fedsim import Contributions, Grid, Run
 from fedsim.analysis.contributions.settings import ContributionSettings
 from fedsim.analysis.replay import replay
@@ -125,17 +125,12 @@ class TestOnRay:
 
     def test_the_same_bits_on_any_number_of_actors(self, tmp_path: Path, own_ray: None) -> None:
         tables = []
-        for engine in (
-            {"kind": "local"},
-            {"kind": "ray", "actors": 1},
-            {"kind": "ray", "actors": 3},
-        ):
+        for engine in ({"kind": "local"}, {"kind": "ray", "actors": 2}):
             asked = {"how": ["shapley", "multi_rounds"], "score": "loss"}
             grid = asking(tmp_path, asked, engine=engine, partition={"kind": "iid", "clients": 3})
             tables.append(grid.cells.filter(like="contributions/"))
         assert tables[0].shape == (2, 12)
         assert tables[0].equals(tables[1])
-        assert tables[0].equals(tables[2])
 
 
 # -- before the start ----------------------------------------------------------------------------
@@ -195,108 +190,6 @@ def after_the_end(experiment: Any, how: str, out: Path) -> bool:
     return True
 
 
-WITHOUT_GLOBAL_MODEL = "method.name=local has no model without any client, whose score is needed"
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    ({"how": []}, {}, "grid.contributions.how: "),
-    ({}, {}, "grid.contributions.how: missing"),
-    ({"how": "shapely"}, {}, ".how: there is no way 'shapely'; did you mean 'shapley'?"),
-    ({"how": "nope"}, {}, ".how: there is no way 'nope'; known: cosine, gtg_shapley, "),
-    ({"how": ["cosine", "cosine"]}, {}, ".how: 'cosine' is named twice"),
-    ({"how": "cosine", "budget": 0}, {}, ".budget: must be greater than or equal to 1, not 0"),
-    ({"how": "permutations", "permutations": 1}, {}, ".permutations: must be greater than or"),
-    ({"how": "cosine", "ways": 1}, {}, "grid.contributions.ways: unknown key"),
-    (
-        {"how": "shapley", "budget": 31},
-        {},
-        "how=shapley: 32 federations of some of the 5 clients would be played, and budget=31",
-    ),
-    ({"how": "leave_one_out", "budget": 4}, {}, "how=leave_one_out: 5 federations of some of"),
-    ({"how": "permutations", "budget": 9}, {}, "take fewer permutations or how=leave_one_out"),
-    ({"how": "shapley", "score": "acuracy"}, {}, ".score=acuracy: is not recorded; did you mean "),
-    ({"how": "cosine", "score": "bytes_up"}, {}, "score=bytes_up: is no score of a model on the"),
-    ({"how": "shapley"}, {"secure_aggregation": {}}, "clients 0 alone: without.clients: leaves "),
-    ({"how": "shapley"}, {"method": {"name": "local"}}, WITHOUT_GLOBAL_MODEL),
-    ({"how": "cosine"}, {"method": {"name": "local"}}, "which method.name=local has not"),
-    (
-        {"how": "permutations", "score": "worst_client_accuracy"},
-        {"partition": {"clients": 5, "test_fraction": 0.2}, "evaluate": {"clients": True}},
-        "score=worst_client_accuracy: is a mean or a least over clients, and has no value without",
-    ),
-    ({"how": "shapley", "score": "train_loss"}, {}, "score=train_loss: is a mean or a least"),
-    (
-        {"how": "cosine"},
-        {"method": {"name": "fedadam"}},
-        "server did not average what its clients",
-    ),
-    (
-        {"how": "shapley"},
-        {"without": {"clients": [0], "replace": True}, "train": {"participation": 0.5}},
-        "without.replace=true: the others of a coalition would take the places",
-    ),
-    (
-        {"how": "shapfed"},
-        {"data": {"name": "friedman", "samples": 200}, "partition": {"kind": "iid", "clients": 5}},
-        "how=shapfed: the network's last layer has no output for each class",
-    ),
-    (
-        {"how": "multi_rounds"},
-        {"partition": {"kind": "iid", "clients": 13}},
-        "how=multi_rounds: evaluates all subsets of a cohort, and round 1 has 13 clients",
-    ),
-]
-
-
-@pytest.mark.parametrize(("asked", "sections", "said"), REFUSED)
-def test_refusals(tmp_path: Path, asked: Any, sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput) as refusal:
-        asking(tmp_path, asked, **sections)
-    line = str(refusal.value)
-    assert said in line
-    assert "grid.contributions" in line
-    assert "\n" not in line
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        (
-            {"objectives": {"contributions/cosine/lowest": "max"}},
-            "search.objectives.contributions/cosine/lowest: is not recorded. An objective can be",
-        ),
-        (
-            {
-                "objectives": {"contributions/cosine/auc": "max"},
-                "contributions": {"how": "cosine"},
-            },
-            "search.objectives.contributions/cosine/auc: is not recorded",  # nobody is adverse
-        ),
-        (
-            {
-                "objectives": {"contributions/cosine/lowst": "max"},
-                "contributions": {"how": "cosine"},
-            },
-            "is not recorded; did you mean 'contributions/cosine/lowest'?",
-        ),
-        (
-            {
-                "objectives": {"contributions/cosine/lowest": "max"},
-                "contributions": {"how": "cosine"},
-                "asha": {"grace": 1},
-            },
-            "search.asha: stops trials by their rounds, and contributions/cosine/lowest is known",
-        ),
-    ],
-)
-def test_objectives_that_are_refused(tmp_path: Path, section: Any, said: str) -> None:
-    section = {"space": {"train.optimizer.lr": [0.1, 0.2]}, **section}
-    with pytest.raises(BadInput) as refusal:
-        fedsim.tune(content("search", section), out=tmp_path, progress=False)
-    assert said in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize("left_out", ["the adversary", "all others", "nobody"])
 def test_no_auc_without_adversaries_and_others(tmp_path: Path, left_out: str) -> None:
     prepared = prepare(small_experiment(**{**FEW, **BAD}))
@@ -354,8 +247,8 @@ def test_a_validation_set_is_asked_about(tmp_path: Path) -> None:
         ("leave_one_out", "bytes_up", 1),
     ],
 )
-def test_the_summary_by_hand(tmp_path: Path, how: str, score: str, sign: int) -> None:
-    run = fedsim.run(small_experiment(**{**FEW, **BAD, **VALID}), tmp_path, progress=False)
+def test_the_summary_by_hand(how: str, score: str, sign: int) -> None:
+    run = fedsim.load(ran(**FEW, **BAD, **VALID).path)
     values = np.array([0.5, -0.25, 0.125, 0.0, 0.25])
     table = pd.DataFrame({"client": range(5), "value": values})
     own = Contributions(run, how, score, table, math.nan, math.nan, 1).summary

@@ -20,7 +20,7 @@ from fedsim.errors import ClusterError, RunFolderError
 from fedsim.results.summary import summarise_cells, tidy
 from fedsim.sweep.grid import GridSweep
 
-TWO_BY_TWO = {
+TWO_BY_TWO: dict[str, Any] = {
     "axes": {
         "method": {
             "FedAvg": {"method.name": "fedavg"},
@@ -45,58 +45,54 @@ def content(grid: Any, **sections: Any) -> dict[str, Any]:
     }
 
 
-class TestCells:
-    def test_every_combination_with_every_seed(self) -> None:
-        sweep = GridSweep(RawConfig(content(TWO_BY_TWO)))
-        runs = sweep.runs
-        assert [(c.values["method"], c.values["partition.alpha"], c.seed) for c in runs] == [
-            (method, alpha, seed)
-            for method in ("FedAvg", "FedProx")
-            for alpha in (0.2, 1.0)
-            for seed in (0, 1, 2)
-        ]
-        last = runs[-1]
-        assert last.experiment == small_experiment(
-            train={"rounds": 6},
-            seed=2,
-            method={"name": "fedprox", "mu": 0.1},
-            partition={"alpha": 1.0},
-        )
-        assert last.label == "FedProx, partition.alpha=1.0, seed 2"
-        assert len({one.folder for one in runs}) == 12
-        assert sweep.grid.baseline == {"method": "FedAvg"}
+FEDAVG = {"method": {"name": "fedavg"}}
 
-    def test_excluded_cells_are_left_out(self) -> None:
-        excluded = [{"method": "FedProx", "partition.alpha": 0.2}]
-        runs = GridSweep(
-            RawConfig(content({**TWO_BY_TWO, "exclude": excluded, "seeds": [7]}))
-        ).runs
-        assert [(c.values["method"], c.values["partition.alpha"]) for c in runs] == [
-            ("FedAvg", 0.2),
-            ("FedAvg", 1.0),
-            ("FedProx", 1.0),
-        ]
 
-    def test_without_seeds_the_experiments_own_is_taken(self) -> None:
-        grid = {"axes": {"train.batch_size": [8, 16]}}
-        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}, seed=5))).runs
-        assert [(c.experiment.seed, c.experiment.train.batch_size) for c in runs] == [
-            (5, 8),
-            (5, 16),
-        ]
-
-    def test_values_with_parts_are_shown_as_json(self) -> None:
-        grid = {"axes": {"model.hidden": [[8], [8, 8]]}, "baseline": {"model.hidden": [8]}}
-        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}))).runs
-        assert [c.values["model.hidden"] for c in runs] == ["[8]", "[8, 8]"]
-        assert runs[1].experiment.model.hidden == (8, 8)  # type: ignore[attr-defined]
-
-    def test_values_of_several_types_become_words(self) -> None:
-        grid = {"axes": {"train.clip_norm": [None, 5]}, "exclude": [{"train.clip_norm": None}]}
-        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}))).runs
-        assert [(c.values["train.clip_norm"], c.experiment.train.clip_norm) for c in runs] == [
-            ("5", 5)
-        ]
+@pytest.mark.parametrize(
+    ("grid", "sections", "cells", "last"),
+    [
+        (
+            *(TWO_BY_TWO, {}),
+            [(m, a, s) for m in ("FedAvg", "FedProx") for a in (0.2, 1.0) for s in (0, 1, 2)],
+            {"method": {"name": "fedprox", "mu": 0.1}, "partition": {"alpha": 1.0}, "seed": 2},
+        ),
+        (
+            {
+                **TWO_BY_TWO,
+                "exclude": [{"method": "FedProx", "partition.alpha": 1.0}],
+                "seeds": [7],
+            },
+            *({}, [("FedAvg", 0.2, 7), ("FedAvg", 1.0, 7), ("FedProx", 0.2, 7)]),
+            {"method": {"name": "fedprox", "mu": 0.1}, "partition": {"alpha": 0.2}, "seed": 7},
+        ),
+        # The experiment's own seed.
+        (
+            *({"axes": {"train.batch_size": [8, 16]}}, {**FEDAVG, "seed": 5}, [(8, 5), (16, 5)]),
+            {"train": {"rounds": 6, "batch_size": 16}, "seed": 5},
+        ),
+        # Values with parts are shown as JSON, and those of several types become words.
+        (
+            {"axes": {"model.hidden": [[8], [8, 8]]}, "baseline": {"model.hidden": [8]}},
+            *(FEDAVG, [("[8]", 0), ("[8, 8]", 0)], {"model": {"hidden": [8, 8]}}),
+        ),
+        (
+            {"axes": {"train.clip_norm": [None, 5]}, "exclude": [{"train.clip_norm": None}]},
+            *(FEDAVG, [("5", 0)], {"train": {"rounds": 6, "clip_norm": 5}}),
+        ),
+    ],
+)
+def test_cells(
+    grid: dict[str, Any], sections: dict[str, Any], cells: list[Any], last: dict[str, Any]
+) -> None:
+    runs = GridSweep(RawConfig(content(grid, **sections))).runs
+    assert [(*run.values.values(), run.seed) for run in runs] == cells
+    assert len({run.folder for run in runs}) == len(cells)
+    assert runs[-1].experiment == small_experiment(**{"train": {"rounds": 6}, **last})
+    label = ", ".join(
+        str(value) if key == "method" else f"{key}={value}"
+        for key, value in runs[-1].values.items()
+    )
+    assert runs[-1].label == f"{label}, seed {runs[-1].seed}"
 
 
 class TestOnRay:
@@ -172,7 +168,8 @@ class TestOnRay:
 def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     tmp_path: Path, command: Callable[..., Command], say: Say
 ) -> None:
-    whole = content({**TWO_BY_TWO, "seeds": [0, 1], "target": 0.5})
+    axes = {"method": TWO_BY_TWO["axes"]["method"]}
+    whole = content({**TWO_BY_TWO, "axes": axes, "seeds": [0, 1], "target": 0.5})
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
     # Undisturbed: each cell by itself, in this process.
     sweep = GridSweep(RawConfig(whole))
@@ -183,7 +180,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
 
     first = command("grid", "grid.yaml")
     for line in first.stdout:
-        if line.startswith("[3/8]"):
+        if line.startswith("[2/4]"):
             first.send_signal(signal.SIGKILL)
             break
     first.communicate(timeout=60)
@@ -196,16 +193,16 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
         if json.loads(manifest.read_text())["status"] == "finished"
         for path in (manifest.parent / "weights").glob("final*")
     }
-    assert 3 <= len(weights) < 8
+    assert 2 <= len(weights) < 4
 
     code, text, complaints = say("resume", str(folder))
     assert code == 0, complaints
-    assert "[8/8]" in text
+    assert "[4/4]" in text
     assert "two-tailed t-test of the difference of mean of last 5 to method=FedAvg, paired" in text
     assert all(path.stat().st_mtime_ns == written for path, written in weights.items())
     assert not pickles(folder)
     found = pd.read_parquet(folder / "rounds.parquet")
     pd.testing.assert_frame_equal(found.drop(columns="seconds"), rounds.drop(columns="seconds"))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "summary.parquet"), table)
-    assert table["p_value"].notna().sum() == 2
+    assert table["p_value"].notna().sum() == 1
     assert table["reached"].sum() > 0

@@ -147,7 +147,7 @@ class TestOnRay:
             model={"name": "mlp", "hidden": [5]},
             method={"name": "own_paths:Odd"},
             train={},
-            search={**SEARCH, "space": space, "trials": 8, "sampler": "random"},
+            search={**SEARCH, "space": space, "trials": 4, "sampler": "random"},
         )
         lines: list[str] = []
         trials = tune(content, progress=lines.append).trials

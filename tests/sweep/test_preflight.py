@@ -49,31 +49,6 @@ def test_trials_share_what_there_is(
     assert allocate(engine(**settings), nodes, nodes[0], trials, concurrent) == plan
 
 
-@pytest.mark.parametrize(
-    ("settings", "nodes", "concurrent", "message"),
-    [
-        ({"cpus_per_actor": 5}, [SMALL], "auto", "no node can hold a client actor of 5 CPU"),
-        ({"gpus_per_actor": 0.5}, [SMALL], "auto", r"no node can hold .* and 0.5 GPU\(s\)"),
-        ({"actors": 9}, [SMALL, SMALL], "auto", "engine.actors=9: only 8 client actor"),
-        (
-            {"actors": 3},
-            [SMALL],
-            2,
-            r"concurrent=2: only 1 trial\(s\) of 3 CPU\(s\) fit at the same time "
-            r"\(small: 4 CPUs, 0 GPUs, .*\); set concurrent to 1 or auto, or lower engine.actors",
-        ),
-        ({}, [SMALL], 5, r"concurrent=5: only 4 trial\(s\) of 1 CPU\(s\) fit"),
-        ({"kind": "local"}, [HEAD, SMALL], "auto", "engine.kind=local: .* does not fit this node"),
-        ({"kind": "local"}, [SMALL], 5, "concurrent=5: only 4 trial"),
-    ],
-)
-def test_what_can_never_be_placed_is_refused(
-    settings: dict[str, Any], nodes: list[Node], concurrent: Any, message: str
-) -> None:
-    with pytest.raises(ClusterError, match=message):
-        allocate(engine(**settings), nodes, nodes[0], 12, concurrent)
-
-
 def test_little_memory_means_fewer_drivers() -> None:
     small = Node("small", cpus=16, gpus=0, memory=1.5e9)  # room for five processes
     assert allocate(engine(kind="local"), [small], small, 12).concurrent == 5

@@ -97,7 +97,7 @@ class TestOnRay:
         """A learning rate of no use after a good one, and the same once more."""
         search = {
             "space": {"train.optimizer.lr": [0.3, 0.0001]},
-            "objectives": {"accuracy": "max"},
+            "objectives": {"loss": "min"},
             "sampler": "random",
             "seed": 11,
             "trials": 3,
@@ -111,18 +111,19 @@ class TestOnRay:
         assert list(trials["train.optimizer.lr"]) == [0.3, 0.0001, 0.0001]
         assert list(trials["status"]) == ["finished", "stopped", "stopped"]
         assert list(trials["rounds"]) == [6, 2, 2]
-        assert trials["accuracy"][0] > trials["accuracy"][1] == trials["accuracy"][2]
+        assert trials["loss"][0] < trials["loss"][1] == trials["loss"][2]
         assert lines[1] == (
-            "warning: the search chooses by accuracy on the test set. To choose by a validation "
-            "set instead: evaluate.validation=0.1 'search.objectives={validation_accuracy: max}'"
+            "warning: the search chooses by loss on the test set. To choose by a validation set "
+            "instead: evaluate.validation=0.1 'search.objectives={validation_loss: min}'"
         )
         assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
-        assert "stopped early, accuracy 0." in lines[4]
+        assert re.search(r"lr=0.3: loss 0\.\d+ after round 6$", lines[2])
+        assert re.search(r"stopped early, loss \d\.\d+ after round 2$", lines[4])
         assert folder.manifest["status"] == "finished"
         best = Experiment.load(folder.path / "best.yaml")
         assert best.train.optimizer.lr == 0.3
         done = load(folder.path / trials["folder"][0])
-        assert done.rounds["accuracy"].iloc[-1] == trials["accuracy"][0]
+        assert done.rounds["loss"].iloc[-1] == trials["loss"][0]
 
         packed = pack_results(folder.path, tmp_path / "search.zip")
         assert packed.unfinished == {"stopped": 1}  # two trials with the same values are one run
@@ -150,32 +151,6 @@ class TestOnRay:
         (folder,) = (Search.open(path) for path in tmp_path.glob("small/*"))
         assert folder.manifest["status"] == "failed"
 
-    def test_a_regression_is_tuned_for_little_error(self, tmp_path: Path, own_ray: None) -> None:
-        search = {
-            "space": {"train.optimizer.lr": [0.05, 0.00001]},
-            "objectives": {"validation_rmse": "min"},
-            "sampler": "random",
-            "seed": 11,
-            "trials": 2,
-            "concurrent": 1,
-            "asha": {"grace": 2, "reduction": 2},
-        }
-        lines: list[str] = []
-        whole = content(search, train={"rounds": 4, "local_epochs": 2})
-        whole["data"] = {"name": "friedman", "samples": 200, "test_samples": 50}
-        whole["partition"] = {"kind": "iid", "clients": 4}
-        whole["method"] = {"name": "fedavg"}
-        whole["evaluate"] = {"validation": 0.1}
-        folder = tune(whole, out=tmp_path, progress=lines.append)
-        trials = folder.trials
-        assert list(trials["status"]) == ["finished", "stopped"]
-        assert trials["validation_rmse"][0] < trials["validation_rmse"][1]
-        assert re.search(
-            r"train.optimizer.lr=0.05: validation_rmse 0\.\d+ after round 4$", lines[1]
-        )
-        assert re.search(r"stopped early, validation_rmse 0\.\d+ after round 2$", lines[2])
-        assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.05
-
 
 def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     tmp_path: Path, command: Callable[..., Command], say: Say
@@ -183,13 +158,13 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     section = {
         "space": SPACE,
         "objectives": {"accuracy": "max", "total_bytes": "min"},
-        "trials": 8,
+        "trials": 5,
     }
     whole = content(section, train={"rounds": 2})
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(whole))
     first = command("tune", "search.yaml")
     for line in first.stdout:
-        if line.startswith("[3/8]"):
+        if line.startswith("[2/5]"):
             first.send_signal(signal.SIGINT)
             break
     text, _ = first.communicate(timeout=120)
@@ -204,7 +179,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     folder = Search.open(path)
     assert folder.manifest["status"] == "finished"
     trials = folder.trials
-    assert len(trials) == 8
+    assert len(trials) == 5
     assert set(trials["status"]) == {"finished"}
     assert not pickles(path)
     assert {p.name for p in path.iterdir() if p.is_dir()} == {"trials"}
@@ -226,7 +201,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     shares = folder.importance.set_index("hyper-parameter")
     assert set(shares.index) == set(SPACE)
     assert shares["total_bytes"].sum() == pytest.approx(1)
-    assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.3
+    assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.5
 
     best = Experiment.load(path / "best.yaml")
     again = run(best, tmp_path / "again")
