@@ -21,22 +21,30 @@ from typing import Any
 import numpy as np
 import own_objects
 import pandas as pd
+import torch
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
+from fedsim.analysis.attacks import inversion, membership
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.data import datasets, load_dataset
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
 from fedsim.experiment import plain
+from fedsim.explain.explainers.embedding import embed
+from fedsim.explain.scores import faithfulness
+from fedsim.explain.scores.road import road
+from fedsim.explain.tree import build_tree
 from fedsim.federation import EngineSettings
 from fedsim.launch.prepare import prepare
 from fedsim.results.manifest import NAMES
 
-__all__ = ["Experiment", "files", "plain", "run"]  # what refusals.yaml uses as well
+# What refusals.yaml uses as well.
+__all__ = ["Experiment", "build_tree", "embed", "faithfulness", "files", "inversion", "membership"]
+__all__ += ["plain", "road", "run"]
 
 EXPERIMENT = """\
 name: small
@@ -234,6 +242,24 @@ def reads(data: dict[str, Any], model: dict[str, Any]) -> None:
     prepare(made(partition={"kind": "iid", "clients": 2}, **sections))
 
 
+# What two shadow models say of two examples, and who has trained on which.
+SHADOWS, INSIDE = np.array([[5.0, 0.0], [4.0, 7.0]]), np.array([[True, False], [False, True]])
+WORDS = torch.ones(2, 4, dtype=torch.int64)
+
+
+def pixels(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def inverted(gradient: list[torch.Tensor], shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    inversion.invert_gradient(network, gradient, torch.tensor([1]), shape, 0.0, 1.0, 1, 0)
+
+
+def drawn(originals: torch.Tensor, shared: torch.Tensor, labels: list[str]) -> None:
+    inversion.draw_reconstructions({"": (shared, originals)}, originals, labels, Path("a.png"))
+
+
 def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
     return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
 
@@ -319,14 +345,18 @@ def written() -> Iterator[Row]:
             explain = {"explainers": [yaml.safe_load(explainer)], "inputs": 2}
             told = f"explain.explainers: {said}"
             yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
+    for sections, lines in table["explained"].items():
+        for keys, said in lines.items():
+            explain = {"explainers": ["random"], "inputs": 3, **yaml.safe_load(keys)}
+            yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), said)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
             given = {**yaml.safe_load(sections), **yaml.safe_load(change)}
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)
-    for words, said in table["explain"].items():
-        yield Row(f"explain run {words}", said, change=lambda run: None)
+    for words, said in table["finished"].items():
+        yield Row(words, said, change=lambda run: None)
     for change, said in table["runs"].items():
         changes = partial(lambda change, run: evaluated(change, run=run), change)
         yield Row("resume run", f"HERE/run{said}", change=changes)

@@ -16,10 +16,12 @@ from experiments import Say
 from fedsim import run
 from fedsim.errors import BadInput
 
-# Where it is: a file (a long path is shortened), a key, an option, an override, or a client.
+# Where it is: a file (a long path is shortened), a key, an option, an override, a client or row,
+# or an explainer.
 PLACE = re.compile(
     r"(HERE/)?[\w./*-]+( … [\w./-]+)?(:\d+)?: |\w+(\.\w+)*[=:]|override |No such option|"
-    r"there is no (list of|client)|client \d|HERE: |no node "
+    r"there is no (list of|client|row|explainer)|client \d|HERE: |no node |explainer ['\w]|--\w|"
+    r"\w+ is not a setting|give |row, input and text |no class |noise |x has |\w+ \(\d"
 )
 UNKNOWN = re.compile(r"unknown|has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")
