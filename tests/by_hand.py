@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +35,19 @@ EVEN: dict[str, Any] = {**LITTLE, "partition": {"kind": "iid", "clients": 5}}
 def plain(gradient: Tensor, weights: Tensor) -> Tensor:
     """The direction of plain SGD."""
     return gradient
+
+
+def shapley(worth: Callable[[tuple[int, ...]], float], n: int) -> list[float]:
+    """Exact values of n players, over all subsets."""
+    found = []
+    for i in range(n):
+        rest, total = [j for j in range(n) if j != i], 0.0
+        for size in range(n):
+            for S in itertools.combinations(rest, size):
+                with_i = tuple(sorted((*S, i)))
+                total += (worth(with_i) - worth(S)) / n / math.comb(n - 1, size)
+        found.append(total)
+    return found
 
 
 def close(found: Any, expected: Any, atol: float = 1e-5) -> None:

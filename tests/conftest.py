@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -22,7 +21,6 @@ from sklearn.datasets import _base as datasets
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
 from fedsim import Run, run
-from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
@@ -154,20 +152,9 @@ def finish(tmp_path: Path) -> Callable[..., Run]:
 def say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Say:
-    """Run a command in the test's own folder; its exit code and what it printed."""
+    """Run commands in the test's own folder."""
     monkeypatch.chdir(tmp_path)
-
-    def say(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return say
+    return Say(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="class")

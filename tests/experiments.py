@@ -9,9 +9,11 @@ import os
 import pickletools
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ import ray
 from hypothesis import settings
 
 from fedsim import Experiment, Run, grid, run
+from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import CONFIG, environment
 from fedsim.cluster.ray_compat import lean_start
-from fedsim.errors import FedsimError
+from fedsim.errors import BadInput, FedsimError
 from fedsim.federation import Federation, LocalEngine, RoundRunner
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
@@ -32,9 +35,6 @@ from fedsim.simulate import Progress, initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.trials import SweepPlan
 from fedsim.testing import small_experiment as small_experiment
-
-# Runs a command: its words, and then its exit code, what it printed, and its complaints.
-Say = Callable[..., tuple[int, str, str]]
 
 Finish = Callable[..., Run]  # runs a small experiment with these sections to its end
 
@@ -81,6 +81,46 @@ def by_day(values: Iterable[Any], chosen: Container[Any] = MECHANISMS) -> list[A
 def examples(count: int) -> settings:
     """So many examples of a property by day, five times as many by night."""
     return settings(max_examples=count * settings().max_examples // 100)
+
+
+@dataclass(frozen=True)
+class Say:
+    """Runs commands."""
+
+    patch: pytest.MonkeyPatch
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        """The exit code, what is printed, and the complaints."""
+        self.patch.setattr(sys, "argv", ["fedsim", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = self.capture.readouterr()
+        return code, printed.out, printed.err
+
+    def printed(self, *words: str) -> str:
+        """What a command prints that succeeds."""
+        code, printed, complaints = self(*words)
+        assert code == 0, complaints
+        return printed
+
+    def refused(self, *words: str) -> str:
+        """The complaint of a command that is refused."""
+        code, printed, complaint = self(*words)
+        assert (code, printed) == (2, "")
+        return complaint
+
+
+def refusal(ask: Callable[[], object]) -> str:
+    """The line in which something is refused."""
+    with pytest.raises(BadInput) as refused:
+        ask()
+    line = str(refused.value)
+    assert "\n" not in line
+    return line
 
 
 LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the second
@@ -149,6 +189,32 @@ NEEDS: dict[str, dict[str, Any]] = {
         "method": {"name": "xpfl", "psi": 0.0, "teacher": LITTLE_TEACHER},
         "partition": {"labelled_fraction": 0.5},
     },
+}
+
+
+# What small runs are about, where no test needs more of it.
+FOUR = {"kind": "iid", "clients": 4}
+TABLE = {"name": "synthetic", "shape": [6], "classes": 3, "samples": 90, "test_samples": 30}
+NUMBERS = {"data": {"name": "friedman", "samples": 100, "test_samples": 30}, "partition": FOUR}
+REVIEWS: dict[str, Any] = {
+    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+    "partition": {"kind": "aspects", "clients": 4},
+}
+READER = {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 5}
+CHOOSER = {"name": "rationale", "hidden": 4}
+KINDS: dict[str, dict[str, Any]] = {
+    "images": {"data": FEW},
+    "table": {"data": TABLE, "partition": FOUR},
+    "numbers": NUMBERS,
+    "documents": {**REVIEWS, "model": READER},
+    "rationales": {**REVIEWS, "model": CHOOSER, "method": {"name": "fedrnl"}},
+    "trees": {
+        "data": TABLE,
+        "partition": FOUR,
+        **NEEDS["hist_trees"],
+        "method": {"name": "hist_trees"},
+    },
+    "rules": {**NUMBERS, "model": {"name": "tsk", "rules": 3}, "method": {"name": "openfl_xai"}},
 }
 
 

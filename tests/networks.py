@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,19 @@ from torch import Tensor, nn
 
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
+
+
+class Written(nn.Module):
+    """A network whose forward pass is a function of it and of its inputs."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
 
 
 def regularised(shape: tuple[int, ...], classes: int) -> nn.Module:

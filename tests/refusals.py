@@ -30,7 +30,7 @@ from PIL import Image
 
 from experiments import change_manifest, small_experiment
 from fedsim import Dataset, Experiment, run
-from fedsim.analysis.attacks.inversion import fidelity
+from fedsim.analysis.attacks import inversion, membership
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.conditions.devices import read_availability, read_capacities
 from fedsim.data import datasets, load_dataset, partitions, text
@@ -38,6 +38,10 @@ from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
 from fedsim.data.sources.pictures import open_picture
 from fedsim.experiment import plain
+from fedsim.explain.explainers.embedding import embed
+from fedsim.explain.scores import faithfulness
+from fedsim.explain.scores.road import road
+from fedsim.explain.tree import build_tree
 from fedsim.federation import EngineSettings
 from fedsim.launch.prepare import prepare
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
@@ -45,8 +49,8 @@ from fedsim.results.manifest import NAMES
 from fedsim.sweep.preflight import allocate
 
 # For refusals.yaml.
-__all__ = ["Experiment", "MaskedAutoencoder", "fidelity", "files"]
-__all__ += ["open_picture", "plain", "run", "torch"]
+__all__ = ["Experiment", "MaskedAutoencoder", "build_tree", "embed", "faithfulness", "files"]
+__all__ += ["inversion", "membership", "open_picture", "plain", "road", "run", "torch"]
 
 EXPERIMENT = """\
 name: small
@@ -335,6 +339,24 @@ def stream(counts: dict[str, int], **fields: Any) -> None:
     partitions.parse({"kind": kind, **fields}).deal(Dataset(x, y, test_x, tested, (*counts,)), 0)
 
 
+# What two shadow models say of two examples, and who has trained on which.
+SHADOWS, INSIDE = np.array([[5.0, 0.0], [4.0, 7.0]]), np.array([[True, False], [False, True]])
+TOKENS = torch.ones(2, 4, dtype=torch.int64)
+
+
+def pixels(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def inverted(gradient: list[torch.Tensor], shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    inversion.invert_gradient(network, gradient, torch.tensor([1]), shape, 0.0, 1.0, 1, 0)
+
+
+def drawn(originals: torch.Tensor, shared: torch.Tensor, labels: list[str]) -> None:
+    inversion.draw_reconstructions({"": (shared, originals)}, originals, labels, Path("a.png"))
+
+
 def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
     return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
 
@@ -426,6 +448,10 @@ def written() -> Iterator[Row]:
             explain = {"explainers": [yaml.safe_load(explainer)], "inputs": 2}
             told = f"explain.explainers: {said}"
             yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
+    for sections, lines in table["explained"].items():
+        for keys, said in lines.items():
+            explain = {"explainers": ["random"], "inputs": 3, **yaml.safe_load(keys)}
+            yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), said)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
             base = yaml.safe_load(sections.replace("TESTS", str(Path(__file__).parent)))

@@ -16,11 +16,13 @@ from experiments import Say
 from fedsim import run
 from fedsim.errors import BadInput
 
-# Where it is: a file (a long path is shortened), a key, an option, an override, or a client.
+# Where it is: a file (a long path is shortened), a key, an option, an override, a client or row,
+# or an explainer.
 PLACE = re.compile(
     r"(HERE/)?[\w./*-]+( … [\w./-]+)?(:\d+)?: |\w+(\.\w+)*[=:]|override |No such option|"
-    r"there is no (list of|client)|client \d|HERE: |no node |.* needs [\w-]+, which is not |"
-    r"--\w+ .*?: "
+    r"there is no (list of|client|row|explainer)|client \d|HERE: |no node |explainer ['\w]|--\w|"
+    r".* needs [\w-]+, which is not |\w+ is not a setting|give |row, input and text |no class |"
+    r"noise |x has |\w+ \(\d"
 )
 UNKNOWN = re.compile(r"unknown|has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")

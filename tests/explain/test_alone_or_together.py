@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import Say, ran
+from experiments import CHOOSER, KINDS, Say, ran
 from fedsim import Run, explanations
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainer import FeatureExplainer
@@ -25,7 +24,7 @@ from fedsim.explain.scores.measure import ExplainedInputs, measure
 from fedsim.explain.section import SCORES, Explain
 from fedsim.support.rng import input_rngs, keyed_rng
 
-ROWS = [7, 3, 12, 3]
+ROWS = [7, 3, 3]
 
 
 class Jitter(Attribution):
@@ -159,15 +158,10 @@ def test_inputs_have_streams_of_their_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
-def test_samples_of_words(finish: Callable[..., Run]) -> None:
+def test_samples_of_words() -> None:
     """A model that samples the words that it reads."""
-    done = finish(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
-        partition={"kind": "aspects", "clients": 4},
-        model={"name": "rationale", "hidden": 4, "evaluate": "sampled"},
-        method={"name": "fedrnl"},
-        train={"rounds": 1},
-    )
+    sampling = {**KINDS["rationales"], "model": {**CHOOSER, "evaluate": "sampled"}}
+    done = ran(**sampling, train={"rounds": 1})
     together = explanations(done, "rationale", row=[4, 2, 6])[0].rows()
     for k, row in enumerate([4, 2, 6]):
         (alone,) = explanations(done, "rationale", row=row)[0].rows()

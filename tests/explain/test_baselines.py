@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from numpy.typing import NDArray
-from test_section import KINDS
 
-from experiments import small_experiment
-from fedsim import run
+from experiments import ran, small_experiment
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.splits import Ragged
-from fedsim.errors import BadInput, FedsimWarning
+from fedsim.errors import FedsimWarning
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.baselines import (
     Background,
@@ -107,19 +103,18 @@ class TestRows:
         assert len(everybody) == 5
         assert all((row == data.dataset.x).all(axis=(1, 2, 3)).any() for row in everybody)
 
-    def test_those_held_out_are_no_training_inputs(self) -> None:
+    def test_those_held_out_and_changed_copies_are_no_training_inputs(self) -> None:
         _, data = subject()
         splits = replace(data.splits, train=Ragged.of([np.array([0, 1]), np.array([2])]))
-        mean = self.rows("mean", splits=splits)[0]
-        np.testing.assert_allclose(mean, data.dataset.x[:3].mean(axis=0), rtol=1e-6)
+        copies = {"splits": None, "dataset": replace(data.dataset, copies=9)}
+        for changed in ({"splits": splits}, copies):
+            mean = self.rows("mean", **changed)[0]
+            np.testing.assert_allclose(mean, data.dataset.x[:3].mean(axis=0), rtol=1e-6)
 
     def test_one_centre_is_the_mean(self) -> None:
-        np.testing.assert_allclose(
-            self.rows(Clients(clients=1)), self.rows("mean"), rtol=1e-5, atol=1e-6
-        )
-        np.testing.assert_allclose(
-            self.rows(Pooled(clients=1)), self.rows("mean"), rtol=1e-5, atol=1e-6
-        )
+        for kind in (Clients, Pooled):
+            found = self.rows(kind(clients=1))
+            np.testing.assert_allclose(found, self.rows("mean"), rtol=1e-5, atol=1e-6)
 
     def test_a_blur_keeps_what_is_constant(self) -> None:
         flat = torch.full((2, 3, 7, 4), 5.0)
@@ -250,15 +245,20 @@ def test_names_of_pictures_tell_them_apart() -> None:
     assert label(Clients(clients=4)) == "clients-4"
 
 
-class TestRuns:
-    def explained(self, folder: Path, baseline: Any, **sections: Any) -> Any:
-        explainers = [{"name": "gradient_x_input", "baseline": baseline}, "random"]
-        explain = {"explainers": explainers, "inputs": 3}
-        return run(small_experiment(explain=explain, **sections), folder, progress=False)
+def of_centres(m: int) -> dict[str, Any]:
+    explainers = [{"name": "occlusion", "baseline": {"clients": m}}]
+    return {"explainers": explainers, "inputs": 3, "of": ["global"]}
 
-    def test_what_clients_send_and_how_far_it_leads(self, tmp_path: Path) -> None:
-        found = self.explained(tmp_path, {"clients": 2})
-        plain = self.explained(tmp_path, {"train": 2})
+
+class TestRuns:
+    def test_what_clients_send_and_how_far_it_leads(self) -> None:
+        named = (
+            {"name": "gradient_x_input", "baseline": b} for b in ({"clients": 2}, {"train": 2})
+        )
+        found, plain = (
+            ran(train={"rounds": 2}, explain={"explainers": [one, "random"], "inputs": 3})
+            for one in named
+        )
         clients, width = found.manifest["clients"], 64
         first = found.rounds.iloc[0]
         # Centres of 32-bit floats with their weights, and those of the background to explainers.
@@ -275,12 +275,8 @@ class TestRuns:
         assert "gradient_x_input/background_gap" in found.rounds
         assert "random/background_gap" not in found.rounds
 
-    def test_nobody_receives_it_if_the_server_alone_explains(self, tmp_path: Path) -> None:
-        explain = {
-            "explainers": [{"name": "occlusion", "baseline": {"clients": 2}}],
-            **{"inputs": 3, "of": ["global"]},
-        }
-        found = run(small_experiment(explain=explain), tmp_path, progress=False)
+    def test_nobody_receives_it_if_the_server_alone_explains(self) -> None:
+        found = ran(explain=of_centres(2))
         assert found.rounds.iloc[0]["one_off_up"] > 0
         assert found.rounds.iloc[0].get("one_off_down", 0) == 0
 
@@ -298,57 +294,12 @@ class TestRuns:
         ],
     )
     def test_what_centres_give_away(self, sections: dict[str, Any], line: str) -> None:
-        explainers = [{"name": "occlusion", "baseline": {"clients": 2}}]
-        explain = {"explainers": explainers, "inputs": 3, "of": ["global"]}
         with pytest.warns(FedsimWarning, match=f"baseline.clients: {line}"):
-            prepare(small_experiment(explain=explain, **sections))
+            prepare(small_experiment(explain=of_centres(2), **sections))
 
     def test_clients_with_few_examples_send_these(self) -> None:
-        explainers = [{"name": "occlusion", "baseline": {"clients": 60}}]
-        explain = {"explainers": explainers, "inputs": 3, "of": ["global"]}
         with pytest.warns(FedsimWarning, match="they send the examples themselves"):
-            prepare(small_experiment(explain=explain))
-        explainers[0]["baseline"] = {"clients": 2}
+            prepare(small_experiment(explain=of_centres(60)))
         with warnings.catch_warnings():
             warnings.simplefilter("error", FedsimWarning)
-            prepare(small_experiment(explain=explain))
-
-
-REFUSED: dict[str, dict[str, str]] = {
-    "table": {
-        "occlusion: blur": "baseline=blur: the inputs are no images; take mean",
-        "occlusion: {train: 1000000}": "baseline.train=1000000: there are ",
-        "sage: {clients: 1000000}": "baseline.clients=1000000: there are ",
-        "occlusion: {reference: 20}": "baseline.reference=20: the test set has 20 rows, counted "
-        "from 0",
-    },
-    "reviews": {
-        f"occlusion: {baseline}": "baseline: documents have none but zero"
-        for baseline in ("mean", "noise", "blur", "{train: 2}", "{clients: 2}")
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "line"),
-    [(kind, *lines) for kind, refused in REFUSED.items() for lines in refused.items()],
-)
-def test_baselines_that_the_data_do_not_have(kind: str, given: str, line: str) -> None:
-    ((name, baseline),) = yaml.safe_load(given).items()
-    explain = {"explainers": [{"name": name, "baseline": baseline}], "inputs": 3}
-    with pytest.raises(BadInput) as refused:
-        prepare(small_experiment(**KINDS[kind], explain=explain))
-    assert f"explain.explainers: {name}: {line}" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_score_that_no_explainer_has() -> None:
-    for score, line in {
-        "completeness_gap": "claims that relevances sum to a change of the output",
-        "background_gap": "has a baseline of centres that clients send",
-    }.items():
-        explain = {"explainers": ["occlusion"], "inputs": 3, "scores": [score]}
-        with pytest.raises(BadInput) as refused:
-            prepare(small_experiment(explain=explain))
-        told = f"explain.scores: {score}: no explainer of this section {line}"
-        assert str(refused.value) == told
+            prepare(small_experiment(explain=of_centres(2)))

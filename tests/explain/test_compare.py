@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from experiments import examples
 from fedsim.explain.compare import Key, Recorded, recorded
 from fedsim.explain.scores.measure import Explained
+from fedsim.explain.scores.relevance import cosine, informative, rank_correlation, top_k_overlap
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain
 
 Found = dict[Key, Explained]
@@ -61,42 +60,21 @@ def mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(defined) / len(defined) if defined else None
 
 
-def says_something(a: NDArray[Any]) -> bool:
-    return bool(np.isfinite(a).all() and (len(a) == 1 or np.ptp(a) > 1e-5 * np.abs(a).max()))
-
-
-def cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
-    dot, one, other = (
-        math.fsum(float(p) * float(q) for p, q in zip(*two, strict=True))
-        for two in ((a, b), (a, a), (b, b))
-    )
-    return dot / math.sqrt(one * other)
-
-
-def top_k(a: NDArray[Any], b: NDArray[Any], k: int | None) -> float:
-    """Of maps without ties, unless one says nothing: then what chance does."""
-    k = max(1, round(len(a) / 10)) if k is None else min(k, len(a))
-    best = [set(sorted(range(len(v)), key=lambda p, v=v: (-v[p], p))[:k]) for v in (a, b)]
-    return len(best[0] & best[1]) / k
-
-
 def alike(one: Explained, other: Explained, how: str, k: int | None) -> float | None:
     """The mean over inputs of how alike two models' maps are, in what there is of each input."""
     values: list[float | None] = []
     for a, b, there in zip(one.relevance, other.relevance, one.present, strict=True):
-        a, b = a[there], b[there]
-        if not np.isfinite([a, b]).all():
+        pair = a[None, there], b[None, there]
+        if not np.isfinite(pair).all():
             continue
-        if not says_something(a) or not says_something(b):
-            chance = max(1, round(len(a) / 10)) if k is None else min(k, len(a))
-            values.append(chance / len(a) if how == "top_k" else 0)
-            continue
-        if how == "rank":  # of one word ranks say nothing, but where the maps are equal
-            same = (a == b).all()
-            ordered = len(a) > 1
-            values.append(1 if same else float(spearmanr(a, b).statistic) if ordered else None)
+        a, b = (np.where(informative(row), row, 0) for row in pair)  # or what chance does
+        if how == "rank":
+            values.append(rank_correlation(a, b)[0])
+        elif how == "cosine":
+            values.append(cosine(a, b)[0])
         else:
-            values.append(cosine(a, b) if how == "cosine" else top_k(a, b, k))
+            size = there.sum()
+            values.append(top_k_overlap(a, b, min(k, size) if k else max(1, round(size / 10)))[0])
     return mean(values)
 
 
@@ -117,10 +95,8 @@ def slowly(found: Found, about: Explain, before: Found) -> tuple[list[Any], dict
             if key != GLOBAL and "global_agreement" in wanted and GLOBAL in found:
                 compared["global_agreement"] = alike(one, found[GLOBAL], how, about.top_k)
             scores |= {f"{n}_{how}": value for n, value in compared.items() if value is not None}
-        mute = sum(
-            not says_something(a[there])
-            for a, there in zip(one.relevance, one.present, strict=True)
-        )
+        maps = zip(one.relevance, one.present, strict=True)
+        mute = sum(not informative(a[None, there])[0] for a, there in maps)
         counted = {"uninformative": mute} if mute else {}
         rows.append(
             {"explainer": "random", "model": key[0], "client": key[1], **scores, **counted}

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matrix import MODELS
 
-from experiments import interrupted, ran, small_experiment
-from fedsim import Run, resume, run
+from experiments import NUMBERS, ran, refusal
+from fedsim import Run
 from fedsim.analysis.replay import replay
 from fedsim.conditions import explaining
 from fedsim.config.file import RawConfig
-from fedsim.errors import RunError, RunFolderError
+from fedsim.errors import RunError
 from fedsim.explain.scores.measure import measure
-from fedsim.explain.scores.relevance import (
-    informative,
-    pointing_game,
-    relevance_mass,
-    relevance_rank,
-)
 from fedsim.launch.prepare import prepare
-from fedsim.models import RuleModel
 from fedsim.results.records import chained
 from fedsim.sweep.search import SearchSweep
 from fedsim.sweep.trials import _judged, objective_value
@@ -53,39 +46,18 @@ EXPLAIN: Sections = {
     **{"inputs": 3, "every": 2},
 }
 ONCE: Sections = {**EXPLAIN, "scores": [score for score in SCORES if score != "drift"]}
-RULES: Sections = {
-    "data": {"name": "friedman", "samples": 80, "test_samples": 20, "features": 5},
-    "partition": {"kind": "iid", "clients": 3},
-    "train": {"rounds": 1},
-}
 XFED = {"images": 20, "perplexity": 3, "iterations": 300}
-LOCALISATIONS = {
-    "relevance_mass": relevance_mass,
-    "relevance_rank": relevance_rank,
-    "pointing_game": pointing_game,
-}
+LOCALISATIONS = ["relevance_mass", "relevance_rank", "pointing_game"]
 TIMES = ["seconds", "explain_seconds"]
-# Two classes each, by their words; the tasks of two clients, three in turn.
-WORDS = {"a": "one two", "b": "three four", "c": "one three", "d": "two four"}
+# Of two clients, three in turn.
 TASKS = [[["a", "b"], ["c", "d"], ["a", "b", "c"]], [["c", "d"], ["a", "d"], ["b", "c"]]]
 
 
-def stream(folder: Path, method: str, rounds: int = 3) -> Sections:
-    """Two clients that learn tasks in turn, of a small file of documents."""
-    rng, path = np.random.default_rng(0), folder / "documents.txt"
-    lines = [
-        f"{label}\t{' '.join(rng.choice(words.split(), rng.integers(1, 5)))}"
-        for label, words in WORDS.items()
-        for _ in range(20)
-    ]
-    path.write_text("\n".join(lines))
-    return {
-        "data": {"name": "text", "path": str(path), "dimension": 4},
-        "partition": {"kind": "own_tasks", "tasks": TASKS},
-        "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
-        "method": {"name": method},
-        "train": {"rounds": rounds, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}},
-    }
+def stream(method: str, rounds: int = 3) -> Sections:
+    """Two clients that learn tasks in turn."""
+    train = {"rounds": rounds, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    learner = {"method": {"name": method}, "train": train}
+    return {**MODELS["tasks"], "partition": {"kind": "own_tasks", "tasks": TASKS}, **learner}
 
 
 def assert_same(one: pd.DataFrame, other: pd.DataFrame) -> None:
@@ -107,9 +79,6 @@ def stacked(frame: pd.DataFrame) -> Any:
     return np.stack(frame["relevance"].tolist())
 
 
-# beside the run
-
-
 class TestBesideTheRun:
     @pytest.mark.parametrize(
         "name",
@@ -118,11 +87,11 @@ class TestBesideTheRun:
             *("dropout", "fedavg in turn", "fedseit in turn"),
         ],
     )
-    def test_nothing_else_changes(self, finish: Finish, tmp_path: Path, name: str) -> None:
+    def test_nothing_else_changes(self, name: str) -> None:
         method, _, in_turn = name.partition(" ")
         explain: Sections = {**EXPLAIN, "every": 1}
         if in_turn:
-            sections, explain["explainers"] = stream(tmp_path, method), ["occlusion"]
+            sections, explain["explainers"] = stream(method), ["occlusion"]
             if method == "fedseit":  # every task has a network of its own
                 explain["scores"] = ["sufficiency", "agreement", "drift"]
         else:
@@ -130,7 +99,7 @@ class TestBesideTheRun:
             sections = {**sections, "train": {**sections["train"], "participation": 0.5}}
         if name == "scaffold":
             sections["engine"] = {"clients_per_step": 2}
-        plain, done = finish(**sections), finish(**sections, explain=explain)
+        plain, done = ran(**sections), ran(**sections, explain=explain)
         added = [name for name in done.rounds if name not in plain.rounds]
         assert added
         assert all(name == "explain_seconds" or "/" in name for name in added)
@@ -153,16 +122,16 @@ class TestBesideTheRun:
         rows = [[{"round": 1, "explain_seconds": seconds}] for seconds in (1.0, 2.0)]
         assert chained("", rows[0]) == chained("", rows[1])
 
-    def test_is_part_of_the_hash(self, finish: Finish) -> None:
+    def test_is_part_of_the_hash(self) -> None:
         hashes = {
-            finish(**{**TABLE, "train": {"rounds": 1}}, explain={**ONCE, **more}).result_hash
+            ran(**{**TABLE, "train": {"rounds": 1}}, explain={**ONCE, **more}).result_hash
             for more in ({}, {"maps": True}, {"inputs": 4}, {"scores": ["deletion"]})
         }
         assert len(hashes) == 4
 
-    def test_models_stay_apart_in_stacks(self, finish: Finish) -> None:
+    def test_models_stay_apart_in_stacks(self) -> None:
         alone, together = (
-            finish(**TABLE, explain={**EXPLAIN, "maps": True}, engine={"clients_per_step": V})
+            ran(**TABLE, explain={**EXPLAIN, "maps": True}, engine={"clients_per_step": V})
             for V in (1, 3)
         )
         assert together.manifest["clients_per_step"] == 3
@@ -171,70 +140,32 @@ class TestBesideTheRun:
         np.testing.assert_allclose(stacked(alone.maps), stacked(together.maps), atol=1e-4)
 
 
-# again
-
-
-class TestAgain:
-    def test_resumed_and_replayed_with_maps(self, tmp_path: Path) -> None:
-        made = small_experiment(
-            **{**TABLE, "train": {**TABLE["train"], "rounds": 5, "participation": 0.6}},
-            explain={**EXPLAIN, "every": 1, "maps": True},
-            checkpoint={"every": 2, "keep": "all"},
-        )
-        whole = run(made, tmp_path / "whole")
-        resumed = resume(interrupted(made, tmp_path / "broken", after=3))
-        assert resumed.result_hash == whole.result_hash
-        for table in ("rounds", "clients", "explanations", "maps"):
-            assert_same(getattr(resumed, table), getattr(whole, table))
-        assert whole.explanations["drift_rank"].notna().any()
-        for after in (0, 2, 3):  # from the start, from a checkpoint, from between
-            again = replay(whole, after)
-            while again.after < 5:
-                again.next_round()
-
-    def test_a_replay_sees_other_relevances(self, finish: Finish) -> None:
-        done = finish(**TABLE, explain={**EXPLAIN, "maps": True})
-        done.maps.at[0, "relevance"] = done.maps.at[0, "relevance"] + 1
-        again = replay(done, 1)
-        line = r"round 2 has a different result here: relevance in maps.parquet is array"
-        with pytest.raises(RunFolderError, match=line):
-            again.next_round()
-
-
-# whose, and on what
+def test_a_replay_sees_other_relevances(finish: Finish) -> None:
+    done = finish(**TABLE, explain={**EXPLAIN, "maps": True})
+    done.maps.at[0, "relevance"] = done.maps.at[0, "relevance"] + 1
+    told = refusal(replay(done, 1).next_round)
+    assert "round 2 has a different result here: relevance in maps.parquet is array" in told
 
 
 class TestWhose:
-    def test_the_same_inputs_and_clients_in_each_round(self, finish: Finish) -> None:
+    def test_the_same_inputs_and_clients_in_each_round(self) -> None:
         train = {**TABLE["train"], "participation": 0.6}
         explain = {**EXPLAIN, "every": 1, "clients": 2, "maps": True}
-        done = finish(**{**TABLE, "train": train}, explain=explain)
+        done = ran(**{**TABLE, "train": train}, explain=explain)
         for _, frame in done.maps.groupby(["round", "explainer", "model", "client"], dropna=False):
             assert frame["input"].tolist() == done.maps["input"][:3].tolist()
-        assert done.experiment.explain is not None
         for t in range(1, 5):
             cohort = done.clients.query("round == @t")["client"].tolist()
             assert len(cohort) == 3
             assert whose(done, t, "cohort") == done.experiment.explain.choose(cohort, 5, 0)
 
-    def test_rows_of_the_global_model_first(self) -> None:
-        found = ran(**TABLE, explain=EXPLAIN).explanations
-        rows = found.query("round == 2")[["explainer", "model", "client"]].to_numpy().tolist()
-        expected = [("global", np.nan), *(("cohort", k) for k in range(5))]
-        for row, (name, (model, client)) in zip(
-            rows, ((name, key) for name in EXPLAIN["explainers"] for key in expected), strict=True
-        ):
-            assert row[:2] == [name, model]
-            assert row[2] == client or np.isnan(row[2])
-        assert sorted(found["round"].unique()) == [2, 4]
-
     @pytest.mark.parametrize("fraction", [0.0, 0.3])
-    def test_on_a_clients_own(self, finish: Finish, fraction: float) -> None:
+    def test_on_a_clients_own(self, fraction: float) -> None:
         partition = {**TABLE["partition"], "test_fraction": fraction}
         # More than there are in the central test set, or with anybody.
         explain = {**EXPLAIN, "explainers": ["gradient"], "inputs_from": "own", "inputs": 50}
         explain |= {"scores": ["sufficiency", "drift"], "maps": True}
-        done = finish(**{**TABLE, "partition": partition}, explain=explain)
+        done = ran(**{**TABLE, "partition": partition}, explain=explain)
         _, splits, _ = prepare(done.experiment)
         held = splits.test if fraction else splits.train
         for k in range(5):
@@ -244,7 +175,7 @@ class TestWhose:
 
     @pytest.mark.parametrize("method", ["xpfl", "fedseit"])
     def test_each_model_once(
-        self, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+        self, finish: Finish, monkeypatch: pytest.MonkeyPatch, method: str
     ) -> None:
         """After its training, not after whatever else a client does in the round."""
         seen: list[tuple[int, int | None]] = []
@@ -254,7 +185,7 @@ class TestWhose:
             return measure(section, explainer, model, *about)
 
         monkeypatch.setattr(explaining, "measure", noted)
-        sections = stream(tmp_path, method)
+        sections = stream(method)
         if method == "xpfl":
             xpfl = {"name": "xpfl", "lam": 0, "xfed": XFED}
             sections = {**IMAGES, "method": xpfl, "train": {"rounds": 1, "batch_size": 64}}
@@ -264,8 +195,8 @@ class TestWhose:
         assert sorted(seen) == sorted(zip(rows["round"], rows["client"], strict=True))
 
     @pytest.mark.parametrize("V", [1, 2])
-    def test_clients_that_fail_have_no_row(self, finish: Finish, V: int) -> None:
-        done = finish(
+    def test_clients_that_fail_have_no_row(self, V: int) -> None:
+        done = ran(
             **{
                 **TABLE,
                 "partition": {"kind": "iid", "clients": 8},
@@ -281,10 +212,10 @@ class TestWhose:
         after = done.explanations.query("round == 4 and model == 'cohort'").set_index("client")
         assert sorted(after.index[after["drift_rank"].isna()]) == [4, 7]
 
-    def test_with_privacy(self, finish: Finish) -> None:
+    def test_with_privacy(self) -> None:
         sections = {**TABLE, "train": {"rounds": 1}, "explain": {**ONCE, "maps": True}}
-        plain = finish(**sections)
-        private = finish(**sections, privacy={"clip": 0.1, "noise_multiplier": 1})
+        plain = ran(**sections)
+        private = ran(**sections, privacy={"clip": 0.1, "noise_multiplier": 1})
         assert "epsilon" in private.rounds
         # What clients train in the first round is the same; what becomes of it is not.
         assert_same(maps(private, 1, "cohort", 2), maps(plain, 1, "cohort", 2))
@@ -293,82 +224,48 @@ class TestWhose:
         )
 
 
-class TestPersonalModels:
-    def test_of_local_training_are_what_was_trained(self, finish: Finish) -> None:
-        explain = {**EXPLAIN, "of": ["cohort", "personal"], "every": 1, "maps": True}
-        explain["scores"] = ["sufficiency", "agreement"]
-        train = {**TABLE["train"], "participation": 0.4}
-        done = finish(**{**TABLE, "train": train}, method={"name": "local"}, explain=explain)
-        kept: set[int] = set()
-        for t in range(1, 5):
-            cohort = done.clients.query("round == @t").dropna(subset="steps")["client"].tolist()
-            kept |= set(cohort)
-            assert whose(done, t, "cohort") == sorted(cohort)
-            assert whose(done, t, "personal") == sorted(kept)
-            for k in cohort:
-                one, other = (maps(done, t, model, k) for model in ("cohort", "personal"))
-                np.testing.assert_array_equal(stacked(one), stacked(other))
-        assert len(kept) > 2
+def test_models_of_local_training_are_what_was_trained() -> None:
+    explain = {**EXPLAIN, "of": ["cohort", "personal"], "every": 1, "maps": True}
+    explain["scores"] = ["sufficiency", "agreement"]
+    train = {**TABLE["train"], "participation": 0.4}
+    done = ran(**{**TABLE, "train": train}, method={"name": "local"}, explain=explain)
+    kept: set[int] = set()
+    for t in range(1, 5):
+        cohort = done.clients.query("round == @t").dropna(subset="steps")["client"].tolist()
+        kept |= set(cohort)
+        assert whose(done, t, "cohort") == sorted(cohort)
+        assert whose(done, t, "personal") == sorted(kept)
+        for k in cohort:
+            one, other = (maps(done, t, model, k) for model in ("cohort", "personal"))
+            np.testing.assert_array_equal(stacked(one), stacked(other))
+    assert len(kept) > 2
 
 
-# kinds of models
+RULES_OF = [("openfl_xai", "tsk"), ("openfl_xai", "tree_rules"), ("local_rules", "tsk")]
 
 
-class TestRules:
-    @pytest.mark.parametrize(
-        ("method", "model"),
-        [("openfl_xai", "tsk"), ("openfl_xai", "tree_rules"), ("local_rules", "tsk")],
-    )
-    def test_are_explained(self, finish: Finish, method: str, model: str) -> None:
-        names = ["rules", "occlusion", "random"]
-        done = finish(
-            **RULES,
-            model={"name": model},
-            method={"name": method},
-            explain={"explainers": names, "inputs": 4, "maps": True},
-        )
-        made = done.explanations.dropna(subset="model")
-        expected = {"openfl_xai": {"global", "cohort"}, "local_rules": {"cohort"}}[method]
-        assert set(made["model"]) == expected
-        assert len(made) == len(names) * (3 + (method == "openfl_xai"))
-        dataset, _, _ = prepare(done.experiment)
-        again = replay(done)
-        section = done.experiment.model
-        assert isinstance(section, RuleModel)
-        own = again.own_models(range(3))
-        bases: dict[tuple[str, int | None], Any] = {
-            ("global", None): again.global_model(),
-            **{("cohort", k): own.get(k) for k in range(3)},
-        }
-        for (whose, k), rules in bases.items():
-            if rules is None:
-                assert (whose, method) in (("global", "local_rules"), ("cohort", "openfl_xai"))
-                continue
-            read = section.explain(rules, dataset.features or [f"x{f}" for f in range(5)])
-            weights = [rule.weight for rule in read]
-            base = np.average([rule.consequent[0] for rule in read], weights=weights)
-            own = maps(done, 1, whose, k).query("explainer == 'rules'")
-            values = section.predict(rules, dataset.test_x[own["input"]]).values
-            np.testing.assert_allclose(stacked(own).sum(axis=1), values - base, atol=1e-5)
-
-    def test_of_clients_are_kept(self, finish: Finish) -> None:
-        done = finish(
-            **RULES,
-            model={"name": "tsk"},
-            method={"name": "local_rules"},
-            explain={"explainers": ["rules"], "of": ["personal", "cohort"], "inputs": 4},
-        )
+@pytest.mark.parametrize(("method", "model"), RULES_OF)
+def test_rules_are_explained(method: str, model: str) -> None:
+    """For their relevances see scores/test_measure.py."""
+    own = method == "local_rules"
+    names, whose = ["rules", "occlusion", "random"], "personal" if own else "global"
+    explain = {"explainers": names, "inputs": 4, "of": ["cohort", whose]}
+    learner: Sections = {"model": {"name": model}, "method": {"name": method}}
+    done = ran(**NUMBERS, **learner, train={"rounds": 1}, explain=explain)
+    made = done.explanations.dropna(subset="model")
+    assert set(made["model"]) == {"cohort", whose}
+    assert len(made) == len(names) * (8 if own else 5)
+    if own:  # clients keep what they have learnt
         one, other = (
-            done.explanations.query("model == @model").drop(columns="model").reset_index(drop=True)
-            for model in ("cohort", "personal")
+            made.query("model == @kind and explainer != 'random'").drop(columns="model")
+            for kind in ("cohort", "personal")
         )
-        assert len(one) == 3
-        pd.testing.assert_frame_equal(one, other)
+        pd.testing.assert_frame_equal(one.reset_index(drop=True), other.reset_index(drop=True))
 
 
 class TestDocuments:
-    def test_where_the_truth_is(self, finish: Finish) -> None:
-        done = finish(
+    def test_where_the_truth_is(self) -> None:
+        done = ran(
             data={"name": "planted_reviews", "reviews": 8, "test_reviews": 4, "dimension": 4}
             | {"fillers": 1},
             partition={"kind": "iid", "clients": 2},
@@ -380,37 +277,22 @@ class TestDocuments:
                 "inputs": 4,
                 "every": 1,
                 "slice": "aroma",
-                "scores": [*LOCALISATIONS],
+                "scores": LOCALISATIONS,
                 "maps": True,
             },
         )
         dataset, _, _ = prepare(done.experiment)
         assert set(dataset.test_columns["aspect"][done.maps["input"]]) == {"aroma"}
-        keys = ["round", "explainer", "model", "client"]
-        rows = dict([*done.explanations.groupby(keys, dropna=False)])
-        assert len(rows) == 2 * 2 * 3
-        for key, frame in done.maps.groupby(keys, dropna=False):
-            (one,) = (row for name, row in rows.items() if str(name) == str(key))
-            found: dict[str, list[float]] = {name: [] for name in LOCALISATIONS}
-            for i, relevance in zip(frame["input"], frame["relevance"], strict=True):
-                words = int((dataset.test_x[i] != 0).sum())
-                assert len(relevance) == words
-                assert key[1] != "rationale" or set(relevance) <= {0, 1}
-                own = np.float64(relevance)[None]
-                own = own * informative(own)  # else by chance
-                signal = dataset.truth["signal"][i : i + 1, :words]
-                for name, score in LOCALISATIONS.items():
-                    found[name] += score(own, signal).tolist()
-            for name, values in found.items():
-                mean = np.nanmean(values)
-                np.testing.assert_allclose(one[f"{name}_signal"].astype(float), mean)
+        assert len(done.explanations) == 2 * 2 * 3
+        assert done.explanations[[f"{name}_signal" for name in LOCALISATIONS]].notna().all(None)
+        for i, relevance, by in done.maps[["input", "relevance", "explainer"]].to_numpy():
+            assert len(relevance) == (dataset.test_x[i] != 0).sum()
+            assert by != "rationale" or set(relevance) <= {0, 1}
 
     @pytest.mark.parametrize("method", ["fedweit", "fedseit"])
-    def test_of_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:
+    def test_of_tasks_in_turn(self, method: str) -> None:
         explain = {"explainers": ["occlusion"], "inputs": 4, "every": 1, "maps": True}
-        done = finish(
-            **stream(tmp_path, method), explain={**explain, "of": ["cohort", "personal"]}
-        )
+        done = ran(**stream(method), explain={**explain, "of": ["cohort", "personal"]})
         for t in (1, 2, 3):
             for model in ("cohort", "personal"):
                 assert whose(done, t, model) == [0, 1]
@@ -423,64 +305,58 @@ class TestDocuments:
         assert found[["deletion", "insertion"]].to_numpy().min() >= 0
         assert found.query("round > 1")["drift_top_k"].notna().all()
 
-    def test_of_classes_that_a_task_does_not_know(self, finish: Finish, tmp_path: Path) -> None:
+    def test_of_classes_that_a_task_does_not_know(self) -> None:
         """Their probability is 0, with and without any word; what has no number is left out."""
         explain = {"explainers": ["occlusion"], "inputs": 8, "every": 1, "target": "label"}
-        done = finish(**stream(tmp_path, "fedweit"), explain={**explain, "maps": True})
+        done = ran(**stream("fedweit"), explain={**explain, "maps": True})
         found = done.explanations.dropna(subset="model")
         assert found[["deletion", "sparseness"]].notna().all(axis=None)
         dataset, splits, _ = prepare(done.experiment)
         for t, k in np.ndindex(3, 2):
             labels = splits.at(t + 1, 3).labels
-            assert labels is not None
             for row in maps(done, t + 1, "cohort", k).itertuples():
                 known = dataset.test_y[row.input] in labels[k]
                 assert known or np.isnan(row.deletion).all()
                 assert np.isfinite(row.relevance).all() == known
 
-    def test_own_inputs_are_of_the_task(self, finish: Finish, tmp_path: Path) -> None:
+    def test_own_inputs_are_of_the_task(self) -> None:
         """Drift is told within a task, of which the inputs are the same."""
         explain = {"explainers": ["occlusion"], "inputs": 40, "every": 1, "inputs_from": "own"}
-        sections = stream(tmp_path, "fedavg", rounds=6)
-        done = finish(**sections, explain={**explain, "maps": True})
+        sections = stream("fedavg", rounds=6)
+        done = ran(**sections, explain={**explain, "maps": True})
         dataset, splits, _ = prepare(done.experiment)
         for t, k in np.ndindex(6, 2):
             labels = splits.at(t + 1, 6).labels
-            assert labels is not None
             of_task = np.flatnonzero(np.isin(dataset.test_y, labels[k]))
             assert sorted(maps(done, t + 1, "cohort", k)["input"]) == of_task.tolist()
         drift = done.explanations.groupby("round")["drift_top_k"].count()
         assert drift.tolist() == [0, 2, 0, 2, 0, 2]
 
 
-# searches
-
-
-class TestSearches:
-    def test_take_scores_as_objectives(self, finish: Finish) -> None:
-        """In rounds in which they are told, and no others."""
-        explain = {**EXPLAIN, "every": 2, "scores": ["deletion", "drift"]}
-        done = finish(**TABLE, explain=explain)
-        content = done.experiment.model_dump(mode="json")
-        search = {
-            "space": {"train.optimizer.lr": [0.1, 0.2]},
-            "objectives": {"accuracy": "max", "occlusion/client_deletion": "min"},
-        }
-        assert len(SearchSweep(RawConfig({**content, "search": search})).probe_trials) == 2
-        columns = {metric.column: metric.best for metric in done.explained}
-        assert columns["occlusion/client_deletion"] == "min"
-        rows = done.rounds.to_dict("records")
-        for objectives, told in [
-            (["accuracy"], [1, 2, 3, 4]),
-            (["accuracy", "occlusion/client_deletion"], [2, 4]),
-            (["gradient/drift_rank"], [4]),  # of which there is none the first time
-        ]:
-            judged = [row["round"] for row in rows if _judged(row, done.path, objectives)]
-            assert judged == told
-            for t in told:
-                for name in objectives:
-                    assert objective_value(rows[t - 1], name) == rows[t - 1][name]
-        # Of what there is not, the first round tells.
-        assert _judged(rows[0], done.path, ["occlusion/deletoin"])
-        with pytest.raises(RunError, match="deletoin: is not recorded in round 1"):
-            objective_value(rows[0], "occlusion/deletoin")
+def test_searches_take_scores_as_objectives() -> None:
+    """In rounds in which they are told, and no others."""
+    explain = {**EXPLAIN, "every": 2, "scores": ["deletion", "drift"]}
+    done = ran(**TABLE, explain=explain)
+    content = done.experiment.model_dump(mode="json")
+    search = {
+        "space": {"train.optimizer.lr": [0.1, 0.2]},
+        "objectives": {"accuracy": "max", "occlusion/client_deletion": "min"},
+    }
+    assert len(SearchSweep(RawConfig({**content, "search": search})).probe_trials) == 2
+    columns = {metric.column: metric.best for metric in done.explained}
+    assert columns["occlusion/client_deletion"] == "min"
+    rows = done.rounds.to_dict("records")
+    for objectives, told in [
+        (["accuracy"], [1, 2, 3, 4]),
+        (["accuracy", "occlusion/client_deletion"], [2, 4]),
+        (["gradient/drift_rank"], [4]),  # of which there is none the first time
+    ]:
+        judged = [row["round"] for row in rows if _judged(row, done.path, objectives)]
+        assert judged == told
+        for t in told:
+            for name in objectives:
+                assert objective_value(rows[t - 1], name) == rows[t - 1][name]
+    # Of what there is not, the first round tells.
+    assert _judged(rows[0], done.path, ["occlusion/deletoin"])
+    with pytest.raises(RunError, match="deletoin: is not recorded in round 1"):
+        objective_value(rows[0], "occlusion/deletoin")

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from own_relevances import Slopes
-from torch import Tensor, nn
 
-from experiments import Say, small_experiment
-from fedsim import Experiment, Run, resume, run
-from fedsim.conditions.explaining import Explanations
+from experiments import KINDS, ran, small_experiment
+from fedsim import Experiment, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.data import Dataset, datasets, load_dataset
-from fedsim.errors import BadInput, ExperimentError, RunError
-from fedsim.explain.explainer import FeatureExplainer
-from fedsim.explain.explainers import explainers
+from fedsim.errors import RunError
 from fedsim.explain.explainers.occlusion import Occlusion
 from fedsim.explain.section import SCORES, Explain
 from fedsim.launch.prepare import prepare
@@ -38,45 +30,11 @@ TABLE: Sections = {
     "model": {"name": "mlp", "hidden": [4]},
     "train": {"rounds": 3, "batch_size": 15},
 }
-REVIEWS: Sections = {
-    "data": {"name": "planted_reviews", "reviews": 8, "test_reviews": 5, "dimension": 3},
-    "partition": {"kind": "iid", "clients": 2},
-    "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
-}
-REGRESSION: Sections = {
-    "data": {"name": "friedman", "samples": 60, "test_samples": 20, "features": 5},
-    "partition": {"kind": "iid", "clients": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-}
-RULES: Sections = {
-    **REGRESSION,
-    "model": {"name": "tree_rules"},
-    "method": {"name": "openfl_xai"},
-    "train": {"rounds": 1},
-}
-ABLE = ", ".join(name for name, e in explainers.items() if issubclass(e, FeatureExplainer))
-
-
-class Torn(nn.Module):
-    """Two branches that are joined where nobody sees it."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.one, self.other = (nn.Linear(inputs, outputs) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.one(x) * self.other(x)
-        return found
-
-
-def torn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return Torn(shape[0], classes)
 
 
 @cache
 def loaded(sort: str) -> Dataset:
-    about = {"table": TABLE, "documents": REVIEWS, "regression": REGRESSION}[sort]
-    return load_dataset(datasets.parse(about["data"]))
+    return load_dataset(datasets.parse({**KINDS, "table": TABLE}[sort]["data"]))
 
 
 def images(*truth: str) -> Dataset:
@@ -92,7 +50,6 @@ def resolved(sections: Sections, dataset: Dataset, **explain: Any) -> Explain:
     usual = {"explainers": ["random"], "inputs": 3, "every": 1}
     made = small_experiment(**sections, explain={**usual, **explain})
     (condition,) = prepare(made, dataset)[2].conditions
-    assert isinstance(condition, Explanations)
     return condition.section
 
 
@@ -100,185 +57,7 @@ def built(**explain: Any) -> Explain:
     return RawConfig({"explainers": ["gradient"], **explain}).build(Explain)
 
 
-# what it refuses, by the section as a file has it
-
-
-WRONG = {
-    "explainers: [gradiant]": "explainers.name: unknown explainer 'gradiant'; did you mean "
-    "'gradient'?",
-    "explainers: [xyz]": "explainers.name: unknown explainer 'xyz'; known: "
-    + ", ".join(name for name, _ in explainers.items()),
-    "explainers: ['nowhere:Mine']": "explainers.name: explainer 'nowhere:Mine' cannot be imported"
-    ": no module 'nowhere' in these folders, nor installed",
-    "explainers: [tasks]": "explainers: explainer 'tasks' does not assign a number to each part "
-    f"of an input; those that do: {ABLE}",
-    "explainers: ['own_explainer:GradientNorm']": "explainers: explainer "
-    "'own_explainer:GradientNorm' does not assign a number to each part of an input; those that "
-    f"do: {ABLE}",
-    "explainers: [smoothgrad, {name: smoothgrad, samples: 3}]": "explainers: 'smoothgrad' is named"
-    " twice",
-    "explainers: []": "explainers: is an empty list; name at least one",
-    "explainers: gradient": "explainers: must be a list, not 'gradient'",
-    "explainers: [{name: occlusion, sise: 2}]": "explainers.sise: unknown key; did you mean "
-    "'size'?",
-    "explainers: [{name: sage, permutations: 0}]": "explainers.permutations: must be greater than "
-    "or equal to 1, not 0",
-    "scores: [delition]": "scores: unknown score 'delition'; did you mean 'deletion'?",
-    "scores: [qqqqqqqqqq]": "scores: unknown score 'qqqqqqqqqq'; known: "
-    + ", ".join(sorted(SCORES)),
-    "scores: [drift, deletion, drift]": "scores: 'drift' is named twice",
-    "of: []": "of: is an empty list; name at least one",
-    "of: [everyone]": "of.0: must be 'global', 'cohort' or 'personal', not 'everyone'",
-    "every: 0": "every: must be greater than or equal to 1, not 0",
-    "inputs: 0": "inputs: must be greater than or equal to 1, not 0",
-    "clients: 0": "clients: must be greater than or equal to 1, not 0",
-    "top_k: 0": "top_k: must be greater than or equal to 1, not 0",
-    "inputs_from: train": "inputs_from: must be 'test' or 'own', not 'train'",
-    "target: truth": "target: must be 'decision' or 'label', not 'truth'",
-    "evry: 2": "evry: unknown key; did you mean 'every'?",
-    "{inputs_from: own, of: [global]}": "of: the global model has no own inputs; set inputs_from: "
-    "test",
-    "{inputs_from: own, slice: taste}": "slice: slices are of the central test set; set "
-    "inputs_from: test",
-    **{
-        f"{{inputs_from: own, scores: [{name}]}}": f"scores: {name} needs inputs of the central "
-        "test set; set inputs_from: test"
-        for name in ("relevance_mass", "agreement", "global_agreement", "reference_agreement")
-    },
-    "{of: [cohort], scores: [global_agreement]}": "scores: global_agreement needs the global model"
-    " among `of`",
-    "{clients: 1, scores: [agreement]}": "scores: agreement is between clients; set clients to 2 "
-    "or more",
-    **{
-        f"{{of: [global], scores: [{name}]}}": f"scores: {name} needs models of clients among "
-        "`of`: cohort or personal"
-        for name in ("agreement", "global_agreement")
-    },
-    "{inputs_from: own, reference: centralised}": "reference: is explained on common inputs; set "
-    "inputs_from: test",
-    "{reference: centralised, scores: [deletion]}": "reference: has no effect without "
-    "reference_agreement among `scores`",
-    "scores: [reference_agreement]": "scores: reference_agreement needs `reference`: centralised, "
-    "or a run",
-    "share: {noise: -1}": "share.noise: must be greater than or equal to 0, not -1",
-    "share: {poisoned: 1.5}": "share.poisoned: must be less than or equal to 1, not 1.5",
-    "share: {aggregation: meen}": "share.aggregation: must be 'mean', 'quality' or 'median', not "
-    "'meen'",
-    "{inputs_from: own, share: {}}": "share: clients share explanations of common inputs; set "
-    "inputs_from: test",
-    **{
-        f"{{of: [{of}], share: {{}}}}": "share: is of the global model by clients'; set of: "
-        "[global, cohort]"
-        for of in ("global", "cohort", "global, personal")
-    },
-    "{scores: [deletion], share: {aggregation: quality}}": "share: aggregation=quality needs "
-    "insertion among `scores`",
-}
-
-
-@pytest.mark.parametrize(("explain", "line"), WRONG.items())
-def test_what_is_wrong_is_one_line(explain: str, line: str) -> None:
-    with pytest.raises(ExperimentError) as refused:
-        small_experiment(**TABLE, explain={"explainers": ["gradient"], **yaml.safe_load(explain)})
-    said = re.sub(r"( in) /\S+(, /\S+)*,", r"\1 these folders,", str(refused.value))
-    assert said == f"experiment: explain.{line}"
-
-
-TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
-UNTRAINED = (
-    "of: clients of this method do not train models; set of: [global], use scores of that model "
-    "only, and no `share`"
-)
-KINDS: dict[str, Sections] = {
-    **{"table": TABLE, "reviews": REVIEWS, "regression": REGRESSION, "rules": RULES},
-    "local": {**TABLE, "method": {"name": "local"}},
-    "centralised": {**TABLE, "method": {"name": "centralised"}},
-    "torn": {**TABLE, "model": {"name": "test_section:torn"}},
-    "sampled": {**REVIEWS, "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"}},
-}
-IMPOSSIBLE: dict[str, dict[str, str]] = {
-    "table": {
-        "scores: [relevance_mass]": "scores: relevance_mass: the data set does not mark the "
-        "signal in inputs; data.name=shortcut and planted_reviews do",
-        "{scores: [drift], every: 3}": "scores: drift: models are explained only once, after the "
-        "last round; lower explain.every",
-        "scores: [road]": "scores: road: fills pixels from those beside them, and the data are no "
-        "images",
-        "inputs: 21": "inputs=21: the test set has 20",
-        "slice: taste": "slice=taste: the test set has no such slice",
-        "top_k: 5": "top_k=5: inputs have 4 parts",
-        "of: [personal]": "of: clients of this method keep no personal models; set of: [cohort]",
-        "explainers: [{name: tree, perplexity: 20}]": "explainers: tree: perplexity=20: must be "
-        "below the number of inputs that are embedded, 20",
-        "explainers: [rules]": "explainers: rules: model.name=mlp is a network, and has no rules",
-        "share: {}": "share: models with different decisions are not comparable; set "
-        "explain.target: label",
-    },
-    "reviews": {
-        "{explainers: [occlusion], scores: [infidelity]}": "scores: infidelity: needs "
-        "floating-point inputs, and the data are documents",
-        "{explainers: [occlusion], scores: [sensitivity]}": "scores: sensitivity: needs "
-        "floating-point inputs, and the data are documents",
-        "{slice: taste, inputs: 6}": "inputs=6: slice taste has 5",
-        "slice: tast": "slice=tast: the test set has no such slice; known: appearance, aroma, "
-        "palate, taste",
-        "explainers: [gradient]": "explainers: gradient: attribution gradient: needs inputs of "
-        "floating point, such as images; these are documents; for documents: occlusion, "
-        "attention_rollout, attn_lrp, gradient_x_input, integrated_gradients",
-        "explainers: [sage]": "explainers: sage: sage needs floating-point inputs; for documents: "
-        "occlusion",
-        "explainers: [tree]": f"{TREES}the inputs are documents",
-        "explainers: [rationale]": "explainers: rationale: model.name=text_cnn does not select "
-        "words",
-    },
-    "regression": {
-        "explainers: [tree]": f"{TREES}the target y is a number",
-        "explainers: [sage]": "explainers: sage: sage explains the loss of a class, and the "
-        "target here is a number",
-    },
-    "rules": {
-        "scores: [randomisation]": "scores: randomisation: needs a network, whose weights can be "
-        "random; model.name=tree_rules is a rule model",
-        "explainers: [integrated_gradients]": "explainers: integrated_gradients: attribution "
-        "integrated_gradients explains networks; model.name=tree_rules is a rule model",
-        "explainers: [tree]": f"{TREES}model.name=tree_rules is a rule model",
-    },
-    "local": {
-        "scores: [global_agreement]": "scores: global_agreement: there is no global model, or no "
-        "client's model, to compare",
-        "of: [global, cohort]": "of: the method has no global model; set of: [cohort]",
-        "{share: {}, target: label}": "share: the method has no global model to explain",
-    },
-    "centralised": {
-        "of: [cohort]": UNTRAINED,
-        "inputs_from: own": UNTRAINED,
-        "scores: [agreement]": UNTRAINED,
-        "{share: {}, target: label}": UNTRAINED,
-    },
-    "torn": {
-        "explainers: [random, lrp]": "explainers: lrp: attribution lrp: the network calls "
-        "torch.Tensor.mul itself, where no rule applies. Use a module, for sums a canonizer that "
-        "converts them to a zennit.layer.Sum (attribution field canonizer: package.module:Name); "
-        "or attn_lrp, gradient, gradient_x_input, smoothgrad or integrated_gradients"
-    },
-    "sampled": {
-        "explainers: [occlusion]": "explainers: occlusion: model.evaluate=sampled samples the "
-        "words that it reads, so an attribution would be random"
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "explain", "line"),
-    [(kind, *lines) for kind, refused in IMPOSSIBLE.items() for lines in refused.items()],
-)
-def test_what_the_data_the_method_or_the_model_cannot_have(
-    kind: str, explain: str, line: str
-) -> None:
-    given = {"explainers": ["random"], "inputs": 3, **yaml.safe_load(explain)}
-    with pytest.raises(BadInput) as refused:
-        prepare(small_experiment(**KINDS[kind], explain=given))
-    assert str(refused.value) == f"explain.{line}"
+# what it leaves open; for what it refuses see tests/refusals.yaml
 
 
 def test_where_clients_train_nothing_the_global_model_alone_is_explained(tmp_path: Path) -> None:
@@ -291,35 +70,12 @@ def test_where_clients_train_nothing_the_global_model_alone_is_explained(tmp_pat
     assert lines[0] == "clients do not train models with method.name=centralised"
 
 
-def test_a_check_of_ones_own_that_fails() -> None:
-    made = small_experiment(**TABLE, explain={"explainers": ["own_relevances:Refuses"]})
-    line = r"^explain\.explainers: own_relevances:Refuses: KeyError: .* \(own_relevances\.py, line"
-    with pytest.raises(ExperimentError, match=line):
-        prepare(made)
-
-
-def test_the_command_names_the_line_before_the_start(say: Say) -> None:
-    sections = {**TABLE, "method": {"name": "fedavg"}, "engine": {"kind": "local"}}
-    lines = [f"{key}: {json.dumps(section)}" for key, section in sections.items()]
-    explain = ["explain:", "  explainers: [gradient]", "  inputs_from: own", "  slice: taste"]
-    Path("small.yaml").write_text("\n".join([*lines, *explain]))
-    assert say("run", "small.yaml") == (
-        *(2, ""),
-        "error: small.yaml:10: explain.slice: slices are of the central test set; set inputs_from:"
-        " test\n",
-    )
-    assert not Path("runs").exists()
-
-
-# what it leaves open
-
-
 USUAL = {"deletion", "insertion", "comprehensiveness", "sufficiency"} | {
     *("sparseness", "effective_parts", "agreement", "global_agreement", "drift")
 }
 AGREEING = {"agreement", "global_agreement"}
 LOCATED = {"relevance_mass", "relevance_rank", "pointing_game"}
-LOCAL = KINDS["local"]
+LOCAL: Sections = {**TABLE, "method": {"name": "local"}}
 
 
 class TestDefaults:
@@ -327,10 +83,10 @@ class TestDefaults:
         ("sections", "data", "explain", "of", "lacking"),
         [
             (TABLE, "table", {}, "both", LOCATED),
-            (REGRESSION, "regression", {}, "both", LOCATED),
+            (KINDS["numbers"], "numbers", {}, "both", LOCATED),
             (TABLE, (), {}, "both", LOCATED),
             (TABLE, ("signal", "shortcut"), {}, "both", set()),
-            (REVIEWS, "documents", {}, "both", set()),
+            (KINDS["documents"], "documents", {}, "both", set()),
             (TABLE, ("signal",), {"of": ["global"]}, "global", AGREEING),
             (TABLE, ("signal",), {"of": ["cohort"]}, "cohort", {"global_agreement"}),
             (TABLE, ("signal",), {"inputs_from": "own"}, "cohort", AGREEING | LOCATED),
@@ -376,9 +132,6 @@ class TestDefaults:
         ]
 
 
-# what it chooses
-
-
 class TestInputs:
     def test_depend_on_the_seed_alone(self) -> None:
         data = loaded("table")
@@ -414,28 +167,27 @@ class TestInputs:
             np.testing.assert_array_equal(all_of_them[:4], rows)
 
 
-class TestClients:
-    @given(
-        st.integers(1, 12).flatmap(
-            lambda K: st.tuples(st.just(K), st.sets(st.integers(0, K - 1)), st.integers(1, 13))
-        ),
-        st.integers(0, 5),
-        st.randoms(),
-    )
-    def test_the_first_of_one_order_of_all(
-        self, about: tuple[int, set[int], int], seed: int, random: Any
-    ) -> None:
-        K, cohort, number = about
-        section = built(clients=number)
-        # Chosen among all with ever more places, they come in one order.
-        order: list[int] = []
-        for n in range(1, K + 1):
-            (new,) = set(built(clients=n).choose(range(K), K, seed)) - set(order)
-            order.append(new)
-        expected = sorted([k for k in order if k in cohort][:number])
-        shuffled = [*cohort]
-        random.shuffle(shuffled)
-        assert section.choose(shuffled, K, seed) == expected
+@given(
+    st.integers(1, 12).flatmap(
+        lambda K: st.tuples(st.just(K), st.sets(st.integers(0, K - 1)), st.integers(1, 13))
+    ),
+    st.integers(0, 5),
+    st.randoms(),
+)
+def test_clients_are_the_first_of_one_order(
+    about: tuple[int, set[int], int], seed: int, random: Any
+) -> None:
+    K, cohort, number = about
+    section = built(clients=number)
+    # Chosen among all with ever more places, they come in one order.
+    order: list[int] = []
+    for n in range(1, K + 1):
+        (new,) = set(built(clients=n).choose(range(K), K, seed)) - set(order)
+        order.append(new)
+    expected = sorted([k for k in order if k in cohort][:number])
+    shuffled = [*cohort]
+    random.shuffle(shuffled)
+    assert section.choose(shuffled, K, seed) == expected
 
 
 def test_a_round_trip_through_yaml(tmp_path: Path) -> None:
@@ -447,23 +199,18 @@ def test_a_round_trip_through_yaml(tmp_path: Path) -> None:
         "top_k": 2,
     }
     made = small_experiment(**TABLE, explain=explain)
-    assert made.explain is not None
     assert made.explain.explainers[1:] == (Occlusion(size=2), Slopes())
     (tmp_path / "whole.yaml").write_text(made.to_yaml())
     assert Experiment.load(tmp_path / "whole.yaml") == made
     assert Experiment.from_dict(made.model_dump(mode="json")) == made
     changed = Experiment.load(tmp_path / "whole.yaml", ["explain.every=2", "explain.scores=null"])
-    assert changed.explain is not None
     assert (changed.explain.every, changed.explain.scores) == (2, None)
 
 
-# an explainer of one's own
-
-
-def test_one_of_ones_own_is_as_good_as_any(finish: Callable[..., Run]) -> None:
+def test_one_of_ones_own_is_as_good_as_any() -> None:
     name = "own_relevances:Slopes"
     explain = {"explainers": ["gradient", name], "inputs": 4, "every": 2}
-    done = finish(**TABLE, explain={**explain, "scores": ["deletion", "drift", "agreement"]})
+    done = ran(**TABLE, explain={**explain, "scores": ["deletion", "drift", "agreement"]})
     found = [
         frame.drop(columns="explainer").reset_index(drop=True)
         for _, frame in done.explanations.groupby("explainer")
@@ -484,9 +231,8 @@ def test_one_that_fails_ends_the_run_which_can_go_on(tmp_path: Path) -> None:
         r"^round 2: explainer own_relevances:Raises, client \d's model: ZeroDivisionError: too "
         r"little \(own_relevances\.py, line \d+\)$"
     )
-    with pytest.raises(RunError, match=line) as failed:
+    with pytest.raises(RunError, match=line):
         run(made, tmp_path / "runs")
-    assert re.search(line, str(failed.value))
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     (tmp_path / "wrong").unlink()
     lines: list[Any] = []

@@ -13,18 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from fedsim.errors import ExperimentError
 from fedsim.explain import tree as module
 from fedsim.explain.pictures import trees as tree_figures
 from fedsim.explain.pictures.canvas import save
 from fedsim.explain.pictures.trees import draw_confusion, draw_tree
-from fedsim.explain.tree import (
-    LEAF,
-    Tree,
-    build_tree,
-    fidelity,
-    pixel_names,
-)
+from fedsim.explain.tree import LEAF, Tree, build_tree, fidelity, pixel_names
 
 NEIGHBOURS = [1.0, math.nextafter(1.0, 2), math.nextafter(math.nextafter(1.0, 2), 2)]
 COLUMNS = st.sampled_from(
@@ -190,26 +183,6 @@ def test_equally_frequent_classes() -> None:
     tree = build_tree(np.zeros((4, 1)), np.array([2, 1, 2, 1]), 3)
     assert tree.predict(np.ones((2, 1))).tolist() == [1, 1]
     assert tree.depth == 0
-
-
-X, Y = np.zeros((4, 2)), np.zeros(4, int)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"x": np.zeros((0, 2)), "y": Y[:0]}, r"x has the shape \(0, 2\)"),
-        ({"x": np.zeros((4, 0))}, r"x has the shape \(4, 0\)"),
-        ({"x": np.zeros(4)}, r"x has the shape \(4,\)"),
-        ({"x": np.array([[0, 1], [np.nan, 1]])}, "x has 1 value.*in row 1, feature 0: nan"),
-        ({"x": np.array([[0, np.inf], [0, 1]])}, "x has 1 value.*in row 0, feature 1: inf"),
-    ],
-)
-def test_what_no_tree_is_grown_on(arguments: dict[str, Any], words: str) -> None:
-    all_of_them: dict[str, Any] = {"x": X, "y": Y, "classes": 3, **arguments}
-    with pytest.raises(ExperimentError, match=words) as error:
-        build_tree(**all_of_them)
-    assert "\n" not in str(error.value)
 
 
 def test_names_of_pixels() -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from fedsim.analysis.attacks.inversion import (
     reconstruct,
     train_denoiser,
 )
-from fedsim.errors import ExperimentError
 from fedsim.support.rng import keyed_torch_rng, torch_seed
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -229,9 +227,7 @@ def slowly_inverted(
 
 @pytest.mark.parametrize(("tv", "longer"), [(1e-4, 1), (1e-4, 1000), (0.5, 1)])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.1, 0.2)])
-def test_a_gradient_is_inverted_as_written_out(
-    tv: float, longer: float, low: float, high: float
-) -> None:
+def test_inverted_as_written_out(tv: float, longer: float, low: float, high: float) -> None:
     """Whatever its length."""
     network, (x, y) = linear(), digits()
     ends = torch.full((1, 1, 1), low), torch.full((1, 1, 1), high)
@@ -287,9 +283,6 @@ def test_the_network_stays_as_it_was(training: bool) -> None:
     assert network[0].weight.grad.unique().tolist() == [1.0]
 
 
-# -- pictures ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "channels", "columns"), [(1, 1, 1), (3, 3, 3), (11, 1, 8)])
 def test_a_picture_has_a_row_for_each(tmp_path: Path, n: int, channels: int, columns: int) -> None:
     x = draws(n, channels, 9, 12)
@@ -309,88 +302,3 @@ def test_a_picture_has_a_row_for_each(tmp_path: Path, n: int, channels: int, col
     assert (drawn.min(), drawn.max()) == (0, 1)
     draw_reconstructions(rows, x, labels, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-# -- refusals ----------------------------------------------------------------------------------
-
-SAME = "must have the same shape"
-OF_7, OF_8 = (f"must be images (n, C, H, W) of {n} pixels a side or more" for n in (7, 8))
-NO_DIRECTION = "so it has no direction"
-
-
-def compare(original: Tensor, reconstructed: Tensor) -> None:
-    fidelity(original, reconstructed)
-
-
-def train(shared: Tensor, x: Tensor) -> None:
-    train_small(shared, x, seed=0)
-
-
-def draw(originals: Tensor, shared: Tensor, labels: str = "ab") -> None:
-    rows = {"noise": (shared, originals)}
-    draw_reconstructions(rows, originals, list(labels), Path("nothing.png"))
-
-
-@pytest.mark.parametrize(
-    ("call", "names", "first", "second", "problem"),
-    [
-        (compare, ("original", "reconstructed"), (2, 1, 8, 8), (2, 1, 8, 9), SAME),
-        (compare, ("original", "reconstructed"), (2, 1, 8, 6), (2, 1, 8, 6), OF_7),
-        (compare, ("original", "reconstructed"), (0, 1, 8, 8), (0, 1, 8, 8), OF_7),
-        (train, ("shared", "x"), (2, 1, 8, 8), (3, 1, 8, 8), SAME),
-        (train, ("shared", "x"), (2, 1, 8, 7), (2, 1, 8, 7), OF_8),
-        (train, ("shared", "x"), (2, 64), (2, 64), OF_8),
-        (draw, ("originals", "shared"), (2, 1, 8, 8), (1, 1, 8, 8), SAME),
-    ],
-)
-def test_refuses_images(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[[Tensor, Tensor], None],
-    names: tuple[str, str],
-    first: tuple[int, ...],
-    second: tuple[int, ...],
-    problem: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ExperimentError) as refused:
-        call(draws(*first), draws(*second))
-    assert str(refused.value) == f"{names[0]} {first} and {names[1]} {second}: {problem}"
-    assert not [*tmp_path.iterdir()]  # nothing is drawn
-
-
-def invert_of(weights: Tensor, *others: Tensor, **settings: Any) -> None:
-    invert(linear(), [weights, *others], torch.tensor([1]), **settings)
-
-
-W, B, PAIR, SHAPES = draws(10, 64), draws(10), draws(2, 1, 8, 8), "[(10, 64), (10,)]"
-TWO_CHANNELS, BEYOND = draws(2, 2, 8, 8), 3 * draws(1, 1, 8, 8).round() - 1
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: reconstruct(unet(1, 2), draws(2, 1, 5, 8)), f"shared (2, 1, 5, 8): {OF_8}"),
-        (lambda: compare(BEYOND, PAIR[:1]), "original: pixels must lie in [0, 1], not in [-1, 2]"),
-        (
-            lambda: invert_of(W),
-            "gradient: must be one tensor for each trainable parameter of the network, "
-            f"{SHAPES}, not [(10, 64)]",
-        ),
-        (lambda: invert_of(0 * W, 0 * B), f"gradient: its norm is 0, {NO_DIRECTION}"),
-        (lambda: invert_of(math.nan * W, B), f"gradient: its norm is nan, {NO_DIRECTION}"),
-        (
-            lambda: invert_of(W, B, shape=(64,)),
-            "shape=(64,): must be (C, H, W) of images of 2 pixels a side or more",
-        ),
-        (
-            lambda: draw(TWO_CHANNELS, TWO_CHANNELS),
-            "originals: must have 1 channel or 3 to be drawn, not 2",
-        ),
-        (lambda: draw(PAIR, PAIR, "a"), "labels: 1 for 2 images; must be one for each"),
-    ],
-)
-def test_refuses(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ExperimentError) as refused:
-        call()
-    assert str(refused.value) == message

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from networks import Written
 from test_attention import CLASS, DOCUMENTS, reader, text_cnn
 from test_attribution import examples, network, parse, rng, trained_resnet
 from torch import Tensor, nn
 
-from experiments import small_experiment
-from fedsim import run
+from experiments import ran
 from fedsim.errors import FedsimWarning
 from fedsim.explain import ExplainedModel
 from fedsim.explain.explainers import gradients
@@ -80,17 +79,14 @@ class TestIntegratedGradients:
     def test_polynomials_are_integrated_exactly(self, degree: int) -> None:
         """f = (Σ w x)^d: R_j = x_j w_j (Σ w x)^(d − 1), by n points up to degree 2n."""
 
-        class Power(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return ((x @ w) ** degree)[:, None]
-
+        power = Written(lambda _, x: ((x @ w) ** degree)[:, None])
         w, x = torch.tensor([1.0, -2.0, 0.5]), torch.randn(4, 3, generator=torch.manual_seed(0))
         expected = x * w * ((x @ w) ** (degree - 1))[:, None]
         y = torch.zeros(4, dtype=torch.int64)
         made = IntegratedGradients(steps=-(-degree // 2))
-        torch.testing.assert_close(made.relevance(Power(), x, y, rng()), expected)
+        torch.testing.assert_close(made.relevance(power, x, y, rng()), expected)
         torch.testing.assert_close(
-            IntegratedGradients().relevance(Power(), x, y, rng()), expected, rtol=1e-4, atol=1e-5
+            IntegratedGradients().relevance(power, x, y, rng()), expected, rtol=1e-4, atol=1e-5
         )
 
     @pytest.mark.parametrize("name", CASES)
@@ -107,10 +103,7 @@ class TestIntegratedGradients:
     def test_take_as_many_steps_as_each_input_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A step is hard to integrate, a line is not."""
 
-        class Step(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return torch.cat([x.sum(1, keepdim=True), torch.sigmoid(60 * (x - 0.6))], dim=1)
-
+        step = Written(lambda _, x: torch.cat([x.sum(1, True), torch.sigmoid(60 * (x - 0.6))], 1))
         taken = []
         points = gradients._points
 
@@ -120,7 +113,7 @@ class TestIntegratedGradients:
 
         monkeypatch.setattr(gradients, "_points", counted)
         x = torch.ones(2, 1)
-        IntegratedGradients().relevance(Step(), x, torch.tensor([0, 1]), rng())
+        IntegratedGradients().relevance(step, x, torch.tensor([0, 1]), rng())
         assert taken[:2] == [8, 8]
         assert taken[2:] == [8 * 2**k for k in range(1, len(taken) - 1)]
         assert len(taken) > 2
@@ -148,10 +141,10 @@ def test_the_gap_of_changes_that_are_nearly_nothing() -> None:
     assert np.isnan(found[2:]).all()
 
 
-def test_it_is_recorded_for_those_that_claim_it(tmp_path: Path) -> None:
+def test_it_is_recorded_for_those_that_claim_it() -> None:
     names = ["integrated_gradients", "sage", "lrp", "gradient", "occlusion", "random"]
-    explain = {"explainers": names, "inputs": 4, "every": 1}
-    found = run(small_experiment(explain=explain), tmp_path, progress=False)
+    explain = {"explainers": names, "inputs": 4, "clients": 2}
+    found = ran(train={"rounds": 1}, explain=explain)
     of = found.explanations.groupby("explainer")["completeness_gap"]
     largest = of.max().dropna()
     assert set(largest.index) == {"integrated_gradients", "sage", "lrp"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from by_hand import shapley
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -47,22 +47,6 @@ def parts(kind: str) -> NDArray[np.int64]:
     return np.array([[0, 0, 1], [0, 0, 1], [2, 2, 3], [2, 2, 3]])
 
 
-def exact(net: nn.Module, x: Tensor, y: int, background: Tensor, kind: str) -> list[float]:
-    """Shapley values over all subsets."""
-    found = []
-    for i in range(4):
-        rest, total = [j for j in range(4) if j != i], 0.0
-        for size in range(4):
-            for S in itertools.combinations(rest, size):
-                weight = math.factorial(size) * math.factorial(3 - size) / math.factorial(4)
-                without, with_it = (np.isin(parts(kind), own) for own in (S, (*S, i)))
-                total += weight * (
-                    loss(net, x, y, background, without) - loss(net, x, y, background, with_it)
-                )
-        found.append(total)
-    return found
-
-
 def subject(shape: tuple[int, ...], background: Tensor) -> tuple[ExplainedModel, ExplainedData]:
     """A model and its data, of which the client holds the background."""
     x = background.numpy()
@@ -84,7 +68,11 @@ def test_all_orders_give_the_exact_values(kind: str) -> None:
         absent = Background(background[:, None], np.ones(5))
         found = shapley_of_loss(net, x, y, absent, feature_of, orders)
     for k in range(3):
-        expected = exact(net, x[k], int(y[k]), background, kind)
+
+        def worth(there: tuple[int, ...], k: int = k) -> float:
+            return -loss(net, x[k], int(y[k]), background, np.isin(parts(kind), there))
+
+        expected = shapley(worth, 4)
         np.testing.assert_allclose(found[k], expected, atol=1e-6)
 
 
@@ -108,36 +96,3 @@ def test_the_sum_is_what_all_features_take_off_the_loss(kind: str, permutations:
         if kind == "images":  # spread over the pixels of each square
             for i in range(4):
                 assert len(set(found[k][parts(kind) == i].tolist())) == 1
-
-
-def test_a_feature_that_the_network_does_not_read_is_worth_nothing() -> None:
-    net = network((4,))
-    net[1].weight.data[:, 2] = 0  # type: ignore[index, union-attr]
-    model, data = subject((4,), inputs((4,), 8, 2))
-    about = replace(model, network=net), data, inputs((4,), 5, 1), torch.arange(5) % CLASSES
-    found = Sage(permutations=2).relevances(*about, np.random.default_rng(0))
-    assert (found[:, 2] == 0).all()
-    assert (np.delete(found, 2, axis=1) != 0).all()
-
-
-def test_where_the_background_comes_from() -> None:
-    """A single row, so that what is absent is that row."""
-    rows = inputs((4,), 3, 2)
-    model, data = subject((4,), rows)
-    x, y = inputs((4,), 1, 1), torch.tensor([1])
-
-    def total(about: ExplainedData, seed: int = 0) -> float:
-        made = Sage(permutations=1, baseline={"train": 1})
-        return float(made.relevances(model, about, x, y, np.random.default_rng(seed)).sum())
-
-    net = model.network
-    there = np.zeros(4, bool)
-    of_rows = [
-        loss(net, x[0], 1, rows[k : k + 1], there) - loss(net, x[0], 1, rows, ~there)
-        for k in range(3)
-    ]
-    own = replace(data, own=rows[1:2].numpy())
-    assert total(own) == pytest.approx(of_rows[1], abs=1e-5)
-    # Without a client, examples as they were loaded: not the changed copies at the end.
-    of_all = replace(data, own=None, dataset=replace(data.dataset, copies=2))
-    assert [total(of_all, seed) for seed in range(6)] == pytest.approx([of_rows[0]] * 6, abs=1e-5)

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from experiments import Say, small_experiment
-from fedsim import Experiment, Run, run
-from fedsim.analysis.replay import ModelSnapshot, client_models
-from fedsim.explain.explainers.rationales import RationaleExplainer, Rationales
+from experiments import REVIEWS, Say, ran
+from fedsim import Run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.explain.explainers.rationales import RationaleExplainer
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures import documents as highlight
 from fedsim.explain.pictures.documents import CHOSEN, MARKED, Chosen, draw_rationales
-from fedsim.models.rationale import RationaleClassifier
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.explanations import explanations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
-def chosen_words(rounds: int, test_reviews: int = 10) -> Experiment:
-    reviews = {"reviews": 20, "test_reviews": test_reviews}
-    return small_experiment(
-        data={"name": "planted_reviews", **reviews, "dimension": 4},
-        partition={"kind": "aspects", "clients": 4},
+def chosen_words(rounds: int, test_reviews: int = 10) -> Run:
+    return ran(
+        data={**REVIEWS["data"], "test_reviews": test_reviews},
+        partition=REVIEWS["partition"],
         model={"name": "rationale", "hidden": 3, "share": 0.5, "sparsity": 1, "continuity": 0},
         method={"name": "fedrnl"},
         train={"rounds": rounds},
     )
 
 
-def explained(subject: ModelSnapshot, inputs: Inputs | None = None) -> Rationales:
-    found = subject.explain(RationaleExplainer(), inputs)
-    assert isinstance(found, Rationales)
-    return found
+def explained(subject: ModelSnapshot, inputs: Inputs | None = None) -> Any:
+    return subject.explain(RationaleExplainer(), inputs)
 
 
 def documents(subject: ModelSnapshot, inputs: Inputs) -> list[Chosen]:
@@ -45,14 +43,13 @@ def documents(subject: ModelSnapshot, inputs: Inputs) -> list[Chosen]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(chosen_words(rounds=1), tmp_path_factory.mktemp("runs"))
+def done() -> Run:
+    return chosen_words(rounds=1)
 
 
 def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
     subject = ModelSnapshot.of(done)
     data, network = subject.dataset, subject.network()
-    assert isinstance(network, RationaleClassifier)
     for row in (0, 17, 39):
         x = torch.tensor(data.test_x[row : row + 1])
         with torch.no_grad():
@@ -72,6 +69,10 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
         again = documents(subject, Inputs.of_texts(data, longer, ["", ""]))[0]
         assert (again.words, again.chosen) == (found.words, found.chosen)
         assert (again.decision, again.probability) == (found.decision, found.probability)
+        maps = RationaleExplainer().relevances(
+            *(subject.explained(), subject.data(), x, x[:, 0], np.random.default_rng(0))
+        )
+        assert maps[0, :n].tolist() == [float(chosen) for chosen in z[:n]]
     # The weights are those of the run, not initial ones.
     named = done.weights()
     assert torch.equal(network.head.weight, named["head.weight"])
@@ -103,24 +104,13 @@ def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int 
     (found,) = documents(subject, Inputs.of_texts(subject.dataset, [text], ["text"]))
     assert len(found.words) == (subject.dataset.shape[0] if words is None else words)
     assert 0.5 <= found.probability <= 1
-    code, said, _ = say("explain", str(done.path), "--text", text)
-    assert code == 0
+    said = say.printed("explain", str(done.path), "--text", text)
     assert ("(no word)" in said) == (words == 0)
     unknown = "words that do not occur in the run's data: qwertz uiop\n"
     assert said.startswith(unknown) == (words == 2)
 
 
-def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None:
-    code, said, _ = say("explain", str(done.path), "--row", "3")
-    assert code == 0
-    assert "F1 of selected words against marked ones" in said
-    assert "row 3: " in said
-    last = done.experiment.train.rounds
-    picture = done.path / "explanations" / f"rationales-round-{last}-row-3.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_chosen_words_are_on_yellow_and_marked_ones_blue(
+def test_chosen_on_yellow_and_marked_in_blue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Figure] = []
@@ -141,38 +131,29 @@ def test_chosen_words_are_on_yellow_and_marked_ones_blue(
     assert lines == pytest.approx([starts["lovely"], starts["head"]])
 
 
-def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say) -> None:
-    done = run(chosen_words(rounds=2, test_reviews=2), tmp_path)
+def test_clients_and_rounds_side_by_side_in_the_report(say: Say) -> None:
+    done = chosen_words(rounds=2, test_reviews=2)
     which = ["--client", "0", "--client", "3", "--round", "1", "--round", "2"]
-    code, said, _ = say("explain", str(done.path), *which)
-    assert code == 0
+    said = say.printed("explain", str(done.path), *which)
     for t in (1, 2):
         for k in (0, 3):
             assert f"client {k}'s model after round {t}, on the test set:" in said
     ((heading, _, pictures),) = explanations(ReportData([done.path]))
     assert heading == "fedrnl, seed 0"
-    assert {picture.words for picture in pictures} == {
-        "rationales client 0 round 1",
-        "rationales client 3 round 1",
-        "rationales client 0 round 2",
-        "rationales client 3 round 2",
-    }
+    expected = {f"rationales client {k} round {t}" for k in (0, 3) for t in (1, 2)}
+    assert {picture.words for picture in pictures} == expected
 
 
 def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
+    picture = done.path / "explanations" / "rationales-client-2-round-1-row-5.png"
     for words in ([], ["--round", "1"]):
-        code, said, _ = say("explain", str(done.path), "--client", "2", "--row", "5", *words)
-        assert code == 0
+        said = say.printed("explain", str(done.path), "--client", "2", "--row", "5", *words)
         assert said.startswith("client 2's model after round 1, on the test set:\naccuracy: ")
+        assert "F1 of selected words against marked ones" in said
+        assert picture.read_bytes().startswith(b"\x89PNG")
     whole = ModelSnapshot.of(done)
     own = ModelSnapshot.of(done, client=2)
     assert not torch.equal(whole.network().head.weight, own.network().head.weight)
-    models, again = client_models(done, [2])
-    again.fed.server.model.load(models[2])
-    features, data = again.fed.server.model.module.eval().features, own.dataset
-    for row, found in enumerate(documents(own, Inputs.of_rows(data, range(20)))):
-        z = features.select(torch.tensor(data.test_x[row : row + 1]))[0]
-        assert found.chosen == tuple(z[: len(found.words)].bool().tolist())
     last = done.rounds.iloc[-1]
     for name, value in explained(whole).scores.items():
         assert value == pytest.approx(last[name], abs=1e-6)

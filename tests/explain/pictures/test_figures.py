@@ -274,9 +274,7 @@ def test_odd_rules_and_names(rules: list[Rule], names: tuple[str, ...], tmp_path
     assert re.sub("…$", "", label) == names[0][: len(label) - label.endswith("…")]
 
 
-def test_bars_share_a_scale_that_holds_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_share_a_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, title: drawn.append(figure))
     relevance = np.array([[4.0, -6.0], [0.2, 0.1]])
@@ -291,9 +289,7 @@ def test_bars_share_a_scale_that_holds_all(
     assert not drawn[1].legends
 
 
-def test_values_beside_bars_do_not_touch_the_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_do_not_touch_the_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, title: drawn.append(figure))
     draw_bars(np.array([[4.35e7, -1.9e7]]), ["a", "b"], [""], tmp_path)

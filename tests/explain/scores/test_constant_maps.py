@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import Say, small_experiment
+from experiments import KINDS, Say, ran, small_experiment
 from fedsim import Run, explanations, run
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import BadInput
 from fedsim.explain.explainers.attribution import Attribution, attributions
 from fedsim.explain.explainers.lrp import Lrp
 from fedsim.explain.explainers.mimic import TreeExplainer
@@ -26,19 +24,6 @@ Finish = Callable[..., Run]
 
 MLP = {"name": "mlp", "hidden": [16]}
 CNN = {"name": "cnn", "channels": [4, 4]}
-TABLE = {"name": "synthetic", "shape": [6], "classes": 3, "samples": 90, "test_samples": 30}
-DOCUMENTS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
-READER = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
-KINDS: dict[str, dict[str, Any]] = {
-    "images": {"model": MLP},
-    "table": {"model": MLP, "data": TABLE, "partition": {"kind": "iid", "clients": 4}},
-    "documents": {
-        "model": READER,
-        "data": DOCUMENTS,
-        "partition": {"kind": "aspects", "clients": 4},
-    },
-}
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
@@ -119,27 +104,12 @@ def test_defaults_tell_the_parts_of_an_input_apart(name: str, of: str) -> None:
         assert torch.equal(relevance, epsilon)
 
 
-@pytest.mark.parametrize("size", [8, 9])
-@pytest.mark.parametrize("name", ["occlusion", "sage"])
-def test_one_square_is_refused_before_the_start(name: str, size: int, tmp_path: Path) -> None:
-    made = small_experiment(explain={"explainers": [{"name": name, "size": size}]})
-    message = (
-        rf"explain.explainers: {name}: (attribution )?{name}: size={size} makes one square of the "
-        "8×8 pixels, which would all be equally relevant; take 7 or less$"
-    )
-    with pytest.raises(BadInput, match=message):
-        run(made, tmp_path)
-    assert not any(tmp_path.glob("*/*"))
-
-
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [("images", "pixels"), ("table", "features"), ("documents", "words")],
 )
-def test_text_pictures_and_rows_say_so(
-    kind: str, parts: str, finish: Finish, say: Say, tmp_path: Path
-) -> None:
-    done = finish(**KINDS[kind], train={"rounds": 1})
+def test_text_pictures_and_rows_say_so(kind: str, parts: str, tmp_path: Path) -> None:
+    done = ran(**KINDS[kind], train={"rounds": 1})
     for value, told in {
         0.25: f"all of its {parts} are equally relevant (0.25), so this says nothing",
         0.0: "no part of it is relevant, so this says nothing",
@@ -198,7 +168,6 @@ def test_scores_of_chance_and_a_line_that_says_why(say: Say, tmp_path: Path) -> 
     assert usual["uninformative"].isna().all()
     assert (agreement_matrix(done, LEVEL) == 0).all(axis=None)
     assert agreement_matrix(done, "gradient").notna().all(axis=None)
-    Path("page.html").unlink(missing_ok=True)
     code, _, complaint = say("report", str(done.path), "--out", "page.html")
     assert (code, complaint) == (0, "")
     page = Path("page.html").read_text(encoding="utf-8")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
 import captum.metrics
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedsim.errors import ExperimentError
 from fedsim.explain.scores import faithfulness
 from fedsim.explain.scores.faithfulness import (
     Predict,
@@ -302,149 +300,43 @@ class TestRoad:
                 values.append(asked(torch.from_numpy(image[None]).float(), i))
             assert found[i] == pytest.approx(np.mean(values))
 
-    def test_is_of_images(self) -> None:
-        with pytest.raises(ExperimentError, match=r"^road: imputes pixels .* needs images$"):
-            road(predict, inputs("table"), relevances("table"))
 
+@pytest.mark.parametrize("kind", SHAPES)
+def test_infidelity_as_captum(kind: str) -> None:
+    x, own = inputs(kind).double(), rng(3)
 
-class TestAsQuantus:
-    @pytest.fixture(autouse=True)
-    def quantus(self) -> Any:
-        return pytest.importorskip("quantus")
-
-    USUAL: ClassVar[dict[str, Any]] = {"normalise": False, "disable_warnings": True}
-
-    def pieces(self, channels: int = 1) -> tuple[dict[str, Any], Predict]:
-        """What Quantus takes, and the probability of the class decided upon."""
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, 3)).eval()
-        x = torch.from_numpy(rng().standard_normal((4, channels, 8, 8))).float()
-        y, maps = network(x).argmax(dim=1), rng(1).standard_normal((4, 1, 8, 8))
-
-        def value(x: Tensor) -> Tensor:
-            chances: Tensor = network(x).softmax(dim=1)
-            return chances[torch.arange(len(x)), y.repeat(len(x) // len(y))]
-
-        asked = {"model": network, "x_batch": x.numpy(), "y_batch": y.numpy(), "a_batch": maps}
-        return {**asked, "softmax": True, "channel_first": True}, value
-
-    def test_selectivity(self, quantus: Any) -> None:
-        about, value = self.pieces(channels=2)
-        theirs = quantus.Selectivity(patch_size=2, perturb_baseline=0.0, **self.USUAL)
-        curves, x = np.array(theirs(**about)), torch.from_numpy(about["x_batch"])
-        whole = value(x).detach().numpy()[:, None]
-        expected = area(np.concatenate([whole, curves], axis=1))
-        found = selectivity(value, x, about["a_batch"].reshape(4, -1), side=2)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-    def test_monotonicity(self, quantus: Any) -> None:
-        about, value = self.pieces()
-        theirs = quantus.MonotonicityCorrelation(
-            **{"nr_samples": 1, "features_in_step": 1, "perturb_baseline": 0.0, "abs": True},
-            **{"similarity_func": quantus.similarity_func.correlation_spearman, **self.USUAL},
-        )
-        x = torch.from_numpy(about["x_batch"])
-        found = monotonicity(value, x, about["a_batch"].reshape(4, -1))
-        np.testing.assert_allclose(found, theirs(**about), atol=1e-3)
-
-    def test_road(self, quantus: Any) -> None:
-        """Theirs is the share of inputs whose decision stays; they round pixels down."""
-        about, _ = self.pieces()
-        by_share = quantus.ROAD(percentages=[10, 30, 50], noise=0, **self.USUAL)(**about)
-        network, y = about["model"], torch.from_numpy(about["y_batch"])
-
-        def stays(x: Tensor) -> Tensor:
-            found: Tensor = network(x).argmax(dim=1) == y.repeat(len(x) // len(y))
-            return found.double()
-
-        shares = [int(64 * share) / 64 for share in (0.1, 0.3, 0.5)]
-        x = torch.from_numpy(about["x_batch"])
-        found = road(stays, x, about["a_batch"].reshape(4, -1), shares, noise=0)
-        assert found.mean() == pytest.approx(np.mean([*by_share.values()]))
-
-
-class Smooth(nn.Module):
-    """A value of each input, for all kinds that can be changed a little, in double precision."""
-
-    def forward(self, x: Tensor) -> Tensor:
+    def value(x: Tensor) -> Tensor:
         rows = x.flatten(1)
         return torch.sin(rows * torch.arange(1, rows.shape[1] + 1)).sum(dim=1)
 
+    def noisy(x: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.from_numpy(0.2 * own.standard_normal(x.shape))
+        return noise, x - noise
 
-def gradient(x: Tensor) -> Tensor:
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        (found,) = torch.autograd.grad(Smooth()(x).sum(), x)
-    return found
-
-
-@pytest.mark.parametrize("kind", SHAPES)
-class TestAsCaptum:
-    def test_infidelity(self, kind: str) -> None:
-        x = inputs(kind).double()
-        slopes = gradient(x)
-        own = rng(3)
-
-        def noisy(x: Tensor) -> tuple[Tensor, Tensor]:
-            noise = torch.from_numpy(0.2 * own.standard_normal(x.shape))
-            return noise, x - noise
-
-        expected = captum.metrics.infidelity(
-            *(Smooth(), noisy, x, slopes),
-            n_perturb_samples=6,
-            max_examples_per_batch=len(x),
-            normalize=True,
-        )
-        found = infidelity(Smooth(), x, slopes, 0.2, 6, rng(3))
-        assert found.dtype == np.float64
+    (slopes,) = torch.autograd.grad(value(x.requires_grad_()).sum(), x)
+    x = x.detach()
+    more = {"n_perturb_samples": 6, "max_examples_per_batch": len(x)}
+    expected = captum.metrics.infidelity(value, noisy, x, slopes, **more, normalize=True)
+    for scale in (1, -3, 1e-3):  # which does not matter
+        found = infidelity(value, x, scale * slopes, 0.2, 6, rng(3))
         np.testing.assert_allclose(found, expected, rtol=1e-9)
-        for scale in (-3, 1e-3):  # which does not matter
-            scaled = infidelity(Smooth(), x, scale * slopes, 0.2, 6, rng(3))
-            np.testing.assert_allclose(scaled, expected, rtol=1e-9)
-        changes = infidelity(Smooth(), x, torch.zeros_like(x), 0.2, 6, rng(3))
-        assert (found < changes).all()
-
-    def test_sensitivity(self, kind: str) -> None:
-        x = inputs(kind).double()
-        own = rng(3)
-
-        def around(x: Tensor, radius: float) -> Tensor:
-            return x + torch.from_numpy(own.uniform(-radius, radius, x.shape))
-
-        def attribute(x: Any) -> tuple[Tensor]:
-            """Captum asks about a tuple first, then about tensors, and wants tuples."""
-            return (gradient(x[0] if isinstance(x, tuple) else x),)
-
-        expected = captum.metrics.sensitivity_max(
-            *(attribute, x, around, 0.1), n_perturb_samples=6, max_examples_per_batch=len(x)
-        )
-        found = sensitivity(gradient, x, 0.1, 6, rng(3))
-        assert found.dtype == np.float64
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert found.dtype == np.float64
+    assert (found < infidelity(value, x, torch.zeros_like(x), 0.2, 6, rng(3))).all()
 
 
 class TestSmallChanges:
-    def test_sensitivity_written_out(self) -> None:
-        """Φ = x: the largest ‖δ‖ by ‖x‖; of zeros, ‖δ‖ itself."""
-        x = inputs("table").double()
+    @pytest.mark.parametrize("kind", SHAPES)
+    def test_sensitivity_written_out(self, kind: str) -> None:
+        """Φ = x²: the largest ‖Φ(x + δ) − Φ(x)‖ by ‖Φ(x)‖; of zeros, the former itself."""
+        x = inputs(kind).double()
         x[2] = 0
         draws = rng(5)
-        sizes = [np.linalg.norm(draws.uniform(-0.1, 0.1, x.shape), axis=1) for _ in range(8)]
-        norm = np.linalg.norm(x, axis=1)
+        deltas = [torch.from_numpy(draws.uniform(-0.1, 0.1, x.shape)) for _ in range(8)]
+        changes = [((x + delta) ** 2 - x**2).flatten(1).norm(dim=1) for delta in deltas]
+        norm = (x**2).flatten(1).norm(dim=1)
         norm[2] = 1
-        found = sensitivity(lambda x: x, x, 0.1, 8, rng(5))
-        np.testing.assert_allclose(found, np.max(sizes, axis=0) / norm)
-
-    @pytest.mark.parametrize(
-        ("score", "ask"),
-        [
-            ("infidelity", lambda x: infidelity(predict, x, x.float(), 0.1, 1, rng())),
-            ("sensitivity", lambda x: sensitivity(torch.ones_like, x, 0.1, 1, rng())),
-        ],
-    )
-    def test_documents_are_refused(self, score: str, ask: Callable[[Tensor], object]) -> None:
-        with pytest.raises(ExperimentError, match=f"^{score}: needs floating-point inputs"):
-            ask(inputs("documents"))
+        found = sensitivity(torch.square, x, 0.1, 8, rng(5))
+        np.testing.assert_allclose(found, np.max(changes, axis=0) / norm)
 
 
 def test_no_gradient_is_kept() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Written
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from experiments import small_experiment
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
 from fedsim.explain import ExplainedData, ExplainedModel
@@ -30,9 +30,7 @@ from fedsim.explain.scores.randomisation import agreement, all_random
 from fedsim.explain.scores.road import road
 from fedsim.explain.section import SCORES, Explain
 from fedsim.explain.tree import LEAF, build_tree
-from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier, RuleModel, models
-from fedsim.models.rationale import RationaleClassifier
 from fedsim.models.rules import Rules
 from fedsim.support.rng import input_rngs, keyed_rng
 
@@ -47,18 +45,6 @@ RULES: dict[str, dict[str, Any]] = {
     "average": {"name": "tsk", "rules": 6, "fuzziness": 1.2, "inference": "average"},
     "tree_rules": {"name": "tree_rules", "rules": 7},
 }
-
-
-class Documents(nn.Module):
-    """Logits of the words' places and numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vectors, self.last = nn.Embedding(9, 4), nn.Linear(24, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last((self.vectors(x) * (x != 0)[:, :, None]).flatten(1))
-        return found
 
 
 class Given(FeatureExplainer):
@@ -98,7 +84,11 @@ def trained_rules(kind: str) -> tuple[RuleModel, Rules]:
 def network(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "documents":
-        return Documents().eval()
+        return Written(
+            lambda net, x: net.last((net.vectors(x) * (x != 0)[:, :, None]).flatten(1)),
+            vectors=nn.Embedding(9, 4),
+            last=nn.Linear(24, CLASSES),
+        ).eval()
     if kind == "regression":
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).eval()
     first: nn.Module
@@ -327,7 +317,7 @@ class TestMapsThatSayNothing:
         assert all(np.isnan(values[some]).all() for values in nowhere.values())
 
 
-@pytest.mark.parametrize("name", ["gradient", "lrp", "sage", "tree"])
+@pytest.mark.parametrize("name", ["gradient", "gradcam", "lrp", "sage", "tree"])
 def test_networks_are_left_as_they_were(name: str) -> None:
     about = pieces("colours")
     net = about[0].network
@@ -350,9 +340,6 @@ def test_networks_are_left_as_they_were(name: str) -> None:
     assert not about[2].x.requires_grad
     assert torch.equal(torch.get_rng_state(), drawn)
     assert torch.is_grad_enabled()
-
-
-# relevances
 
 
 class TestRules:
@@ -464,29 +451,6 @@ class TestTrees:
 
 
 class TestDocuments:
-    def test_rationales_are_words_that_are_chosen(self) -> None:
-        made = small_experiment(
-            data={"name": "planted_reviews", "reviews": 6, "test_reviews": 3, "dimension": 4},
-            partition={"kind": "iid", "clients": 2},
-            model={"name": "rationale", "hidden": 4},
-            method={"name": "fedrnl"},
-        )
-        dataset, _, spec = prepare(made)
-        net = spec.build_model().eval()
-        assert isinstance(net, RationaleClassifier)
-        x = torch.from_numpy(dataset.test_x)
-        assert (x == 0).any()
-        data = ExplainedData(dataset, torch.from_numpy)
-        model = ExplainedModel(made.model, "", 1, 0, network=net)
-        explainer = explainers.parse({"name": "rationale"})
-        found = explainer.relevances(model, data, x, x[:, 0], np.random.default_rng(0))
-        chosen = net.features.select(x)
-        assert set(np.unique(found)) == {0, 1}
-        for row, words, own in zip(found, x, chosen, strict=True):
-            assert row.tolist() == [
-                float(w != 0 and z == 1) for w, z in zip(words, own, strict=True)
-            ]
-
     def test_random_ones_are_of_words_alone(self) -> None:
         about = pieces("documents", 40)
         found = relevances_of(explainers.parse({"name": "random"}), about)

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedsim
-from experiments import small_experiment
-from fedsim import run
+from experiments import ran
 from fedsim.explain import scores
 from fedsim.explain.section import SCORES, SIMILARITIES
 
@@ -64,23 +64,14 @@ def test_sources_are_those_of_the_formulas() -> None:
         assert row["source"].rstrip(")") in code, row["score"]
 
 
-def test_scores_of_a_run_are_in_these_ranges(tmp_path: Path) -> None:
-    done = run(
-        small_experiment(
-            data={"name": "shortcut", "of": {"name": "digits"}},
-            train={"rounds": 2},
-            explain={
-                "explainers": [
-                    {"name": "gradient_x_input", "baseline": {"clients": 1}},
-                    "integrated_gradients",
-                    "random",
-                ],
-                **{"every": 1, "inputs": 3, "clients": 2},
-                **{"scores": [*SCORES], "reference": "centralised"},
-            },
-        ),
-        tmp_path,
-    )
+def test_scores_of_a_run_are_in_these_ranges() -> None:
+    centred = {"name": "gradient_x_input", "baseline": {"clients": 1}}
+    explain: dict[str, Any] = {
+        "explainers": [centred, "integrated_gradients", "random"],
+        **{"every": 1, "inputs": 3, "clients": 2, "scores": [*SCORES], "reference": "centralised"},
+    }
+    data = {"name": "shortcut", "of": {"name": "digits"}}
+    done = ran(data=data, train={"rounds": 2}, explain=explain)
     table = done.explanations
     for name, row in ROWS.items():
         columns = [c for c in table if re.fullmatch(rf"{name}(_\w+)?", c)]

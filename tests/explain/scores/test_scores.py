@@ -160,29 +160,19 @@ def test_no_size_overflows(relevance: Row, scale: float) -> None:
     np.testing.assert_allclose(mass, 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("P", [1, 2, 7, 100])
-def test_one_part_alone_and_all_alike(P: int) -> None:
-    alone = -3 * np.eye(P)
-    assert sparseness(alone) == pytest.approx((P - 1) / P)
-    assert effective_parts(alone).tolist() == [1] * P
-    alike = np.outer([5.0, -0.1, 0.0], np.ones(P))
-    assert sparseness(alike).tolist() == [0, 0, 0]
-    assert effective_parts(alike) == pytest.approx(P)
-
-
 def test_equal_parts_have_no_order() -> None:
     """The mean over all orders, by trying them."""
     rng = np.random.default_rng(0)
     for _ in range(5):
-        a, b = (rng.integers(0, 3, 5).astype(float) for _ in range(2))
-        truth = rng.random(5) < 0.5
+        a, b = (rng.integers(0, 3, 4).astype(float) for _ in range(2))
+        truth = rng.random(4) < 0.5
         truth[0] = True
         found: dict[str, list[float]] = {"rank": [], "points": [], "top": []}
-        for order in itertools.permutations(range(5)):
+        for order in itertools.permutations(range(4)):
             one = a + 1e-6 * np.array(order)
             found["rank"].append(ranked_inside(one, truth))
             found["points"].append(points_inside(one, truth))
-            for other in itertools.permutations(range(5)):
+            for other in itertools.permutations(range(4)):
                 found["top"].append(common_part(one, b + 1e-6 * np.array(other), 2))
         about = a[None], truth[None]
         assert relevance_rank(*about)[0] == pytest.approx(np.mean(found["rank"]))
