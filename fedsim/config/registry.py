@@ -39,6 +39,9 @@ OWN = (
 )
 
 
+OWN = "; write your own as module:Class"
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """A hint: "; did you mean 'x'?" for a near miss or part of a name, else "; known: a, b, c"."""
     names = sorted(known)
@@ -283,7 +286,7 @@ class Registry(Generic[C]):
         try:
             if name is None:
                 hints = (_missing_space(key, value[key]) for key in value)
-                hint = next(filter(None, hints), f"; known: {', '.join(sorted(self._known))}")
+                hint = next(filter(None, hints), nearest("", self._known) or OWN)
                 raise PydanticCustomError("missing_name", "missing{hint}", {"hint": hint})
             component = self.find(str(name))
         except PydanticCustomError as error:
@@ -326,7 +329,7 @@ class Registry(Generic[C]):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
     """The error for an unknown name."""
     module, dot, own = name.rpartition(".")
-    hint = f"; write your own with a colon: {module}:{own}" if dot else nearest(name, known)
+    hint = f"; write your own with a colon: {module}:{own}" if dot else nearest(name, known) or OWN
     return PydanticCustomError(
         "unknown_name",
         "unknown {what} '{name}'{hint}",

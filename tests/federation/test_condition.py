@@ -393,11 +393,6 @@ def test_methods_record_no_column_of_a_condition(
         finish(method=method, train={"rounds": 1})
 
 
-def test_an_unknown_condition() -> None:
-    with pytest.raises(BadInput, match=r"conditions\.0\.name: unknown condition 'lossy'"):
-        small_experiment(conditions=[{"name": "lossy"}])
-
-
 def test_scores_of_ones_own(finish: Finish) -> None:
     done = finish(train={"rounds": 2}, **of(Scores))
     assert (done.rounds["output_length"] > 0).all()
