@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,29 +31,28 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
     return asked
 
 
-def servers(folder: Path) -> list[list[str]]:
-    """The commands of this process's fork servers with a socket below a folder."""
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has ended
-            words = child.cmdline()
-            if "serve" in words and any(str(folder) in word for word in words):
-                found.append(words)
-    return found
+@pytest.fixture(autouse=True)
+def _none_is_left(tmp_path: Path) -> Iterator[None]:
+    before = {*psutil.Process().children()}
+    yield
+    assert {*psutil.Process().children()} <= before  # some of which may have ended
+    assert not sockets(tmp_path)
+
+
+def sockets(folder: Path) -> list[Path]:
+    """Of the fork servers below a folder."""
+    return [*folder.glob("fsray-*/fork")]
 
 
 def test_one_ray_takes_it(tmp_path: Path, asked: Mock) -> None:
     with imports_ahead(EngineSettings()):
-        (ahead,) = servers(tmp_path)
+        (ahead,) = sockets(tmp_path)
         with connected(None):
-            assert servers(tmp_path) == [ahead]
+            assert sockets(tmp_path) == [ahead]
         with connected(None):
-            (other,) = servers(tmp_path)
+            (other,) = {*sockets(tmp_path)} - {ahead}
     folders = [call.kwargs["_temp_dir"] for call in asked.call_args_list]
-    assert all(words[-1].startswith(f) for words, f in zip((ahead, other), folders, strict=True))
-    assert folders[0] != folders[1]
-    assert not servers(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert folders == [str(ahead.parent), str(other.parent)]
 
 
 @pytest.mark.parametrize("case", ["in process", "a cluster", "Ray's own", "connected", "nowhere"])
@@ -71,7 +70,7 @@ def test_where_no_ray_is_started_nothing_is(
     elif case == "nowhere":  # said when Ray is started, not before what is wrong otherwise
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "nowhere"))
     with imports_ahead(settings):
-        assert not servers(tmp_path)
+        assert not sockets(tmp_path)
         if case == "nowhere":
             with pytest.raises(ClusterError, match="no folder can be made there"), connected(None):
                 pass
@@ -81,12 +80,11 @@ def test_what_is_refused_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     seen: list[Any] = []
 
     def prepare(experiment: Experiment) -> Any:
-        seen.append(servers(tmp_path))
+        seen.append(sockets(tmp_path))
         raise ExperimentError("no")
 
     monkeypatch.setattr("fedsim.launch.run.prepare", prepare)
     with pytest.raises(ExperimentError, match="no"):
         run(small_experiment(engine={"kind": "ray"}), tmp_path / "runs", progress=False)
     assert [len(found) for found in seen] == [1]
-    assert not servers(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not [*tmp_path.iterdir()]
