@@ -125,7 +125,7 @@ def draw(results: pd.DataFrame) -> None:
         for place, learner in enumerate(learners):
             own = results[results["learner"] == learner].groupby("table")[column]
             mean, low, high = (getattr(own, how)().reindex(names) for how in BAND)
-            x = np.arange(len(names)) + 0.1 * (place - (len(learners) - 1) / 2)
+            x = np.arange(len(names)) + 0.075 * (place - (len(learners) - 1) / 2)
             kind, _, how = learner.partition(", ")
             federated = how == "federated"
             axes.vlines(x, low, high, color=colours[kind], lw=1)
