@@ -17,6 +17,8 @@ import fedsim
 from fedsim import Grid
 from fedsim.results import significance
 
+BESIDE = {"federated": "federated", "alone": "alone", "bagged": "federated"}  # which MLP
+
 
 def rows(found: list[Grid]) -> pd.DataFrame:
     """Error, explanations, size and traffic of each learner of tables.
@@ -102,10 +104,10 @@ def tables(results: pd.DataFrame) -> Iterator[str]:
     yield "\n" + table(["", "", *scores.values(), *(label for label, _ in sizes.values())], main)
     yield "\nby occlusion\n\n" + table(["", "", *by_occlusion.values(), "p, insertion"], beside)
     of_learner = results.assign(method=results["learner"])
-    for how in ("federated", "alone"):
-        some = of_learner[of_learner["learner"].str.endswith(how)]
+    for how in ("federated", "alone", "bagged"):
+        some = of_learner[of_learner["learner"].str.endswith((how, f"MLP, {BESIDE[how]}"))]
         for column in (*scores, "occlusion/insertion", "occlusion/agreement_rank"):
-            yield "\n" + paired(some, "table", column, f"MLP, {how}")
+            yield "\n" + paired(some, "table", column, f"MLP, {BESIDE[how]}").replace("nan", "–")
 
 
 def draw(results: pd.DataFrame) -> None:
@@ -132,7 +134,7 @@ def draw(results: pd.DataFrame) -> None:
             axes.plot(
                 x,
                 mean,
-                "o" if federated else "s",
+                {"federated": "o", "bagged": "D"}.get(how, "s"),
                 color=colours[kind],
                 markerfacecolor=colours[kind] if federated else "white",
                 markersize=6,

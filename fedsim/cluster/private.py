@@ -54,7 +54,7 @@ class _Lost(RunError):
 def fork_server_ahead(variables: Mapping[str, str]) -> Iterator[None]:
     """Start the fork server of this context's `private_ray`, whose imports take as long as Ray."""
     with ExitStack() as stack:
-        with suppress(ClusterError):  # `private_ray` will say so
+        with suppress(ClusterError, OSError):  # `private_ray` will say so
             token = _AHEAD.set(stack.enter_context(_fork_server(variables)))
             stack.callback(_AHEAD.reset, token)
         yield

@@ -257,7 +257,7 @@ _WORDS = {
     "model_attributes_type": "a section of keys",
     "tuple_type": "a list",
     "too_long": "a shorter list",
-    "too_short": "must not be empty",  # wherever there is a least length, it is 1
+    "too_short": "must not be empty",  # a least length is 1 here
     "string_too_short": "must not be empty",
     "missing": "missing",
 }
@@ -281,7 +281,8 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location, content:
         a_value = isinstance(problem["input"], str | int | float)
         sentence = problem["type"] == "value_error" and not words.startswith("must be ")
         if not sentence and words not in (problem["msg"], *_COMPLETE):
-            words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
+            if words_at[location][0] not in _COMPLETE:
+                words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
             if a_value:
                 given_at[location] = f", not {problem['input']!r}"
     # A section that is given may be of another kind as well; what is wrong within it says more.

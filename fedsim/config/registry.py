@@ -37,9 +37,7 @@ MAIN = "__main__"  # module of notebooks and scripts
 OWN = (
     r"^[\w.]+:[\w.]+$"  # the name of the user's own component, or of a library's, in a JSON schema
 )
-
-
-OWN = "; write your own as module:Class"
+YOUR_OWN = "; write your own as module:Class"
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -286,7 +284,7 @@ class Registry(Generic[C]):
         try:
             if name is None:
                 hints = (_missing_space(key, value[key]) for key in value)
-                hint = next(filter(None, hints), nearest("", self._known) or OWN)
+                hint = next(filter(None, hints), nearest("", self._known) or YOUR_OWN)
                 raise PydanticCustomError("missing_name", "missing{hint}", {"hint": hint})
             component = self.find(str(name))
         except PydanticCustomError as error:
@@ -329,7 +327,9 @@ class Registry(Generic[C]):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
     """The error for an unknown name."""
     module, dot, own = name.rpartition(".")
-    hint = f"; write your own with a colon: {module}:{own}" if dot else nearest(name, known) or OWN
+    hint = nearest(name, known) or YOUR_OWN
+    if dot:
+        hint = f"; write your own with a colon: {module}:{own}"
     return PydanticCustomError(
         "unknown_name",
         "unknown {what} '{name}'{hint}",

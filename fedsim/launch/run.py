@@ -62,7 +62,7 @@ def run(
         The run, loaded.
 
     Raises:
-        BadInput: the experiment is invalid; nothing was started or written.
+        BadInput: the experiment is invalid; nothing is left running or written.
         RunError: the run failed; its folder can be resumed.
     """
     experiment = Experiment.of(experiment)
