@@ -243,25 +243,25 @@ def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
     return lines
 
 
+_MUST_BE = "must be "
 _WORDS = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a word",
-    "dict_type": "a mapping",
-    "model_type": "a section of keys",
-    "model_attributes_type": "a section of keys",
-    "tuple_type": "a list",
-    "too_long": "a shorter list",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a word",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "tuple_type": "must be a list",
+    "too_long": "must be a shorter list",
     "too_short": "must not be empty",  # a least length is 1 here
     "string_too_short": "must not be empty",
     "missing": "missing",
 }
-_COMPLETE = ("missing", "must not be empty")
 _TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|[A-Z]\w*[a-z]\w*|.*\[.*")
 
 
@@ -275,16 +275,14 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location, content:
             about = _about_unknown_key(problem["ctx"]["within"], location, sheet)
             words_at.setdefault(location, []).append(about or problem["msg"])
             continue
-        words = _WORDS.get(problem["type"], problem["msg"])
-        words = words.removeprefix("Value error, ").removeprefix("Input should be ")
-        words_at.setdefault(location, []).append(words)
-        a_value = isinstance(problem["input"], str | int | float)
-        sentence = problem["type"] == "value_error" and not words.startswith("must be ")
-        if not sentence and words not in (problem["msg"], *_COMPLETE):
-            if words_at[location][0] not in _COMPLETE:
-                words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
-            if a_value:
-                given_at[location] = f", not {problem['input']!r}"
+        words = _WORDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ")
+        words = words.replace("Input should be ", _MUST_BE)
+        others = words_at.setdefault(location, [])
+        others.append(words.removeprefix(_MUST_BE) if others else words)
+        # A message of our own says itself what was given.
+        said = words == problem["msg"] or not words.startswith(_MUST_BE)
+        if not said and isinstance(problem["input"], str | int | float):
+            given_at[location] = f", not {problem['input']!r}"
     # A section that is given may be of another kind as well; what is wrong within it says more.
     within = {location[:depth] for location in words_at for depth in range(len(location))}
     return [
