@@ -59,9 +59,8 @@ def imports_ahead(settings: EngineSettings) -> AbstractContextManager[None]:
 
     While an experiment is checked, on another core; nothing is said to a cluster.
     """
-    connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-    given = os.environ.get("RAY_ADDRESS") or ("auto" if os.path.exists(_current()) else "local")
-    if settings.kind == "local" or connected or given != "local":
+    ray = sys.modules.get("ray")  # which takes long to import
+    if settings.kind == "local" or (ray and ray.is_initialized()) or _named_address() is not None:
         return nullcontext()
     return fork_server_ahead(_variables())
 
@@ -133,33 +132,33 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
 
 def _cluster_address() -> str | None:
     """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`."""
+    named = _named_address()
+    if named is None or named == "auto":  # which Ray resolves
+        return named
+    if not os.environ.get("RAY_ADDRESS"):
+        return None if why_silent(named) else named
+    if "://" in named:
+        raise ClusterError(
+            f"RAY_ADDRESS={named}: `fedsim run` must run on a machine of the cluster; from "
+            "elsewhere, use `fedsim submit FILE --address http://head:8265`"
+        )
+    if reason := why_silent(named):
+        raise ClusterError(f"RAY_ADDRESS={named}: no Ray cluster answers there ({reason})")
+    return named
+
+
+def _named_address() -> str | None:
+    """RAY_ADDRESS, or what `ray start` wrote here; whether a cluster answers there is open."""
     given = os.environ.get("RAY_ADDRESS")
-    if given == "local":
-        return None
-    if given == "auto":  # resolved by Ray
-        return given
     if given:
-        if "://" in given:
-            raise ClusterError(
-                f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
-                "elsewhere, use `fedsim submit FILE --address http://head:8265`"
-            )
-        if reason := why_silent(given):
-            raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
-        return given
-    word = _current()
+        return None if given == "local" else given
+    word = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     try:
         if word.stat().st_uid != os.getuid():  # another user's, on a shared machine
             return None
-        found = word.read_text().strip()
+        return word.read_text().strip()
     except (OSError, ValueError):
         return None
-    return None if why_silent(found) else found
-
-
-def _current() -> Path:
-    """Where `ray start` writes the address of its cluster."""
-    return Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
 
 
 def why_silent(address: str, patience: float | None = None) -> str | None:

@@ -62,8 +62,7 @@ def fork_server_ahead(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _fork_server(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch("fsray-"))
+    with scratch("fsray-") as folder, ExitStack() as stack:
         # Not as a runtime environment, with which workers would not be forked.
         with _starting(), environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
