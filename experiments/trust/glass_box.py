@@ -17,8 +17,6 @@ import fedsim
 from fedsim import Grid
 from fedsim.results import significance
 
-BESIDE = {"federated": "federated", "alone": "alone", "bagged": "federated"}  # which MLP
-
 
 def rows(found: list[Grid]) -> pd.DataFrame:
     """Error, explanations, size and traffic of each learner of tables.
@@ -104,10 +102,11 @@ def tables(results: pd.DataFrame) -> Iterator[str]:
     yield "\n" + table(["", "", *scores.values(), *(label for label, _ in sizes.values())], main)
     yield "\nby occlusion\n\n" + table(["", "", *by_occlusion.values(), "p, insertion"], beside)
     of_learner = results.assign(method=results["learner"])
-    for how in ("federated", "alone", "bagged"):
-        some = of_learner[of_learner["learner"].str.endswith((how, f"MLP, {BESIDE[how]}"))]
+    alone = results["learner"].str.endswith("alone")
+    for baseline, some in {"MLP, federated": ~alone, "MLP, alone": alone}.items():
         for column in (*scores, "occlusion/insertion", "occlusion/agreement_rank"):
-            yield "\n" + paired(some, "table", column, f"MLP, {BESIDE[how]}").replace("nan", "–")
+            p = paired(of_learner[some], "table", column, baseline)
+            yield "\n" + p.replace("nan", "–")
 
 
 def draw(results: pd.DataFrame) -> None:
