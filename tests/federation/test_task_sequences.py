@@ -284,7 +284,7 @@ def test_local_scores_each_clients_own_model() -> None:
         assert record["accuracy"] == pytest.approx(np.mean(seen))
 
 
-def test_privacyised_learns_all_tasks_at_once(
+def test_centralised_learns_all_tasks_at_once(
     finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt, train = [], centralised.train  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ def by_hand(method: dict[str, Any], **sections: Any) -> ByHand:
     return ByHand(small_experiment(**{**LITTLE, "train": SOME, **sections}, method=method))
 
 
-def test_privacyised_is_fedavg_on_one_client() -> None:
+def test_centralised_is_fedavg_on_one_client() -> None:
     """But for the order of the examples, which does not matter to one batch of all."""
     train = {"rounds": 3, "batch_size": 2000, "optimizer": {"lr": 0.3}}
     alone = {**LITTLE, "partition": {"kind": "iid", "clients": 1}}
