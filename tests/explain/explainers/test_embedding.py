@@ -73,9 +73,12 @@ def test_the_divergence_is_that_of_its_places(repeated: int, perplexity: float) 
 def test_no_divergence_is_negative(x: np.ndarray, places: np.ndarray, perplexity: float) -> None:
     found = divergence(x, places, perplexity)
     assert found >= 0
-    most_equal = np.unique(x, axis=0, return_counts=True)[1].max() - 1
-    # All others are neighbours, and of no row are more at distance 0 than the perplexity asks for.
-    if 3 * perplexity + 1 >= 11 and most_equal <= perplexity:
+    squares = np.square(x[:, None].astype(float) - x).sum(axis=2)
+    np.fill_diagonal(squares, np.inf)
+    nearest = squares <= squares.min(axis=1, keepdims=True) * (1 + 1e-12)
+    # All others are neighbours, and no row has more that are nearest than the perplexity asks for:
+    # of these any would do, and rounding decides.
+    if 3 * perplexity + 1 >= 11 and nearest.sum(axis=1).max() <= perplexity:
         assert found == pytest.approx(by_definition(x, places, perplexity), rel=1e-3, abs=1e-6)
 
 
