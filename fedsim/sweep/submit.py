@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -244,11 +244,12 @@ def submit(
         # Deterministic, so that Ray does not upload the same content twice.
         named = {name: path for path, name in sorted(files.items())}
         write_zip(working_dir, named, zipfile.ZIP_DEFLATED)
-        # fedsim reads its version from the package's metadata, so these are sent, too.
-        package = distribution("fedsim")
-        about = Path(scratch, f"fedsim-{package.version}.dist-info")
+        # fedsim reads its version from its metadata, which are not sent with the package, and have
+        # another name where it runs from a checkout.
+        about = Path(scratch, f"fedsim-{version('fedsim')}.dist-info")
         about.mkdir()
-        (about / "METADATA").write_text(package.read_text("METADATA") or "")
+        words = f"Metadata-Version: 2.1\nName: fedsim\nVersion: {version('fedsim')}\n"
+        (about / "METADATA").write_text(words)
         cluster.submit_job(
             entrypoint=f"{shlex.join(command)} --out {_quote(folder)}",
             submission_id=id,
