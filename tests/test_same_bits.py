@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,17 @@ from experiments import (
     NETWORK_METHODS,
     TREE_METHODS,
     WITHOUT_GLOBAL,
+    Finish,
     by_day,
     forked,
     small_experiment,
     with_method,
 )
-from fedsim import Run, load, resume, run
+from fedsim import load, resume, run
 from fedsim.cluster.ray_compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
 from fedsim.launch import run as launch
-
-Finish = Callable[..., Run]
-
 
 # Methods tried with a single actor as well: sums, sums of two vectors with kept states, messages.
 ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from experiments import (
+    Finish,
     Say,
     federation,
     interrupted,
@@ -28,8 +28,6 @@ from fedsim.objectives import Metric
 from fedsim.results.records import new_ledger, stopped_early, watch_score
 from fedsim.results.summary import best_round, of_run
 from fedsim.sweep.search import SearchSweep
-
-Finish = Callable[..., Run]
 
 SHARE = 0.2
 EVALUATE = {"validation": SHARE, "metrics": ["macro_f1"]}

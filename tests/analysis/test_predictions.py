@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from own_components import Tagged
 
-from experiments import NUMBERS, ran, refusal, run_example
+from experiments import NUMBERS, Finish, ran, refusal, run_example
 from fedsim import Run, predictions, replay
-
-Finish = Callable[..., Run]
 
 
 class TestOfClasses:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import torch
 from torch import Tensor
 from trained import Trained, arrays_of, assert_same, watch
 
-from experiments import KINDS, by_day, refusal, with_method
+from experiments import KINDS, Finish, by_day, refusal, with_method
 from fedsim import Run, replay
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.explain.explainers.mimic import Mimicked, TreeExplainer
 from fedsim.federation import Client
 
-Finish = Callable[..., Run]
 Seen = dict[tuple[int, int], dict[str, Any]]
 
 

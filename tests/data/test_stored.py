@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments import small_experiment
-from fedsim import Run
+from experiments import Finish, small_experiment
 from fedsim.data import datasets, load_dataset, stored
 from fedsim.data.dataset import Dataset
 from fedsim.data.sources import tables
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 
-Finish = Callable[..., Run]
 rng = np.random.default_rng(0)
 
 

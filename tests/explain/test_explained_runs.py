@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from matrix import MODELS
 
-from experiments import NUMBERS, ran, refusal
+from experiments import NUMBERS, Finish, ran, refusal
 from fedsim import Run
 from fedsim.analysis.replay import replay
 from fedsim.conditions import explaining
@@ -26,8 +25,6 @@ from fedsim.sweep.trials import _judged, objective_value
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 Sections = dict[str, Any]
-Finish = Callable[..., Run]
-
 TABLE: Sections = {
     "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 80, "test_samples": 20},
     "partition": {"kind": "iid", "clients": 5},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from own_explainer import GradientNorm
 
 import fedsim.analysis.explanations as analysis
 import fedsim.cli.explain as command
-from experiments import KINDS, NUMBERS, Say, ran
-from fedsim import Run
+from experiments import KINDS, NUMBERS, Finish, Say, ran
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer
@@ -24,8 +22,6 @@ from fedsim.models import models
 from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.explanations import explanations
 from fedsim.testing import check_explainer
-
-Finish = Callable[..., Run]
 
 
 def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:

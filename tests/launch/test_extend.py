@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
-from experiments import Say, change_manifest, with_method
-from fedsim import Run, extend, replay, resume
+from experiments import Finish, Say, change_manifest, with_method
+from fedsim import extend, replay, resume
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.results.folder import FINAL_WEIGHTS
-
-Finish = Callable[..., Run]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbuff"])

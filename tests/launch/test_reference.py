@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.stats import spearmanr
 
-from experiments import interrupted, small_experiment, with_method
+from experiments import Finish, interrupted, small_experiment, with_method
 from fedsim import Run, extend, grid, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.errors import BadInput, Damaged, ExperimentError, RunError
@@ -25,8 +25,6 @@ from fedsim.results.verify import verify
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 Sections = dict[str, Any]
-Finish = Callable[..., Run]
-
 TABLE: Sections = {
     "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 80, "test_samples": 20},
     "partition": {"kind": "dirichlet", "clients": 5, "alpha": 1.0},

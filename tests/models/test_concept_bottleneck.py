@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim import Dataset, Run
+from experiments import Finish
+from fedsim import Dataset
 from fedsim.data import datasets, load_dataset
 from fedsim.models import models
 from fedsim.models.concept_bottleneck import ConceptClassifier
@@ -27,7 +27,6 @@ SHAPES: dict[str, Any] = {
     "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [12]}},
     "train": {"rounds": 2, "optimizer": {"lr": 0.05}},
 }
-Finish = Callable[..., Run]
 
 
 def table(classes: int = 3, unknown: bool = True, seed: int = 0) -> Dataset:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -18,10 +17,11 @@ from experiments import (
     LATE,
     NETWORK_METHODS,
     TREE_METHODS,
+    Finish,
     by_day,
     with_method,
 )
-from fedsim import Dataset, Run, predictions, replay
+from fedsim import Dataset, predictions, replay
 from fedsim.errors import ExperimentError
 from fedsim.objectives.conformal import (
     Conformal,
@@ -32,7 +32,6 @@ from fedsim.objectives.conformal import (
 )
 from fedsim.support.rng import keyed_rng
 
-Finish = Callable[..., Run]
 LEVELS = st.integers(1, 99).map(lambda percent: percent / 100)
 
 

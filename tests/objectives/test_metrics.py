@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as theirs
 
-from experiments import FEW, Say, small_experiment
+from experiments import FEW, Finish, Say, small_experiment
 from experiments import examples as few
 from fedsim import Run, predictions, run
 from fedsim.cli import runs
@@ -30,8 +29,6 @@ from fedsim.objectives import Batch, Classification, Rationales, Regression, mer
 from fedsim.objectives import metrics as ours
 from fedsim.objectives.objective import totals_of
 from fedsim.simulate import Progress
-
-Finish = Callable[..., Run]
 
 C = 7
 OF_CLASSES = ["macro_f1", "balanced_accuracy", "top3_accuracy", "auroc", "ece", "class_accuracy"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 import torch
 from own_components import TAGS, MultiLabel, Tagged
 
-from experiments import by_day, small_experiment
+from experiments import Finish, by_day, small_experiment
 from fedsim import Run, run
 from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
-
-Finish = Callable[..., Run]
 
 MULTI_LABEL: dict[str, Any] = {
     "data": {"name": "own_components:Tagged"},

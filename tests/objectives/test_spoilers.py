@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import FEW, Say
-from fedsim import Run
+from experiments import FEW, Finish, Say
 from fedsim.errors import FedsimError
 
-Finish = Callable[..., Run]
 READ_ONLY = r"ValueError: .*read-only \(own_spoilers.py, line \d+\)"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import FEW, federation, interrupted, small_experiment, with_method
+from experiments import FEW, Finish, federation, interrupted, small_experiment, with_method
 from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
 from fedsim.errors import BadInput, ClientError
@@ -24,7 +23,6 @@ from fedsim.training.dp_sgd import PerExample
 from fedsim.training.dropout import replace_dropout
 from fedsim.training.job import DrawnBatch
 
-Finish = Callable[..., Run]
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
 TEXTS: dict[str, Any] = {

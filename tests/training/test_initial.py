@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiments import FEW, federation, interrupted, small_experiment
-from fedsim import Run, resume
+from experiments import FEW, Finish, federation, interrupted, small_experiment
+from fedsim import resume
 from fedsim.errors import BadInput
 from fedsim.results.folder import FINAL_WEIGHTS
 
-Finish = Callable[..., Run]
 SECTIONS: dict[str, Any] = {
     "data": FEW,
     "partition": {"kind": "iid", "clients": 4},

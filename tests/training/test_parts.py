@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,15 @@ from experiments import (
     FEW,
     LATE,
     NETWORK_METHODS,
+    Finish,
     by_day,
     federation,
     small_experiment,
     with_method,
 )
-from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob, part_sizes, train
 
-Finish = Callable[..., Run]
 CPU = torch.device("cpu")
 NORMALISED = {"name": "networks:normalised"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import Finish
 from fedsim import Dataset, Run, explanations
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainers.concepts import ConceptContributions, DecisionsByConcepts
 from fedsim.explain.inputs import Inputs
 from fedsim.testing import check_explainer
 
-Finish = Callable[..., Run]
 N = 60
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import KINDS, Say, ran, small_experiment
-from fedsim import Run, explanations, run
+from experiments import KINDS, Finish, Say, ran, small_experiment
+from fedsim import explanations, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainers.attribution import Attribution, attributions
 from fedsim.explain.explainers.lrp import Lrp
@@ -19,8 +19,6 @@ from fedsim.explain.explainers.mimic import TreeExplainer
 from fedsim.explain.section import SCORES
 from fedsim.models import models
 from fedsim.results.maps import agreement_matrix
-
-Finish = Callable[..., Run]
 
 MLP = {"name": "mlp", "hidden": [16]}
 CNN = {"name": "cnn", "channels": [4, 4]}
