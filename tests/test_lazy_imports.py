@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,24 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert fedsim.__version__ == version("fedsim")
+
+
+def test_training_imports_no_symbolic_mathematics(tmp_path: Path) -> None:
+    """As torch.autograd.grad would in each client actor, for a third of a second."""
+    program = """
+import sys, fedsim
+fedsim.run(
+    {
+        "data": {"name": "synthetic", "shape": [1, 8, 8], "samples": 40, "classes": 2},
+        "partition": {"kind": "iid", "clients": 2},
+        "model": {"name": "cnn"},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": 1, "optimizer": {"lr": 0.1}},
+        "engine": {"kind": "local"},
+    },
+    sys.argv[1],
+    progress=False,
+)
+assert "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

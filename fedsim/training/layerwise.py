@@ -23,6 +23,18 @@ Gradients = Mapping[nn.Parameter, Tensor]
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backward pass
 
 
+def _vjp(z: Tensor, inputs: Sequence[Tensor], delta: Tensor) -> list[Tensor]:
+    """delta·∂z/∂input for each input, 0 for one that z does not depend on.
+
+    What `torch.autograd.grad` calls, without its comparison of shapes, which takes as long as a
+    small layer and imports sympy the first time, for 0.3 s of each client actor.
+    """
+    found = torch.autograd.graph._engine_run_backward(
+        (z,), (delta,), False, False, tuple(inputs), True, accumulate_grad=False
+    )  # neither retain_graph nor create_graph; allow_unreachable
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
 class _Layer(ABC):
     """A layer of the network, run outside of autograd."""
 
@@ -139,7 +151,7 @@ class _Autograd(_Layer):
         inputs, z = kept.inputs, kept.z
         if not z.requires_grad:
             return None
-        found = torch.autograd.grad(z, inputs + self.leaves, delta, materialize_grads=True)
+        found = _vjp(z, inputs + self.leaves, delta)
         if to:
             if beta != 1:
                 torch._foreach_mul_(list(to), beta)
@@ -201,7 +213,7 @@ class LayerwiseSgd:
             return losses, self._gradient(losses, passes)
         with torch.no_grad():
             mean = torch.full_like(losses, 1 / losses.numel())
-            (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
+            (delta,) = _vjp(losses, [passes[0].outputs], mean)
             self._descend(passes[0].kept, delta, lr, decay, linear)
         return losses, None
 

@@ -812,20 +812,6 @@ def test_which_networks_and_losses_go_layer_by_layer() -> None:
     assert not made_by_layers("a layer that remembers", remembered)
 
 
-def test_no_gradient_of_a_linear_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, ...]] = []
-    gradient = torch.autograd.grad
-
-    def note(*arguments: Any, **options: Any) -> tuple[Tensor | None, ...]:
-        found = gradient(*arguments, **options)
-        asked.extend(tuple(g.shape) for g in found if g is not None)
-        return found
-
-    monkeypatch.setattr(torch.autograd, "grad", note)
-    assert made_by_layers("cnn", losses)
-    assert asked == [(8, 3), (4, 2, 3, 3), (4,)]
-
-
 @pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm"])
 def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(
     network: str, monkeypatch: pytest.MonkeyPatch
