@@ -113,15 +113,8 @@ class TestThePublishedFederation:
         assert (clients["bytes_down"] == 3200).all()  # 25 rules of 32 floats
         (row,) = published.rounds.to_dict("records")
         assert (row["clients"], row["rules"], row["shared_rules"]) == (5, 25, 14)
-        assert row["rule_length"] == 15
-        assert row["sources"] == 60 / 25
-
-    def test_scores(self, finish: Finish, published: Run) -> None:
-        (row,) = published.rounds.to_dict("records")
+        assert (row["rule_length"], row["sources"]) == (15, 60 / 25)
         assert (row["loss"], row["r2"]) == pytest.approx((0.145387, 0.210178), abs=3e-6)
-        centralised = {**PUBLISHED, "method": {"name": "centralised_rules"}}
-        (row,) = finish(**centralised).rounds.to_dict("records")
-        assert (row["rules"], row["r2"]) == (13, pytest.approx(0.241757, abs=6e-7))
 
     def test_every_rule_is_on_record(self, published: Run) -> None:
         rules = published.explanations
