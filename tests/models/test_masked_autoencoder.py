@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snippets import ROOT
 from torch import Tensor, nn
-from torch.nn.functional import max_unpool2d
+from torch.nn import functional
 
 from experiments import examples
 from fedsim.errors import ExperimentError
@@ -72,28 +72,22 @@ def count(network: nn.Module) -> int:
 
 
 def ref_linear(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    return v @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    return functional.linear(v, w[f"{name}.weight"], w[f"{name}.bias"])
 
 
 def ref_norm(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    mean = v.mean(dim=-1, keepdim=True)
-    variance = ((v - mean) ** 2).mean(dim=-1, keepdim=True)
-    return (v - mean) / (variance + 1e-6).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return functional.layer_norm(v, v.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-6)
 
 
 def ref_block(w: dict[str, Tensor], name: str, heads: int, tokens: Tensor) -> Tensor:
     """Of (T, D) tokens of one image."""
-    D = tokens.shape[1]
+    T, D = tokens.shape
     qkv = ref_linear(w, f"{name}.qkv", ref_norm(w, f"{name}.norm1", tokens))
-    attended = []
-    for start in range(0, D, D // heads):
-        q, k, v = (qkv[:, at + start : at + start + D // heads] for at in (0, D, 2 * D))
-        weights = (q @ k.T / math.sqrt(D // heads)).exp()
-        attended.append(weights @ v / weights.sum(dim=1, keepdim=True))
-    tokens = tokens + ref_linear(w, f"{name}.projection", torch.cat(attended, dim=1))
+    q, k, v = qkv.view(T, 3, heads, D // heads).permute(1, 2, 0, 3)
+    attended = functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(T, D)
+    tokens = tokens + ref_linear(w, f"{name}.projection", attended)
     hidden = ref_linear(w, f"{name}.mlp.0", ref_norm(w, f"{name}.norm2", tokens))
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    return tokens + ref_linear(w, f"{name}.mlp.2", hidden)
+    return tokens + ref_linear(w, f"{name}.mlp.2", functional.gelu(hidden))
 
 
 def ref_patches(image: Tensor) -> Tensor:
@@ -313,8 +307,9 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
     h, places1 = pool(first)
     second = network.conv2(h).relu()
     h, places2 = pool(second)
-    h = network.back2(max_unpool2d(h, places2, 2, output_size=second.shape[2:])).relu()
-    h = network.back1(max_unpool2d(h, places1, 2, output_size=first.shape[2:])).tanh()
+    unpool = functional.max_unpool2d
+    h = network.back2(unpool(h, places2, 2, output_size=second.shape[2:])).relu()
+    h = network.back1(unpool(h, places1, 2, output_size=first.shape[2:])).tanh()
     # tanh's −1 and 1 become low and high: of the first channel they are the same.
     expected = torch.stack([h[:, 0], 0.5 + 2.5 * h[:, 1]], dim=1)
     found = network.reconstruct(x)
