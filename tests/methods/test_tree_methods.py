@@ -233,35 +233,15 @@ def test_a_level_takes_the_time_of_the_rows_that_it_adds_up(finish: Finish) -> N
 
 
 def test_what_clients_keep_tells_ensembles_apart() -> None:
-    made = federation(small_experiment(**trees("hist_trees", 1, **TWO)))
-    context, calls = made.runner.context, list[Any]()
-
-    def scores(trees: Arrays) -> NDArray[Any]:
-        client: Any = Client(context, 0, 1, "", {}, None, {})  # type: ignore[arg-type]
-
-        def counted(*given: Any) -> NDArray[Any]:
-            calls.append(given)
-            return raw_scores(*given)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared, "raw_scores", counted)
-            found: NDArray[Any] = shared.own_scores(client, trees)
-        np.testing.assert_array_equal(found, raw_scores(trees, shared.rows(client)))
-        return found
-
-    states = server_states(small_experiment(**trees("hist_trees", 1, rounds=3, **TWO)))
-    _, _, two, three = (state.trees for state in states)
+    made = small_experiment(**trees("hist_trees", 1, rounds=3, **TWO))
+    context = federation(made).runner.context
+    _, _, two, three = (state.trees for state in server_states(made))
     empty = {**two, **{name: two[name][:0] for name in TREES}}
     other = {**two, "value": two["value"] * 2}
-    first = scores(empty)
-    assert scores(empty) is first  # also of no rounds
-    assert len(calls) == 1
-    scores(two)
-    scores(three)
-    assert [call[3] for call in calls] == [0, 0, 2]
-    scores(other)
-    scores(two)
-    assert [call[3] for call in calls[3:]] == [0, 0]
+    for ensemble in (empty, empty, two, three, other, two):
+        client: Any = Client(context, 0, 1, "", {}, None, {})  # type: ignore[arg-type]
+        expected = raw_scores(ensemble, shared.rows(client))
+        np.testing.assert_array_equal(shared.own_scores(client, ensemble), expected)
 
 
 # -- bagging, and by turns

@@ -25,13 +25,6 @@ from fedsim.training.job import DrawnBatch
 
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
-TEXTS: dict[str, Any] = {
-    "data": {
-        "name": "planted_reviews",
-        **{"reviews": 60, "test_reviews": 20, "fillers": 3, "dimension": 5, "length": 10},
-    },
-    "partition": {"kind": "aspects", "clients": 4},
-}
 
 
 def network() -> FlatModel:
@@ -147,15 +140,10 @@ def test_networks_beyond_vmap_take_one_example_after_another(z: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "sections",
-    [
-        {"method": {"name": "scaffold"}},
-        {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
-    ],
+    "sections", [{"data": FEW, "method": {"name": "scaffold"}}, KINDS["documents"]]
 )
 def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str, Any]) -> None:
-    data = {"name": "digits", "subset": 0.1}
-    done = finish(**{"data": data, **sections}, privacy=PRIVACY, train={"rounds": 2})
+    done = finish(**sections, privacy=PRIVACY, train={"rounds": 2})
     assert done.clients["epsilon"].gt(0).all()
 
 

@@ -13,6 +13,7 @@ import torch
 from fake_card import FakeGraphs
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import Written
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, dropout, linear
@@ -47,13 +48,6 @@ def cnn() -> nn.Module:
     return Classifier(nn.Sequential(features, nn.Flatten(), nn.ReLU()), nn.Linear(16, CLASSES))
 
 
-class Viewed(nn.Module):
-    """Takes no images whose channels are last in memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
 def tied() -> nn.Module:
     first, second = nn.Linear(32, 32), nn.Linear(32, 32)
     second.weight = first.weight
@@ -65,17 +59,15 @@ def twice() -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(32, CLASSES))
 
 
-class Outside(nn.Module):
+def outside() -> nn.Module:
     """A weight is used outside of its layer as well."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(network: Any, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        logits: Tensor = self.second(self.first(x).relu() + linear(x, self.first.weight))
+        logits: Tensor = network.second(network.first(x).relu() + linear(x, network.first.weight))
         return logits
+
+    return Written(forward, first=nn.Linear(32, 32), second=nn.Linear(32, CLASSES))
 
 
 class Doubled(nn.Sequential):
@@ -94,16 +86,10 @@ class Remembering(nn.Module):
         return self.latest
 
 
-def hooked() -> nn.Module:
+def hooked(as_a_whole: bool = False) -> nn.Module:
     network = mlp()
-    network[1].register_forward_hook(lambda module, inputs, z: 2 * z)
-    network[3].register_forward_pre_hook(lambda module, inputs: inputs[0] + 1)
-    return network
-
-
-def hooked_as_a_whole() -> nn.Module:
-    network = mlp()
-    network.register_forward_hook(lambda module, inputs, z: 2 * z)
+    (network if as_a_whole else network[1]).register_forward_hook(lambda _, inputs, z: 2 * z)
+    network[3].register_forward_pre_hook(lambda _, inputs: inputs[0] + 1)
     return network
 
 
@@ -144,12 +130,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "three dimensions": lambda: nn.Sequential(
         nn.Flatten(1, 2), nn.Linear(4, 5), nn.ReLU(), nn.Flatten(1), nn.Linear(40, CLASSES)
     ),
-    "a weight outside": Outside,
+    "a weight outside": outside,
     "its own forward": lambda: Doubled(*mlp()),
     "hooks": hooked,
     "a layer that remembers": lambda: fully_connected(nn.Linear(32, 9), Remembering()),
-    "a hook of all": hooked_as_a_whole,
-    "a view of memory": lambda: convolutional(Viewed()),
+    "a hook of all": lambda: hooked(as_a_whole=True),
+    # It takes no images whose channels are last in memory.
+    "a view of memory": lambda: convolutional(Written(lambda _, x: x.view(len(x), -1))),
     "frozen weights": lambda: frozen("1.weight", "3.0.bias"),
     "a frozen first layer": lambda: frozen("1.weight", "1.bias"),
     "a frozen layer": lambda: frozen("3.0.weight", "3.0.bias"),
@@ -697,32 +684,6 @@ def test_what_is_prepared_is_of_a_client_s_own_weights(way: Any) -> None:
         torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}),
-        *({"kernel_size": 3, "stride": 1}, {"kernel_size": 2, "ceil_mode": True}),
-        {"kernel_size": 2, "dilation": 2},
-    ],
-)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_relu_after_max_pooling_is_relu_before_it(
-    options: Any, layout: torch.memory_format
-) -> None:
-    pool = nn.MaxPool2d(**options)
-    x = (3 * torch.randn(3, 4, 9, 9, generator=torch.Generator().manual_seed(0))).round() / 2
-    x = x.contiguous(memory_format=layout)  # with ties
-    one, other = (x.clone().requires_grad_() for _ in range(2))
-    before, after = pool(torch.relu(one)), torch.relu(pool(other))
-    assert torch.equal(before, after)
-    upstream = torch.randn(before.shape, generator=torch.Generator().manual_seed(1))
-    before.backward(upstream)
-    after.backward(upstream)
-    assert one.grad is not None
-    assert other.grad is not None
-    assert torch.equal(one.grad, other.grad)
-
-
 @pytest.mark.parametrize("way", [alone, stacked])
 def test_in_bfloat16_steps_are_nearly_the_same(way: Any) -> None:
     case = Case(sizes=(9, 4), optimizer={"lr": 0.2, "momentum": 0.5}, train=TWICE)
@@ -731,21 +692,6 @@ def test_in_bfloat16_steps_are_nearly_the_same(way: Any) -> None:
         assert one.weights.dtype == torch.float32
         assert not torch.equal(one.weights, other.weights)
         torch.testing.assert_close(one.weights, other.weights, rtol=0.1, atol=0.02)
-
-
-@pytest.mark.parametrize("way", [alone, flat, stacked])
-@pytest.mark.parametrize("network", ["mlp", "tied weights"])
-def test_a_loss_is_called_once_a_step(network: str, way: Any) -> None:
-    case, calls = Case(network), list[int]()
-
-    def counted(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-        calls.append(len(y))
-        return losses(network, x, y, context)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(LOSSES, "losses", counted)
-        ((done, _),) = way(case, case.settings)
-    assert len(calls) == done.steps == 3
 
 
 def test_dropout_drops_what_pytorch_drops() -> None:
@@ -812,38 +758,11 @@ def test_which_networks_and_losses_go_layer_by_layer() -> None:
     assert not made_by_layers("a layer that remembers", remembered)
 
 
-def test_no_gradient_of_a_linear_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, ...]] = []
-    gradient = torch.autograd.grad
-
-    def note(*arguments: Any, **options: Any) -> tuple[Tensor | None, ...]:
-        found = gradient(*arguments, **options)
-        asked.extend(tuple(g.shape) for g in found if g is not None)
-        return found
-
-    monkeypatch.setattr(torch.autograd, "grad", note)
-    assert made_by_layers("cnn", losses)
-    assert asked == [(8, 3), (4, 2, 3, 3), (4,)]
-
-
 @pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm"])
-def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(
-    network: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    step_to = LayerwiseSgd.step_to
-
-    def note(self: LayerwiseSgd, *arguments: Any) -> Tensor:
-        asked.append(loss)
-        return step_to(self, *arguments)
-
-    monkeypatch.setattr(LayerwiseSgd, "step_to", note)
-    found = {}
-    for loss in ("losses", "classification", "halved", "squared", "class weights"):
-        case = Case(network, loss, terms=True)
-        ((found[loss], _),) = alone(case, case.settings)
-    assert set(asked) == {"classification"}
-    assert torch.equal(found["classification"].weights, found["losses"].weights)
+def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(network: str) -> None:
+    cases = (Case(network, loss, terms=True) for loss in ("losses", "classification"))
+    ((one, _),), ((other, _),) = (alone(case, case.settings) for case in cases)
+    assert torch.equal(one.weights, other.weights)
 
 
 def test_labels_of_a_byte_are_classes_as_well() -> None:
@@ -864,15 +783,9 @@ def test_a_network_that_was_hooked_later_does_not_run_as_built() -> None:
     assert not by_layers.runs_as_built()
 
 
-class Odd(nn.Module):
+def odd(way: Callable[[Tensor, nn.Module], Tensor]) -> nn.Module:
     """A linear layer, and something that a stack cannot do."""
-
-    def __init__(self, way: Callable[[Tensor, nn.Module], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.way = nn.Linear(32, CLASSES), way
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.way(x.flatten(1), self.linear)
+    return Written(lambda own, x: way(x.flatten(1), own.linear), linear=nn.Linear(32, CLASSES))
 
 
 NOT_STACKED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
@@ -889,15 +802,15 @@ NOT_STACKED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     ),
     *(
         (
-            lambda share=share: Odd(lambda x, layer: layer(x - share * x.mean(dim=0))),
+            lambda share=share: odd(lambda x, layer: layer(x - share * x.mean(dim=0))),
             {},
             "training in a stack gives other weights than training alone",
         )
         for share in (3.0, 0.05)
     ),
-    (lambda: Odd(lambda x, layer: layer(x if layer(x).sum() > 0 else 2 * x)), {}, "vmap"),
+    (lambda: odd(lambda x, layer: layer(x if layer(x).sum() > 0 else 2 * x)), {}, "vmap"),
     # Dropout that is called as a function: vmap cannot tell whose masks it draws.
-    (lambda: Odd(lambda x, layer: dropout(layer(x), 0.5)), {}, "vmap"),
+    (lambda: odd(lambda x, layer: dropout(layer(x), 0.5)), {}, "vmap"),
 ]
 
 
