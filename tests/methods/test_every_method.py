@@ -97,12 +97,13 @@ def found(name: str) -> Trained:
     return trained(name)
 
 
-@pytest.mark.parametrize("name", by_day(TRAINED, REPLAYED))
+@pytest.mark.parametrize("name", by_day(TRAINED))
 def test_keeps_the_contract(found: Trained, name: str, tmp_path: Path) -> None:
     testing._check_run(found.run, tmp_path)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+# By night those that send models as FedAvg does, too.
+@pytest.mark.parametrize("name", by_day(TRAINED, {*REPLAYED, *ROUND, *ONCE}))
 class TestTrained:
     def test_trains_clients_at_once(self, found: Trained, name: str) -> None:
         log = (found.run.path / "log.txt").read_text()

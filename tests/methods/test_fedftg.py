@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from by_hand import load
-from test_fedgen import by_pairs
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -26,10 +25,13 @@ SMALL = {"name": "fedftg", "width": 4, "noise_size": 6, "batch_size": 12, "itera
 class Cohort:
     """What the server has in hand in a round: the clients' models, and who holds what."""
 
-    def __init__(self, experiment: Any, fed: Federation, weights: Any, t: int) -> None:
+    def __init__(
+        self, experiment: Any, fed: Federation, weights: Any, t: int, **further: Any
+    ) -> None:
         dataset, splits, self.spec = prepare(experiment)
         fed.runner.begin(t)
-        sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=weights)
+        update = experiment.method.local_update
+        sent = fed.gather(update, fed.sample(t), weights=weights, **further)
         self.clients = [*sent]
         self.models = [message["weights"] for message in sent.values()]
         labels = [dataset.y[splits.train[k]] for k in sent]
@@ -42,8 +44,13 @@ class Cohort:
 
     def share(self, k: int, y: Tensor) -> Tensor:
         """w_{y,k}"""
-        w = [self.counts[k, c] / sum(self.counts[:, c]) for c in y.tolist()]
-        return torch.tensor(w, dtype=torch.float32)
+        return torch.tensor((self.counts[k, y] / self.counts[:, y].sum(axis=0)).astype(np.float32))
+
+
+def by_pairs(noise: Tensor, x: Tensor) -> Tensor:
+    """The diversity term, of each pair."""
+    apart = (noise[:, None] - noise).square().mean(dim=2)
+    return torch.exp(-(apart * (x[:, None] - x).abs().flatten(2).mean(dim=2)).mean())
 
 
 def draw(experiment: Any, cohort: Cohort, t: int) -> tuple[Tensor, Tensor]:

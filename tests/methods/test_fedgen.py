@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import load
+from test_fedftg import Cohort, by_pairs
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -21,12 +22,6 @@ SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
 SLOW = {"lr": 0.01}  # the paper's learning rate
 WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
 GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
-
-
-def by_pairs(noise: Tensor, z: Tensor) -> Tensor:
-    """The diversity term, of each pair."""
-    apart = (noise[:, None] - noise).square().mean(dim=2)
-    return torch.exp(-(apart * (z[:, None] - z).abs().flatten(2).mean(dim=2)).mean())
 
 
 def one_hot(y: Tensor) -> Tensor:
@@ -44,7 +39,6 @@ class TestMathematics:
             partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
             train={"rounds": 2, "participation": 0.2, "optimizer": SLOW},
         )
-        dataset, splits, _ = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
 
         first = fed.server.network("generator", FedGen(**method).build(fed.server.model)).named(
@@ -56,17 +50,13 @@ class TestMathematics:
         adam = torch.optim.Adam(G.parameters(), lr=1e-3, weight_decay=1e-2)
         for t in (1, 2):
             adam.param_groups[0]["lr"] = 1e-3 * 0.5 ** (t - 1)
-            fed.runner.begin(t)
-            cohort = fed.sample(t)
-            sent = fed.gather(
-                experiment.method.local_update,
-                cohort,
-                weights=states[t - 1].weights,
-                generator=states[1].generator if t == 2 else None,
-                classes=states[1].classes if t == 2 else None,
-            )
-            labels = {k: dataset.y[splits.train[k]] for k in cohort}
-            held = np.unique(np.concatenate(list(labels.values())))
+            last_state = states[t - 1]
+            received = {
+                name: getattr(last_state, name) if t == 2 else None
+                for name in ("generator", "classes")
+            }
+            cohort = Cohort(experiment, fed, last_state.weights, t, **received)
+            held = np.flatnonzero(cohort.counts.sum(axis=0))
             assert len(held) < 10  # and no other class is drawn
             assert np.flatnonzero(states[t].classes).tolist() == held.tolist()
             rng = keyed_rng(experiment.seed, "server/generator", t)
@@ -76,15 +66,10 @@ class TestMathematics:
                 eps = torch.tensor(drawn((8, 5), dtype=np.float32))
                 z = G(torch.cat([eps, one_hot(y)], dim=1))
                 loss = 0.3 * by_pairs(eps, z)
-                for k in cohort:
-                    head = fed.server.model.named(torch.tensor(sent[k]["weights"]))
-                    logits = z @ head["head.weight"].T + head["head.bias"]
-                    ce = cross_entropy(logits, y, reduction="none")
-                    w = [
-                        (labels[k] == c).sum() / sum((labels[j] == c).sum() for j in cohort)
-                        for c in y.tolist()
-                    ]
-                    loss = loss + (torch.tensor(w, dtype=torch.float32) * ce).mean()
+                for k, weights in enumerate(cohort.models):
+                    network: Any = cohort.network(weights)
+                    ce = cross_entropy(network.head(z), y, reduction="none")
+                    loss = loss + (cohort.share(k, y) * ce).mean()
                 adam.zero_grad()
                 loss.backward()
                 adam.step()

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import FEW, Finish
+from experiments import FEW, Finish, by_day
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.methods.hetlora import HetLoRA
@@ -53,7 +53,7 @@ def products(own: dict[str, NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     return [own[f"{layer}lora_B"] @ own[f"{layer}lora_A"] for layer in layers]
 
 
-@pytest.mark.parametrize("gamma", [1, 0.5])
+@pytest.mark.parametrize("gamma", by_day([1, 0.5], [0.5]))
 def test_truncated_and_weighted_by_norms(finish: Finish, gamma: float) -> None:
     run = finished(finish, ranks=[1, 2, 4], gamma=gamma, lam=1.0)
     for t in (1, 2, 3):

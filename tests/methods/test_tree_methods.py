@@ -291,7 +291,7 @@ def test_turns() -> None:
 
 
 @pytest.mark.parametrize("name", TREE_METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_day(KINDS, ["two classes", "a number"]))
 class TestTrees:
     def test_keeps_the_contract(self, name: str, kind: str) -> None:
         if kind == "ten classes":
@@ -321,9 +321,7 @@ class TestTrees:
 def test_poisoned_data(name: str, finish: Finish) -> None:
     """Trees are asked for the triggers, too."""
     for attack in ({"name": "backdoor", "target": "3"}, {"name": "label_flip"}):
-        made = trees(
-            name, 4, data={"name": "digits"}, adversaries={"share": 0.5, "attack": attack}
-        )
+        made = trees(name, 4, data=FEW, adversaries={"share": 0.5, "attack": attack})
         done = finish(**made)
         assert ("backdoor_success" in done.rounds) == (attack["name"] == "backdoor")
 

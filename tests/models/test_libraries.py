@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from experiments import small_experiment
+from experiments import by_day, small_experiment
 from fedsim import Dataset, Run
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
@@ -267,7 +267,9 @@ def test_bad_weights_of_timm(tmp_path: Path) -> None:
             built(coloured(), **given)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedex_lora", "flora", "ffa_lora"])
+@pytest.mark.parametrize(
+    "method", by_day(["fedavg", "fedex_lora", "flora", "ffa_lora"], ["fedex_lora"])
+)
 def test_adapters_and_stacks(method: str, finish: Callable[..., Run]) -> None:
     given = sections(VIT, method={"name": method}, adapters={"r": 2})
     alone, stacked = (

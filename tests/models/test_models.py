@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from experiments import KINDS, REVIEWS, by_day
 from fedsim import Run

@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import FEW, Finish, federation, interrupted, small_experiment, with_method
+from experiments import (
+    FEW,
+    KINDS,
+    Finish,
+    federation,
+    interrupted,
+    small_experiment,
+    with_method,
+)
 from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
 from fedsim.errors import BadInput, ClientError

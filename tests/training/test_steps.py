@@ -443,9 +443,13 @@ CASES: dict[str, Case] = {
         for n in ("mlp", "cnn", "batch norm", "tied weights", "a layer that remembers")
     },
     **{
-        f"{name}, {n}": Case(n, sizes=sizes, optimizer=optimizer, train=TWICE)
+        f"{name}, mlp": Case(sizes=RAGGED, optimizer=optimizer, train=TWICE)
         for name, optimizer in OPTIMIZERS.items()
-        for n, sizes in (("mlp", RAGGED), ("batch norm", (9, 4, 8)), ("dropout", RAGGED))
+    },
+    **{
+        f"{name}, {n}": Case(n, sizes=(9, 4, 8), optimizer=OPTIMIZERS[name], train=TWICE)
+        for name in ("momentum", "adamw, decay")
+        for n in ("batch norm", "dropout")
     },
     **{
         f"perturbed, {n}": Case(n, sizes=RAGGED, perturbed=True, optimizer={"momentum": 0.5})
