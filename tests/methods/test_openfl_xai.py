@@ -20,14 +20,14 @@ from experiments import (
     small_experiment,
 )
 from fedsim import Run, load, resume, run
-from fedsim.errors import BadInput, DataError, ExperimentError, RunError
+from fedsim.errors import BadInput, DataError, RunError
 from fedsim.federation import draw_cohort
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.objectives import Classification, Objective, Regression
+from fedsim.objectives import Objective, Regression
 from fedsim.support.rng import keyed_rng
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
@@ -308,15 +308,3 @@ def test_networks_learn_numbers_too(finish: Finish, name: str) -> None:
     )
     assert done.rounds["r2"].iloc[-1] > 0.4
     assert load(done.path).rounds["r2"].equals(done.rounds["r2"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n for n in NETWORK_METHODS if Classification in dict(methods.items())[n].learns.objectives],
-)
-def test_methods_for_classes_refuse_numbers(finish: Finish, name: str) -> None:
-    message = f"{name} learns classification.*, and the objective is regression; methods .*fedavg"
-    sections = {"method": {"name": name}, **NEEDS.get(name, {}), "train": {"rounds": 20}}
-    partition = {**SMALL["partition"], **sections.pop("partition", {})}
-    with pytest.raises(ExperimentError, match=message):
-        finish(model={"name": "mlp"}, **sections, partition=partition)

@@ -18,11 +18,10 @@ from experiments import (
     federation,
     interrupted,
     small_experiment,
-    with_method,
 )
 from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
-from fedsim.errors import BadInput, ClientError
+from fedsim.errors import ClientError
 from fedsim.methods.fedsam import FedSAM
 from fedsim.objectives import Classification
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
@@ -156,12 +155,7 @@ def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str
 
 
 def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_loops = ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme")
-    # Explanations of examples, images, scores of features; examples mixed in a loss; gradients.
-    for name in (*own_loops, "xfedalign", "fedxds", "fedaux", "semifl", "fedsam"):
-        message = f"privacy.level=example: method.name={name} has clients compute more, or"
-        with pytest.raises(BadInput, match=message):
-            small_experiment(**with_method(name, privacy=PRIVACY))
+    """Methods that compute more are among those of docs/reference/combinations.md."""
     monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.runner.begin(1)
