@@ -153,38 +153,37 @@ class TestScores:
         assert (done.rounds["distillation_loss"] > 0).all()
 
 
-class TestDistillation:
-    def test_the_student_follows_scored_teachers(self) -> None:
-        """Every step written out, for a second round in which some clients are new."""
-        method = {**PLAIN, "epochs": 2, "batch_size": 64, "lr": 0.01, "regression": "code"}
-        experiment = small_experiment(
-            method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
-        )
-        dataset, splits, _ = prepare(experiment)
-        x = torch.tensor(dataset.x[splits.server])[rows()[1]]
-        states = server_states(experiment)
-        assert 5 < len(states[2].scored) < 10
-        cohort = Cohort(experiment, federation(experiment), states[1].weights, 2)
-        top, bottom = torch.zeros(TO_DISTIL, 10), torch.zeros(TO_DISTIL, 1)
-        for k, w in zip(cohort.clients, cohort.models, strict=True):
-            s = torch.tensor(states[2].scores[list(states[2].scored).index(k)])[:, None]
-            top += s * cohort.network(w)(x).detach()
-            bottom += s
-        targets = (top / bottom).softmax(dim=1)
+def test_the_student_follows_scored_teachers() -> None:
+    """Every step written out, for a second round in which some clients are new."""
+    method = {**PLAIN, "epochs": 2, "batch_size": 64, "lr": 0.01, "regression": "code"}
+    experiment = small_experiment(
+        method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
+    )
+    dataset, splits, _ = prepare(experiment)
+    x = torch.tensor(dataset.x[splits.server])[rows()[1]]
+    states = server_states(experiment)
+    assert 5 < len(states[2].scored) < 10
+    cohort = Cohort(experiment, federation(experiment), states[1].weights, 2)
+    top, bottom = torch.zeros(TO_DISTIL, 10), torch.zeros(TO_DISTIL, 1)
+    for k, w in zip(cohort.clients, cohort.models, strict=True):
+        s = torch.tensor(states[2].scores[list(states[2].scored).index(k)])[:, None]
+        top += s * cohort.network(w)(x).detach()
+        bottom += s
+    targets = (top / bottom).softmax(dim=1)
 
-        student = cohort.network(cohort.average)
-        adam = torch.optim.Adam(student.parameters(), lr=0.01)
-        rng = keyed_rng(experiment.seed, "server/distillation", 2)
-        for _ in range(2):
-            for batch in torch.tensor(rng.permutation(TO_DISTIL)).split(64):
-                loss = nn.functional.kl_div(
-                    student(x[batch]).log_softmax(dim=1), targets[batch], reduction="batchmean"
-                )
-                adam.zero_grad()
-                loss.backward()
-                adam.step()
-        expected = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
-        np.testing.assert_allclose(states[2].weights, expected, atol=2e-5)
+    student = cohort.network(cohort.average)
+    adam = torch.optim.Adam(student.parameters(), lr=0.01)
+    rng = keyed_rng(experiment.seed, "server/distillation", 2)
+    for _ in range(2):
+        for batch in torch.tensor(rng.permutation(TO_DISTIL)).split(64):
+            loss = nn.functional.kl_div(
+                student(x[batch]).log_softmax(dim=1), targets[batch], reduction="batchmean"
+            )
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    expected = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
+    np.testing.assert_allclose(states[2].weights, expected, atol=2e-5)
 
 
 class TestPretraining:

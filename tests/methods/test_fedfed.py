@@ -368,19 +368,18 @@ class TestTraining:
         )
 
 
-class TestRuns:
-    def test_a_client_with_one_example(self, finish: Finish, tmp_path: Path) -> None:
-        partition = tmp_path / "partition.json"
-        partition.write_text(json.dumps([[0], [*range(1, 34)]]))
-        done = finish(
-            method=fedfed(1),
-            partition={"kind": "file", "path": str(partition)},
-            train={"rounds": 3},
-        )
-        first = done.clients[done.clients["round"] == 1].set_index("client")
-        # One pass each of mix-up, mosaics and the full loss, over a batch of 32.
-        assert list(first["steps"]) == [0, 3]
-        assert list(first["loss"].isna()) == [True, False]
+def test_a_client_with_one_example(finish: Finish, tmp_path: Path) -> None:
+    partition = tmp_path / "partition.json"
+    partition.write_text(json.dumps([[0], [*range(1, 34)]]))
+    done = finish(
+        method=fedfed(1),
+        partition={"kind": "file", "path": str(partition)},
+        train={"rounds": 3},
+    )
+    first = done.clients[done.clients["round"] == 1].set_index("client")
+    # One pass each of mix-up, mosaics and the full loss, over a batch of 32.
+    assert list(first["steps"]) == [0, 3]
+    assert list(first["loss"].isna()) == [True, False]
 
 
 def test_without_distillation_it_is_fedavg() -> None:

@@ -168,13 +168,12 @@ class TestImages:
         assert not np.array_equal(before.generator, after.generator)
 
 
-class TestRuns:
-    def test_dropout_of_the_student_does_not_depend_on_the_process(self) -> None:
-        experiment = small_experiment(
-            method=SMALL, model={"name": "faults:dropout_net"}, train={"rounds": 2}
-        )
-        found = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            found.append(server_states(experiment)[-1].weights)
-        np.testing.assert_array_equal(*found)
+def test_dropout_of_the_student_does_not_depend_on_the_process() -> None:
+    experiment = small_experiment(
+        method=SMALL, model={"name": "faults:dropout_net"}, train={"rounds": 2}
+    )
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(server_states(experiment)[-1].weights)
+    np.testing.assert_array_equal(*found)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 from sklearn.metrics.pairwise import cosine_similarity
+from test_fedweit import a_task
 from torch import Tensor, nn
 
 from experiments import by_day, federation, interrupted, small_experiment
@@ -114,18 +115,10 @@ def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[
 def setup_of_loss(
     rest: type[Rest], tasks: int, dense_layer: bool = False
 ) -> tuple[Rest, Reader, Documents, dict[str, Tensor]]:
-    torch.manual_seed(tasks)
-    vectors = torch.randn(9, 3)
-    vectors[0] = 0
-    reader = Reader(vectors, torch.arange(9) > 1)
     layout = Layout((1, 2), 3, 3, (4, 18) if dense_layer else None)
-    network = rest(layout, 2, 3, 0.0, 4).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-        network.foreign.copy_(torch.randn_like(network.foreign))
-    x = torch.randint(1, 9, (6, 5), dtype=torch.int32)
-    documents = Documents(x, torch.tensor([0, 1, 2, 2, 1, 0]), network.digest(reader, x))
+    network, reader, _, texts = a_task(rest, layout, 6)
+    y, digested = torch.tensor([0, 1, 2, 2, 1, 0]), network.eval().digest(reader, texts.x)
+    documents = Documents(texts.x, y, digested)
     leaves = {
         "B": torch.randn(layout.size).requires_grad_(),
         "A": torch.randn(tasks, layout.size).requires_grad_(),

@@ -100,20 +100,22 @@ def test_few_different_documents_are_their_own_centres() -> None:
 # a task's network
 
 
-def a_task(kind: type[Rest]) -> tuple[Rest, Reader, Tensor, Examples]:
+def a_task(
+    kind: type[Rest], layout: Layout = LAYOUT, documents: int = 230
+) -> tuple[Rest, Reader, Tensor, Examples]:
+    """A network of three classes with random weights, θ, and documents of up to six words."""
     torch.manual_seed(1)
     vectors = torch.randn(9, 3)
     vectors[0] = 0
-    rest = kind(LAYOUT, 2, 3, 0.5, 4)
+    rest = kind(layout, 2, 3, 0.5, 4)
     with torch.no_grad():
         for parameter in rest.parameters():
             parameter.copy_(torch.randn_like(parameter))
     rest.foreign.copy_(torch.randn_like(rest.foreign))
-    x = torch.randint(1, 9, (230, 6), dtype=torch.int32)
-    for row, length in zip(x, torch.randint(1, 7, (230,)).tolist(), strict=True):
-        row[length:] = 0
-    y = torch.tensor([2, 5, 7])[torch.randint(0, 3, (230,))]
-    return rest, Reader(vectors, torch.arange(9) > 1), torch.randn(LAYOUT.size), Examples(x, y)
+    x = torch.randint(1, 9, (documents, 6), dtype=torch.int32)
+    x[torch.arange(6) >= torch.randint(1, 7, (documents, 1))] = 0
+    y = torch.tensor([2, 5, 7])[torch.randint(0, 3, (documents,))]
+    return rest, Reader(vectors, torch.arange(9) > 1), torch.randn(layout.size), Examples(x, y)
 
 
 kinds = pytest.mark.parametrize("kind", [Rest, ProjectedRest, DenseRest])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import ByHand
+from by_hand import ByHand, close
 from torch import nn
 
 from experiments import (
@@ -102,26 +102,19 @@ def test_teachers_and_projections_are_each_clients_own() -> None:
 # the mean
 
 
-class Watched(XPFL):
-    """Says what each client sends, and what it has."""
-
-    name: str = "test_xpfl:Watched"
-
-    def watch(self, client: Client, fresh: Any, all_unlabelled: bool) -> list[float]:
-        sent = self.local_update(client, fresh, all_unlabelled)
-        return [sent.weight, len(client.data), len(client.unlabelled)]
-
-
-@pytest.mark.parametrize("all_unlabelled", [True, False])
-def test_what_a_client_counts(all_unlabelled: bool) -> None:
-    made = experiment(method={"name": "test_xpfl:Watched"})
-    fed = federation(made)
-    fed.runner.begin(1)
-    assert isinstance(made.method, Watched)
-    fresh = NotCounted(made.method.fresh(fed, made.method.init(fed)))
-    sent = fed.gather(made.method.watch, range(10), fresh=fresh, all_unlabelled=all_unlabelled)
-    for weight, n, u in sent.values():
-        assert weight == pytest.approx(n / u * (n + u) if all_unlabelled else n)
+@pytest.mark.parametrize(
+    ("partition", "all_unlabelled"),
+    [({}, True), ({"alpha": 0.05, "labelled_fraction": 0.99}, False)],
+)
+def test_what_a_client_counts(partition: dict[str, Any], all_unlabelled: bool) -> None:
+    """|D^L|, over the share of unlabelled images if everybody has some."""
+    made = experiment(partition, method={"lam": 0, "psi": 0}, train={"rounds": 1})
+    hand = ByHand(made)
+    ((_, _, state, _),) = hand.rounds()
+    n, u = hand.n, hand.splits.unlabelled.lengths
+    assert (u > 0).all() == all_unlabelled
+    counts = n / u * (n + u) if all_unlabelled else n
+    close(state.weights, hand.mean([hand.trained(hand.initial, 1, k) for k in range(10)], counts))
 
 
 SEEN: list[torch.Tensor] = []

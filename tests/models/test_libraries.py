@@ -279,14 +279,6 @@ def test_adapters_and_stacks(method: str, finish: Callable[..., Run]) -> None:
         torch.testing.assert_close(stacked.weights()[name], layer, rtol=1e-3, atol=1e-5)
 
 
-def test_batch_norm_stays_with_clients(finish: Callable[..., Run]) -> None:
-    done = finish(**sections(SHUFFLE, method={"name": "fedbn"}))
-    assert done.last_round == 1
-    given = sections(SHUFFLE, privacy={"level": "example", "clip": 1.0, "noise_multiplier": 1.0})
-    with pytest.raises(ExperimentError, match="batch norm mixes examples"):
-        prepare(small_experiment(**given))
-
-
 def test_the_hash_of_data_is_that_of_the_weights_too(tmp_path: Path) -> None:
     found = set()
     for seed in (0, 1):
@@ -328,12 +320,3 @@ def test_merged_networks_are_read_by_torchvision(
     before: Any = model.network()
     with torch.no_grad():
         torch.testing.assert_close(network.features(x), before.features(x), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("module", ["timm", "torchvision"])
-def test_without_the_library(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, module, None)
-    given = sections(SHUFFLE) | {"model": {"name": f"{module}:anything"}}
-    line = rf"^model\.name={module}:anything needs {module}, .* pip install 'fedsim\[vision\]'"
-    with pytest.raises(BadInput, match=line):
-        prepare(small_experiment(**given))

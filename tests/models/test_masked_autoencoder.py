@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from runpy import run_path
 from typing import Any
 
@@ -38,15 +37,6 @@ TOY = {
     **{"width": 8, "depth": 1, "heads": 2},
     **{"decoder_width": 4, "decoder_depth": 1, "decoder_heads": 2},
 }
-
-
-@pytest.fixture
-def _deterministic() -> Iterator[None]:
-    """As in a worker with a GPU."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -318,10 +308,14 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
     torch.testing.assert_close(network.loss(x), (found - x).abs().flatten(1).mean(dim=1))
 
 
-@pytest.mark.usefixtures("_deterministic")
 def test_both_train_where_algorithms_must_be_deterministic() -> None:
-    for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
-        torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
+    """As in a worker with a GPU."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
+            torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("ratio", [1.0, -0.1, 1.5, math.nan, 0.8])

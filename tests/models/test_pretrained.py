@@ -247,14 +247,6 @@ def test_a_name_on_the_hub_without_the_network(monkeypatch: pytest.MonkeyPatch) 
         built(**given)
 
 
-def test_a_tokenizer_of_fewer_tokens_is_another_s(folder: Path) -> None:
-    given = sections(folder / "bert")
-    given["data"] |= {"name": "planted_reviews", "tokenizer": {"kind": "bpe", "size": 300}}
-    with pytest.raises(ExperimentError, match=r"has 300 tokens, .* 400: a tokenizer of another"):
-        built(**given)
-    built(**{**given, "model": {**given["model"], "init": "random"}})
-
-
 def test_a_tokenizer_of_other_tokens_is_another_s(folder: Path, tokenizer: Path) -> None:
     """Of as many as the checkpoint's, which its folder holds."""
     given = sections(folder / "bert")
@@ -374,16 +366,6 @@ def test_minilm_is_transformers_own() -> None:
         expected = theirs(**tokenizer(texts, padding=True, return_tensors="pt")).logits
         found = network(torch.from_numpy(tokens.encode(data.tokenizer, data.padding, texts)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["model", "data"])
-def test_without_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    given = sections(OURS / "bert", init="random")
-    if name == "data":
-        given["data"]["tokenizer"] = str(OURS / "bert")
-    with pytest.raises(BadInput, match=r"needs transformers, which is not installed: pip install"):
-        built(**given)
 
 
 @pytest.mark.parametrize(
