@@ -142,30 +142,19 @@ class TestMathematics:
             torch.testing.assert_close(values, expected[name], atol=1e-5, rtol=1e-4)
 
 
-class TestImages:
-    @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 7, 10), (1, 3, 1)])
-    def test_they_have_the_shape_of_the_data(self, shape: tuple[int, int, int]) -> None:
-        torch.manual_seed(0)
-        y = torch.arange(20) % 4
-        for pixels in ("standardised", "unit"):
-            G = ImageGenerator(6, 4, 5, shape, pixels)
-            x = G(torch.randn(20, 6), y)
-            assert x.shape == (20, *shape)
-            if pixels == "unit":
-                assert ((x > 0) & (x < 1)).all()
-            else:
-                torch.testing.assert_close(x.mean(dim=(0, 2, 3)), torch.zeros(shape[0]))
-                assert ((x.var(dim=(0, 2, 3), unbiased=False) - 1).abs() < 0.01).all()
-
-    def test_images_of_odd_sides(self) -> None:
-        experiment = small_experiment(
-            data={"name": "synthetic", "samples": 200, "shape": [2, 7, 10]},
-            method={**SMALL, "pixels": "unit"},
-            train={"rounds": 1},
-        )
-        before, after = server_states(experiment)
-        assert np.isfinite(after.weights).all()
-        assert not np.array_equal(before.generator, after.generator)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 7, 10), (1, 3, 1)])
+def test_images_have_the_shape_of_the_data(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    y = torch.arange(20) % 4
+    for pixels in ("standardised", "unit"):
+        G = ImageGenerator(6, 4, 5, shape, pixels)
+        x = G(torch.randn(20, 6), y)
+        assert x.shape == (20, *shape)
+        if pixels == "unit":
+            assert ((x > 0) & (x < 1)).all()
+        else:
+            torch.testing.assert_close(x.mean(dim=(0, 2, 3)), torch.zeros(shape[0]))
+            assert ((x.var(dim=(0, 2, 3), unbiased=False) - 1).abs() < 0.01).all()
 
 
 def test_dropout_of_the_student_does_not_depend_on_the_process() -> None:

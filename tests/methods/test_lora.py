@@ -219,8 +219,8 @@ def test_nothing_to_merge(say: Say) -> None:
     ):
         trees = {"model": {"name": "boosted_trees"}, "adapters": None, "train": {"rounds": 1}}
         run = finished(name, **(trees if name == "hist_trees" else {}))
-        code, _, complaint = say("merge", str(run.path), "--out", str(run.path / "merged"))
-        assert (code, " ".join(complaint.split())) == (2, f"error: {run.path}: {told}")
+        complaint = say.refused("merge", str(run.path), "--out", str(run.path / "merged"))
+        assert " ".join(complaint.split()) == f"error: {run.path}: {told}"
         assert not (run.path / "merged").exists()
 
 

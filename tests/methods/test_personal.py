@@ -273,24 +273,19 @@ def test_clients_are_tested_with_what_they_make_of_the_global_model(
         assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
+PFEDME = {"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}  # one step of θ is one of plain SGD
+PERFEDAVG = {"name": "perfedavg", "alpha": 0, "variant": "hf"}
+MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+
+
 @pytest.mark.parametrize(
     ("method", "train"),
-    [
-        # From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part.
-        *(
-            ({"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}, train)
-            for train in (
-                *({"local_epochs": 2}, {"local_steps": 3}),
-                {"sampler": "balanced", "accumulate": 2},
-            )
-        ),
-        *(
-            ({"name": "perfedavg", "alpha": 0, "variant": "hf"}, {"clip_norm": 1.0, **optimizer})
-            for optimizer in (
-                {"optimizer": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
-                {"optimizer": {"lr": 0.01, "name": "adam"}},
-            )
-        ),
+    [  # 30 samples are a batch and a part
+        (PFEDME, {"local_epochs": 2}),
+        (PFEDME, {"local_steps": 3}),
+        (PFEDME, {"sampler": "balanced", "accumulate": 2}),
+        (PERFEDAVG, {"clip_norm": 1.0, "optimizer": MOMENTUM}),
+        (PERFEDAVG, {"clip_norm": 1.0, "optimizer": {"lr": 0.01, "name": "adam"}}),
     ],
 )
 def test_own_loops_go_by_the_settings(method: dict[str, Any], train: dict[str, Any]) -> None:

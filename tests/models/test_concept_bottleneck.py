@@ -184,9 +184,7 @@ def test_parts_of_batches_come_to_the_same(finish: Finish) -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 0.1}},
         {"evaluate": {"validation": 0.2, "conformal": {}, "metrics": ["macro_f1"]}},
-        {"adversaries": {"share": 0.5, "attack": {"name": "label_flip"}}},
         {"explain": {"inputs": 3}},
         {"adapters": {"r": 2}},
     ],

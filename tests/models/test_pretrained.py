@@ -50,6 +50,18 @@ TEXTS = ["good beer", "the beer of the bad hotel was bad, bad, bad", "a", "[PAD]
 CLASSES = {"sequence_classification": 2, "image_classification": 10}
 
 
+def family(kind: str) -> Any:
+    """How transformers loads networks of a kind."""
+    of_images = kind in ("vit", "resnet")
+    return AutoModelForImageClassification if of_images else AutoModelForSequenceClassification
+
+
+def load(checkpoint: Path, classes: int) -> Any:
+    return family(checkpoint.name).from_pretrained(
+        checkpoint, num_labels=classes, ignore_mismatched_sizes=True
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints as save_pretrained writes them, with heads of three classes."""
@@ -61,10 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             config = AutoConfig.for_model(kind, **(sizes if kind == "resnet" else TINY | sizes))
         config.num_labels = 3
-        family = AutoModelForSequenceClassification
-        if kind in ("vit", "resnet"):
-            family = AutoModelForImageClassification
-        family.from_config(config).save_pretrained(found / kind)
+        family(kind).from_config(config).save_pretrained(found / kind)
     return found
 
 
@@ -105,11 +114,7 @@ def built(seed: int = 0, **given: Any) -> tuple[Dataset, Any]:
 
 def saved(checkpoint: Path, network: Any, classes: int) -> nn.Module:
     """The network as transformers itself loads it, with the head of ours."""
-    task = "ImageClassification" if checkpoint.name in ("vit", "resnet") else None
-    family: Any = AutoModelForImageClassification if task else AutoModelForSequenceClassification
-    theirs = family.from_pretrained(
-        checkpoint, num_labels=classes, ignore_mismatched_sizes=True
-    ).eval()
+    theirs = load(checkpoint, classes).eval()
     *_, head = (name for name, m in theirs.named_modules() if isinstance(m, nn.Linear))
     theirs.set_submodule(head, network.head)
     return theirs
@@ -390,18 +395,14 @@ def test_merged_networks_are_read_by_others(
     x = inputs(data)
     with torch.no_grad():
         expected = network(x)
-    family: Any = AutoModelForSequenceClassification
-    if kind == "vit":
-        family = AutoModelForImageClassification
-    model = family.from_pretrained(tmp_path / "merged").eval()
+    model = family(kind).from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(outputs(model, data, x), expected, atol=1e-5, rtol=1e-4)
     assert [*model.config.id2label.values()] == [*data.classes]
     adapters = tmp_path / "merged" / "adapters"
     apart = method not in ("whole", "fedex_lora")
     assert (adapters / "adapter_config.json" in written) == apart
     if apart:
-        labels = {"num_labels": len(data.classes), "ignore_mismatched_sizes": True}
-        base = family.from_pretrained(folder / kind, **labels)
+        base = load(folder / kind, len(data.classes))
         again = PeftModel.from_pretrained(base, str(adapters)).eval()
         torch.testing.assert_close(outputs(again, data, x), expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(BadInput, match="merged: exists already; name a new folder"):

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from experiments import examples, small_experiment
 from fedsim import Run, run
-from fedsim.data import Dataset, DataSpec
-from fedsim.errors import ExperimentError
+from fedsim.data import Dataset
 from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
@@ -168,11 +167,6 @@ def test_the_hash_of_data_is_that_of_the_vectors_too() -> None:
         experiment = small_experiment(**{**TEXTS, "data": data})
         found.append(hashes(*prepare(experiment)[:2], experiment)["data_hash"])
     assert found[0] != found[1]
-
-
-def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
-    with pytest.raises(ExperimentError, match=r"model\.name=text_cnn takes documents"):
-        models.parse(TINY).build_for(DataSpec((1, 8, 8), 3, np.dtype(np.float32)), 3)
 
 
 def test_a_network_reads_with_the_vectors_of_its_data() -> None:

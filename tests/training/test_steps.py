@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -143,10 +143,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, CLASSES)),
     "a last layer of another kind": lambda: nn.Sequential(*mlp(), nn.Softplus()),
 }
-NOT_BY_LAYERS = {
-    *("tied weights", "a layer twice", "a weight outside", "its own forward"),
-    *("a hook of all", "a last layer of another kind"),
-}
 STACKED = {
     *("mlp", "cnn", "group norm", "layer norm", "dropout", "channel dropout"),
     *("a frozen layer", "tied weights", "a view of memory"),
@@ -278,10 +274,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         loss.__name__: loss
         for loss in (other_weights, inner, remembered, masked, by_two, weighted)
     },
-}
-LOSSES_BY_LAYERS = {
-    *("classification", "halved", "squared", "class weights"),
-    *("losses", "confident", "remembered", "masked", "by_two", "weighted"),
 }
 
 
@@ -738,24 +730,15 @@ def test_what_is_frozen_later_cannot_be_trained(way: Any) -> None:
             way(Case(), Case().settings)
 
 
-def made_by_layers(network: str, loss: Callable[..., Tensor]) -> bool:
+@pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm", "dropout", "hooks"])
+def test_sequences_of_layers_go_layer_by_layer(network: str) -> None:
     model, job = FlatModel(Case(network).network_of(0), CPU), Case(network).job_of(0)
     before = model.vector.clone()
-
-    def of_batch() -> Tensor:
-        return loss(model.module, job.x, job.y, job.context)
-
+    of_batch = partial(losses, model.module, job.x, job.y, job.context)
     _, gradient = LayerwiseSgd(model).step(of_batch, lr=0.1)
+    assert gradient is None
+    assert not torch.equal(model.vector, before)
     assert "forward" not in vars(model.module)
-    assert (gradient is None) == (not torch.equal(model.vector, before))
-    return gradient is None
-
-
-def test_which_networks_and_losses_go_layer_by_layer() -> None:
-    assert {n for n in NETWORKS if not made_by_layers(n, losses)} == NOT_BY_LAYERS
-    assert {n for n, loss in LOSSES.items() if made_by_layers("mlp", loss)} == LOSSES_BY_LAYERS
-    # What a layer has kept is another way to the loss.
-    assert not made_by_layers("a layer that remembers", remembered)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm"])
@@ -844,24 +827,6 @@ def test_what_can_be_stacked_has_no_obstacle(network: str) -> None:
 # how images lie in memory
 
 
-def test_images_are_trained_channels_last_where_networks_take_them_so() -> None:
-    seen: dict[str, set[bool]] = {}
-    for name in ("cnn", "a view of memory", "mlp"):
-        case, seen[name] = Case(name, sizes=(6,)), set()
-        model = FlatModel(case.network_of(0), CPU)
-        model.module.register_forward_pre_hook(
-            lambda _, inputs, own=seen[name]: own.add(inputs[0].stride()[-1] != 1)
-        )
-        train(model, case.job_of(0), case.settings)
-    assert seen == {"cnn": {True}, "a view of memory": {True, False}, "mlp": {False}}
-
-
-def test_other_inputs_stay_as_they_are() -> None:
-    model = FlatModel(cnn(), CPU)
-    for x in (torch.zeros(2, 5), torch.zeros(0, *SHAPE)):
-        assert model.arranged(x) is x
-
-
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "last"),
     [(7, 1, 2, False), (8, 1, 2, True), (2, 1, 1, True), (2, 3, 2, True)],
@@ -875,12 +840,3 @@ def test_images_stay_as_they_are_where_the_backward_pass_would_overrun(
     network(torch.zeros(1, 3, 4, 4))
     x = FlatModel(network, CPU).arranged(torch.zeros(2, 3, 4, 4))
     assert x.is_contiguous(memory_format=torch.channels_last) is last
-
-
-def test_trying_leaves_no_trace() -> None:
-    model = FlatModel(NETWORKS["channel dropout"](), CPU)
-    model.module.train()
-    before = torch.get_rng_state()
-    model.arranged(torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0)))
-    assert model.module.training
-    assert torch.equal(torch.get_rng_state(), before)
