@@ -30,6 +30,7 @@ def finished(finish: Finish, rounds: int = 3, lr: float = 0.1, **method: Any) ->
         adapters={"r": R, "alpha": 8},
         method={"name": "hetlora", **method},
         train={"rounds": rounds, "participation": 1.0, "optimizer": {"lr": lr}},
+        checkpoint={"every": 1},  # where replays begin
     )
 
 
