@@ -97,12 +97,13 @@ def found(name: str) -> Trained:
     return trained(name)
 
 
-@pytest.mark.parametrize("name", by_day(TRAINED, REPLAYED))
+@pytest.mark.parametrize("name", by_day(TRAINED))
 def test_keeps_the_contract(found: Trained, name: str, tmp_path: Path) -> None:
     testing._check_run(found.run, tmp_path)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+# By night those that send models as FedAvg does, too.
+@pytest.mark.parametrize("name", by_day(TRAINED, {*REPLAYED, *ROUND, *ONCE}))
 class TestTrained:
     def test_trains_clients_at_once(self, found: Trained, name: str) -> None:
         log = (found.run.path / "log.txt").read_text()
@@ -244,14 +245,6 @@ def predicted(model: ModelSnapshot, x: Tensor, y: Tensor) -> dict[str, float]:
     "name", by_day(NETWORK_METHODS, ("fedavg", "scaffold", "fedaux", "fedxds", "ifca"))
 )
 class TestEveryMethod:
-    def test_is_explained_from_the_command_line(self, say: Say, name: str) -> None:
-        whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
-        words = ["--explainer", "gradient", "--row", "0", *whose]
-        code, text, _ = say("explain", str(trained(name).run.path), *words)
-        assert code == 0
-        whom = "client 2's personal" if whose else "the global"
-        assert text.startswith(f"{whom} model after round {ROUNDS}, gradient:\n\nrow 0: ")
-
     def test_learns(self, tmp_path: Path, name: str) -> None:
         train = {"rounds": 25 if name in SLOW else 11, "local_epochs": 2}
         # By itself, a client that holds few classes learns no others.

@@ -13,14 +13,12 @@ from torch import nn
 
 from experiments import Finish, federation, interrupted, server_states, small_experiment
 from fedsim import resume
-from fedsim.data.sources.generated import Synthetic
 from fedsim.errors import RunError, RunFolderError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.shared.auxiliary import draw_batches, ensemble
 from fedsim.support.rng import keyed_rng
 
 SHARE = {"server_fraction": 0.2}  # 287 digits
-ELSEWHERE = {"name": "synthetic", "shape": [1, 8, 8], "samples": 60}
 
 
 class TestMathematics:
@@ -132,15 +130,6 @@ class TestAuxiliaryInputs:
         # With the mean of the run's data, not with its own.
         expected = (raw.astype(np.float32) / 255 - 0.3) / 0.5
         np.testing.assert_allclose(experiment.method.inputs(fed).numpy(), expected, atol=1e-6)
-
-    def test_it_is_loaded_to_check_it_to_hash_it_and_to_run(
-        self, finish: Finish, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        loads, load = [], Synthetic.load
-        monkeypatch.setattr(Synthetic, "load", lambda self: loads.append(self) or load(self))
-        done = finish(method={"name": "feddf", "auxiliary": ELSEWHERE}, train={"rounds": 3})
-        assert len(loads) == 3
-        assert (done.rounds["distillation_loss"] > 0).all()
 
 
 def test_a_round_without_any_model_is_an_error(finish: Finish) -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from test_hetlora import arrays
+from test_lora import finished
 
-from experiments import FEW, Finish, examples
+from experiments import examples
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.methods.flora_na import surrogates
 
 Array = NDArray[np.float64]
-
-ADAPTED: dict[str, Any] = {
-    "data": FEW,
-    "model": {"name": "mlp", "hidden": [24, 12]},
-    "adapters": {"r": 3, "alpha": 5},
-    "train": {"rounds": 2, "participation": 1.0, "optimizer": {"lr": 0.3}},
-}
 
 
 def mean_of_products(A: Array, B: Array, w: Array) -> Array:
@@ -99,42 +92,31 @@ def test_gradient_steps_come_no_nearer() -> None:
     assert surrogates(A, B, w)[2] < 0.98 * missed(A, B, w, w, w)
 
 
-def factors(model: ModelSnapshot) -> dict[str, tuple[Array, Array]]:
-    return {
-        name: tuple(
-            part["default"].weight.detach().double().numpy()
-            for part in (module.lora_A, module.lora_B)
-        )
-        for name, module in model.network().named_modules()
-        if hasattr(module, "lora_A")
-    }
-
-
-def test_a_run_as_written_out(finish: Finish) -> None:
-    run = finish(method={"name": "flora_na"}, **ADAPTED)
-    averaged = finish(method={"name": "fedavg"}, **ADAPTED)
+def test_a_run_as_written_out() -> None:
+    run, averaged = (finished(name) for name in ("flora_na", "fedavg"))
     for t in (1, 2):
         rows = run.clients.query("round == @t").set_index("client")["samples"]
         models = ModelSnapshot.of_clients(run, list(rows.index), t)
-        own, w = [factors(model) for model in models], (rows / rows.sum()).to_numpy()
-        new = ModelSnapshot.of(run, after=t)
+        own, w = [arrays(model) for model in models], (rows / rows.sum()).to_numpy()
+        new = arrays(ModelSnapshot.of(run, after=t))
         gaps, norms = [], []
-        for layer, (a, b) in factors(new).items():
-            A, B = (np.stack([each[layer][i] for each in own]) for i in (0, 1))
+        for layer in ("features.1", "features.3"):
+            parts = [f"{layer}.lora_{factor}" for factor in "AB"]
+            A, B = (np.stack([each[part] for each in own]) for part in parts)
             p, q, *_ = surrogates(A, B, w)
-            np.testing.assert_allclose(a, np.tensordot(q, A, 1), atol=1e-6)
-            np.testing.assert_allclose(b, np.tensordot(p, B, 1), atol=1e-6)
+            for part, expected in zip(
+                parts, (np.tensordot(q, A, 1), np.tensordot(p, B, 1)), strict=True
+            ):
+                np.testing.assert_allclose(new[part], expected, atol=1e-6)
             mean = mean_of_products(A, B, w)
-            gaps.append(np.linalg.norm(mean - b @ a))
+            gaps.append(np.linalg.norm(mean - new[parts[1]] @ new[parts[0]]))
             norms.append(np.linalg.norm(mean))
         row = run.rounds.set_index("round").loc[t]
         gap = np.linalg.norm(gaps) / np.linalg.norm(norms)
         assert row["surrogate_gap"] == pytest.approx(gap, rel=1e-3)
         assert row["surrogate_gap"] < row["adapter_gap"]
-        heads = [model.network().get_parameter("head.weight").detach() for model in models]
-        expected = np.average(np.stack(heads), axis=0, weights=w)
-        head = new.network().get_parameter("head.weight").detach()
-        np.testing.assert_allclose(head, expected, atol=1e-6)
+        head = np.average([each["head.weight"] for each in own], axis=0, weights=w)
+        np.testing.assert_allclose(new["head.weight"], head, atol=1e-6)
     # Of the same factors, averaging misses as much as it says; and no more is sent.
     first = [each.rounds.iloc[0] for each in (run, averaged)]
     assert first[0]["adapter_gap"] == first[1]["adapter_gap"]

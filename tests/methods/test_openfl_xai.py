@@ -20,14 +20,14 @@ from experiments import (
     small_experiment,
 )
 from fedsim import Run, load, resume, run
-from fedsim.errors import BadInput, DataError, ExperimentError, RunError
+from fedsim.errors import BadInput, DataError, RunError
 from fedsim.federation import draw_cohort
 from fedsim.launch.prepare import prepare
 from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.objectives import Classification, Objective, Regression
+from fedsim.objectives import Objective, Regression
 from fedsim.support.rng import keyed_rng
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
@@ -113,15 +113,8 @@ class TestThePublishedFederation:
         assert (clients["bytes_down"] == 3200).all()  # 25 rules of 32 floats
         (row,) = published.rounds.to_dict("records")
         assert (row["clients"], row["rules"], row["shared_rules"]) == (5, 25, 14)
-        assert row["rule_length"] == 15
-        assert row["sources"] == 60 / 25
-
-    def test_scores(self, finish: Finish, published: Run) -> None:
-        (row,) = published.rounds.to_dict("records")
+        assert (row["rule_length"], row["sources"]) == (15, 60 / 25)
         assert (row["loss"], row["r2"]) == pytest.approx((0.145387, 0.210178), abs=3e-6)
-        centralised = {**PUBLISHED, "method": {"name": "centralised_rules"}}
-        (row,) = finish(**centralised).rounds.to_dict("records")
-        assert (row["rules"], row["r2"]) == (13, pytest.approx(0.241757, abs=6e-7))
 
     def test_every_rule_is_on_record(self, published: Run) -> None:
         rules = published.explanations
@@ -315,15 +308,3 @@ def test_networks_learn_numbers_too(finish: Finish, name: str) -> None:
     )
     assert done.rounds["r2"].iloc[-1] > 0.4
     assert load(done.path).rounds["r2"].equals(done.rounds["r2"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n for n in NETWORK_METHODS if Classification in dict(methods.items())[n].learns.objectives],
-)
-def test_methods_for_classes_refuse_numbers(finish: Finish, name: str) -> None:
-    message = f"{name} learns classification.*, and the objective is regression; methods .*fedavg"
-    sections = {"method": {"name": name}, **NEEDS.get(name, {}), "train": {"rounds": 20}}
-    partition = {**SMALL["partition"], **sections.pop("partition", {})}
-    with pytest.raises(ExperimentError, match=message):
-        finish(model={"name": "mlp"}, **sections, partition=partition)

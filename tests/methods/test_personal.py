@@ -137,20 +137,19 @@ class TestSharedParts:
         assert done.rounds["client_accuracy"].iloc[-1] == last["test_accuracy"].mean()
 
 
-class TestDitto:
-    def test_personal_models_as_written_out(self) -> None:
-        hand = by_hand({"name": "ditto", "lam": 0.7})
-        w, own = hand.initial, {}
-        for t, cohort, state, kept in hand.rounds():
-            for k in cohort:
-                v = own.get(k, hand.initial)
-                batches = hand.batches(t, k, "batches/2")
-                own[k] = hand.sgd(v, batches, lambda g, v, w=w: g + 0.7 * (v - w))
-            w = hand.fedavg(w, t, cohort)
-            close(state.weights, w)
-            assert sorted(kept) == sorted(own)
-            for k, v in own.items():
-                close(kept[k]["weights"], v)
+def test_ditto() -> None:
+    hand = by_hand({"name": "ditto", "lam": 0.7})
+    w, own = hand.initial, {}
+    for t, cohort, state, kept in hand.rounds():
+        for k in cohort:
+            v = own.get(k, hand.initial)
+            batches = hand.batches(t, k, "batches/2")
+            own[k] = hand.sgd(v, batches, lambda g, v, w=w: g + 0.7 * (v - w))
+        w = hand.fedavg(w, t, cohort)
+        close(state.weights, w)
+        assert sorted(kept) == sorted(own)
+        for k, v in own.items():
+            close(kept[k]["weights"], v)
 
 
 class TestAPFL:
@@ -189,23 +188,22 @@ class TestAPFL:
         assert alpha.nunique() > 5
 
 
-class TestPFedMe:
-    def test_as_written_out(self) -> None:
-        hand = by_hand({"name": "pfedme", "lam": 2.0, "eta": 0.3, "steps": 3, "beta": 1.5})
-        w = hand.initial
-        for t, cohort, state, kept in hand.rounds():
-            trained = []
-            for k in cohort:
-                own = theta = w
-                for batch in hand.batches(t, k):
-                    for _ in range(3):
-                        g = hand.gradient(theta, batch) + 2.0 * (theta - own)
-                        theta = theta - hand.lr * g
-                    own = own - 0.3 * 2.0 * (own - theta)
-                trained.append(own)
-                close(kept[k]["weights"], theta)
-            w = (1 - 1.5) * w + 1.5 * hand.mean(trained)
-            close(state.weights, w)
+def test_pfedme() -> None:
+    hand = by_hand({"name": "pfedme", "lam": 2.0, "eta": 0.3, "steps": 3, "beta": 1.5})
+    w = hand.initial
+    for t, cohort, state, kept in hand.rounds():
+        trained = []
+        for k in cohort:
+            own = theta = w
+            for batch in hand.batches(t, k):
+                for _ in range(3):
+                    g = hand.gradient(theta, batch) + 2.0 * (theta - own)
+                    theta = theta - hand.lr * g
+                own = own - 0.3 * 2.0 * (own - theta)
+            trained.append(own)
+            close(kept[k]["weights"], theta)
+        w = (1 - 1.5) * w + 1.5 * hand.mean(trained)
+        close(state.weights, w)
 
 
 class TestPerFedAvg:
@@ -275,24 +273,19 @@ def test_clients_are_tested_with_what_they_make_of_the_global_model(
         assert tested[k] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
+PFEDME = {"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}  # one step of θ is one of plain SGD
+PERFEDAVG = {"name": "perfedavg", "alpha": 0, "variant": "hf"}
+MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+
+
 @pytest.mark.parametrize(
     ("method", "train"),
-    [
-        # From θ = w, one step of θ is one of plain SGD; 30 samples are a batch and a part.
-        *(
-            ({"name": "pfedme", "lam": 2, "eta": 0.5, "steps": 1}, train)
-            for train in (
-                *({"local_epochs": 2}, {"local_steps": 3}),
-                {"sampler": "balanced", "accumulate": 2},
-            )
-        ),
-        *(
-            ({"name": "perfedavg", "alpha": 0, "variant": "hf"}, {"clip_norm": 1.0, **optimizer})
-            for optimizer in (
-                {"optimizer": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
-                {"optimizer": {"lr": 0.01, "name": "adam"}},
-            )
-        ),
+    [  # 30 samples are a batch and a part
+        (PFEDME, {"local_epochs": 2}),
+        (PFEDME, {"local_steps": 3}),
+        (PFEDME, {"sampler": "balanced", "accumulate": 2}),
+        (PERFEDAVG, {"clip_norm": 1.0, "optimizer": MOMENTUM}),
+        (PERFEDAVG, {"clip_norm": 1.0, "optimizer": {"lr": 0.01, "name": "adam"}}),
     ],
 )
 def test_own_loops_go_by_the_settings(method: dict[str, Any], train: dict[str, Any]) -> None:
@@ -304,27 +297,26 @@ def test_own_loops_go_by_the_settings(method: dict[str, Any], train: dict[str, A
         close(a.weights, b.weights, 2e-5)
 
 
-class TestIFCA:
-    def test_as_written_out(self) -> None:
-        hand = by_hand({"name": "ifca", "clusters": 3})
-        ifca: Any = hand.experiment.method
-        models = torch.tensor(ifca.init(hand.fed).models).double()
-        assert len(models) == 3
-        np.testing.assert_array_equal(models[0], hand.initial)
-        assert (models[1] != models[2]).any()
-        assert (models[1] != models[0]).any()
-        idle = 0
-        for t, cohort, state, kept in hand.rounds():
-            assert kept == {}
-            chosen = {k: int(np.argmin([hand.loss(w, k) for w in models])) for k in cohort}
-            rows = hand.fed.runner.records()[1]["clients"]
-            assert {row["client"]: row["cluster"] for row in rows} == chosen
-            before, models = models, models.clone()
-            for j in range(3):
-                members = [k for k, own in chosen.items() if own == j]
-                idle += not members
-                if members:
-                    models[j] = hand.mean([hand.trained(before[j], t, k) for k in members])
-            close(state.models, models)
-            close(state.weights, models.mean(dim=0))
-        assert 0 < idle < 9
+def test_ifca() -> None:
+    hand = by_hand({"name": "ifca", "clusters": 3})
+    ifca: Any = hand.experiment.method
+    models = torch.tensor(ifca.init(hand.fed).models).double()
+    assert len(models) == 3
+    np.testing.assert_array_equal(models[0], hand.initial)
+    assert (models[1] != models[2]).any()
+    assert (models[1] != models[0]).any()
+    idle = 0
+    for t, cohort, state, kept in hand.rounds():
+        assert kept == {}
+        chosen = {k: int(np.argmin([hand.loss(w, k) for w in models])) for k in cohort}
+        rows = hand.fed.runner.records()[1]["clients"]
+        assert {row["client"]: row["cluster"] for row in rows} == chosen
+        before, models = models, models.clone()
+        for j in range(3):
+            members = [k for k, own in chosen.items() if own == j]
+            idle += not members
+            if members:
+                models[j] = hand.mean([hand.trained(before[j], t, k) for k in members])
+        close(state.models, models)
+        close(state.weights, models.mean(dim=0))
+    assert 0 < idle < 9

@@ -263,23 +263,22 @@ class TestBatchNorm:
         ]
 
 
-class TestNoClientLabel:
-    @pytest.mark.parametrize("part", ["train", "unlabelled"])
-    def test_what_clients_do_not_know_changes_nothing(self, part: str) -> None:
-        """Labels of all they hold where the server has a share; else those that are hidden."""
-        experiment = semifl(
-            partition=SHARE if part == "train" else {"labelled_fraction": 0.2},
-            method={"threshold": 0.5},
-            train={"rounds": 4},
-        )
+@pytest.mark.parametrize("part", ["train", "unlabelled"])
+def test_what_clients_do_not_know_changes_nothing(part: str) -> None:
+    """Labels of all they hold where the server has a share; else those that are hidden."""
+    experiment = semifl(
+        partition=SHARE if part == "train" else {"labelled_fraction": 0.2},
+        method={"threshold": 0.5},
+        train={"rounds": 4},
+    )
 
-        def relabel(dataset: Dataset, splits: Any) -> Dataset:
-            y, hidden = dataset.y.copy(), getattr(splits, part).values
-            assert len(hidden) > 1000
-            y[hidden] = np.random.default_rng(0).permutation(y[hidden])
-            return replace(dataset, y=y)
+    def relabel(dataset: Dataset, splits: Any) -> Dataset:
+        y, hidden = dataset.y.copy(), getattr(splits, part).values
+        assert len(hidden) > 1000
+        y[hidden] = np.random.default_rng(0).permutation(y[hidden])
+        return replace(dataset, y=y)
 
-        states, rows = server_states(experiment)
-        others, _ = server_states(experiment, relabel)
-        assert sum(row["pseudo_labels"] for row in rows[-1]) > 0
-        np.testing.assert_array_equal(states[-1].weights, others[-1].weights)
+    states, rows = server_states(experiment)
+    others, _ = server_states(experiment, relabel)
+    assert sum(row["pseudo_labels"] for row in rows[-1]) > 0
+    np.testing.assert_array_equal(states[-1].weights, others[-1].weights)

@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import RESNET, server_states, small_experiment
+from experiments import server_states, small_experiment
 
-MODELS = {
-    "mlp": {"name": "mlp", "hidden": [16]},
-    "normalised": {"name": "networks:normalised"},
-    "resnet8": RESNET,
-}
+MODELS = {"mlp": {"name": "mlp", "hidden": [16]}, "normalised": {"name": "networks:normalised"}}
 # Whose mean goes by samples; and whose clients all weigh the same.
 BY_SAMPLES: list[dict[str, Any]] = [
     {"name": "fedprox", "mu": 0.0},
@@ -71,7 +67,14 @@ def fedavg(model: str, equal: bool) -> list[Any]:
     return server_states(experiment(model, equal))
 
 
-def assert_fedavg(method: dict[str, Any], model: str, equal: bool) -> None:
+def label(method: dict[str, Any]) -> str:
+    return "-".join(str(method[key]) for key in ("name", "variant") if key in method)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", [*BY_SAMPLES, *EQUAL], ids=label)
+def test_without_its_own_term_a_method_is_fedavg(method: dict[str, Any], model: str) -> None:
+    equal = method in EQUAL
     plain = fedavg(model, equal)
     without = server_states(experiment(model, equal, method=method))
     start = plain[0].weights
@@ -81,20 +84,3 @@ def assert_fedavg(method: dict[str, Any], model: str, equal: bool) -> None:
         covered = np.linalg.norm(a.weights - start)
         off = np.linalg.norm(b.weights - a.weights)
         assert off == 0 if method["name"] in TO_THE_BIT else off < 1e-3 * covered
-
-
-def label(method: dict[str, Any]) -> str:
-    return "-".join(str(method[key]) for key in ("name", "variant") if key in method)
-
-
-@pytest.mark.parametrize("model", ["mlp", "resnet8"])
-@pytest.mark.parametrize("method", BY_SAMPLES, ids=label)
-def test_without_its_own_term_a_method_is_fedavg(method: dict[str, Any], model: str) -> None:
-    assert_fedavg(method, model, equal=False)
-
-
-@pytest.mark.parametrize("model", ["mlp", "normalised"])
-@pytest.mark.parametrize("method", EQUAL, ids=label)
-def test_of_equally_many_examples_too(method: dict[str, Any], model: str) -> None:
-    """Methods whose mean does not go by samples."""
-    assert_fedavg(method, model, equal=True)

@@ -13,24 +13,23 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch.nn.functional import cross_entropy
 
-from experiments import Finish, small_experiment
+from experiments import FOUR, TABLE, Finish, small_experiment
 from fedsim.methods.sse_agg import clustered, common_sketch, mean_distance
 from fedsim.support.rng import keyed_rng
 
-SHARE = {"server_fraction": 0.1}
-TABLE: dict[str, Any] = {
-    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 90, "test_samples": 20},
-    "partition": {"kind": "iid", "clients": 5, **SHARE},
+SMALL: dict[str, Any] = {
+    "data": TABLE,
+    "partition": {**FOUR, "server_fraction": 0.1},
     "model": {"name": "mlp", "hidden": [4]},
-    "train": {"rounds": 2, "batch_size": 8, "optimizer": {"lr": 0.1}},
+    "train": {"rounds": 2, "batch_size": 8},
 }
 
 
 def test_a_round_is_its_formula() -> None:
     method = {"name": "sse_agg", "beta": 4.0, "clusters": 2}
-    hand = ByHand(small_experiment(**TABLE, method=method))
+    hand = ByHand(small_experiment(**SMALL, method=method))
     _, _, after, _ = next(hand.rounds())
-    models = [hand.trained(hand.initial, 1, k) for k in range(5)]
+    models = [hand.trained(hand.initial, 1, k) for k in range(4)]
     x, y = hand.fed.server.own_data.x.double(), hand.fed.server.own_data.y
     order = keyed_rng(hand.experiment.seed, "server/order", 1).permutation(len(x))
     sketches = []
@@ -38,7 +37,7 @@ def test_a_round_is_its_formula() -> None:
         network, rises = hand.network(w), []
         with torch.no_grad():
             whole = float(cross_entropy(network(x), y))
-            for feature in range(4):
+            for feature in range(6):
                 dealt = x.clone()
                 dealt[:, feature] = x[order, feature]
                 rises.append(float(cross_entropy(network(dealt), y)) - whole)
@@ -88,8 +87,8 @@ class TestConsensus:
 def test_inputs_may_have_two_axes(finish: Finish) -> None:
     """Each entry is a group: no row of images, and no table."""
     flat, square = (
-        finish(**{**TABLE, "data": {**TABLE["data"], "shape": shape}}, method={"name": "sse_agg"})
-        for shape in ([4], [2, 2])
+        finish(**{**SMALL, "data": {**TABLE, "shape": shape}}, method={"name": "sse_agg"})
+        for shape in ([6], [2, 3])
     )
     assert square.rounds["sketch_distance"].tolist() == flat.rounds["sketch_distance"].tolist()
     assert np.allclose(flat.own_explanations.groupby("round")["share"].sum(), 1)

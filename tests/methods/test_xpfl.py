@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import ByHand, close
 from torch import nn
 
 from experiments import (
@@ -20,7 +21,7 @@ from experiments import (
     server_states,
     small_experiment,
 )
-from fedsim import Client, Experiment, Federation, NotCounted, State
+from fedsim import Client, Experiment, NotCounted
 from fedsim.launch.prepare import prepare
 from fedsim.methods.xpfl import XPFL, Student, Teacher
 
@@ -37,28 +38,19 @@ def experiment(partition: dict[str, Any] | None = None, **sections: Any) -> Expe
     )
 
 
-def kept(fed: Federation) -> dict[int, dict[str, Any]]:
-    return {k: fed.runner.fetch(handle) for k, handle in fed.runner.states().items()}
-
-
-def one_round(made: Experiment) -> tuple[Federation, State]:
-    fed = federation(made)
-    fed.runner.begin(1)
-    return fed, made.method.round(fed, made.method.init(fed), 1)
-
-
 # fedavg as a special case
 
 
 @pytest.mark.parametrize("model", [CNN, {"name": "resnet8", "width": 2}])
 def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any]) -> None:
     """The classifier is put beside P_k and taken out again, statistics of batch norm and all."""
-    (_, one), (_, other) = (
-        # In small batches batch norm makes much of how a step is rounded.
-        one_round(experiment(method={"lam": lam}, model=model, train={"batch_size": 128}))
+    # In small batches batch norm makes much of how a step is rounded.
+    train = {"rounds": 1, "batch_size": 128}
+    one, other = (
+        server_states(experiment(method={"lam": lam}, model=model, train=train))[1].weights
         for lam in (1e-30, 0.0)
     )
-    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
+    np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 # the teacher and the student
@@ -100,9 +92,7 @@ def test_teachers_learn_and_stay_with_their_clients(finish: Finish) -> None:
 
 
 def test_teachers_and_projections_are_each_clients_own() -> None:
-    made = experiment()
-    fed, _ = one_round(made)
-    states = kept(fed)
+    _, _, _, states = next(ByHand(experiment()).rounds())
     for name in ("teacher", "projection", "weights"):
         vectors = [state[name] for state in states.values()]
         assert all((vectors[0] != other).any() for other in vectors[1:])
@@ -112,26 +102,19 @@ def test_teachers_and_projections_are_each_clients_own() -> None:
 # the mean
 
 
-class Watched(XPFL):
-    """Says what each client sends, and what it has."""
-
-    name: str = "test_xpfl:Watched"
-
-    def watch(self, client: Client, fresh: Any, all_unlabelled: bool) -> list[float]:
-        sent = self.local_update(client, fresh, all_unlabelled)
-        return [sent.weight, len(client.data), len(client.unlabelled)]
-
-
-@pytest.mark.parametrize("all_unlabelled", [True, False])
-def test_what_a_client_counts(all_unlabelled: bool) -> None:
-    made = experiment(method={"name": "test_xpfl:Watched"})
-    fed = federation(made)
-    fed.runner.begin(1)
-    assert isinstance(made.method, Watched)
-    fresh = NotCounted(made.method.fresh(fed, made.method.init(fed)))
-    sent = fed.gather(made.method.watch, range(10), fresh=fresh, all_unlabelled=all_unlabelled)
-    for weight, n, u in sent.values():
-        assert weight == pytest.approx(n / u * (n + u) if all_unlabelled else n)
+@pytest.mark.parametrize(
+    ("partition", "all_unlabelled"),
+    [({}, True), ({"alpha": 0.05, "labelled_fraction": 0.99}, False)],
+)
+def test_what_a_client_counts(partition: dict[str, Any], all_unlabelled: bool) -> None:
+    """|D^L|, over the share of unlabelled images if everybody has some."""
+    made = experiment(partition, method={"lam": 0, "psi": 0}, train={"rounds": 1})
+    hand = ByHand(made)
+    ((_, _, state, _),) = hand.rounds()
+    n, u = hand.n, hand.splits.unlabelled.lengths
+    assert (u > 0).all() == all_unlabelled
+    counts = n / u * (n + u) if all_unlabelled else n
+    close(state.weights, hand.mean([hand.trained(hand.initial, 1, k) for k in range(10)], counts))
 
 
 SEEN: list[torch.Tensor] = []
@@ -215,17 +198,12 @@ def test_leaked_labels_are_those_of_other_examples_in_each_round(
 
 
 @pytest.mark.usefixtures("leaking")
-@pytest.mark.parametrize("leak", [False, True])
-def test_without_teachers_labels_leak_as_well(leak: bool) -> None:
-    """In a stack of clients too."""
-    method = {"name": "leaking:Leaking" if leak else "xpfl", "lam": 0, "psi": 0}
-    one, stacked = (
-        server_states(experiment(method=method, engine={"kind": "local", "clients_per_step": n}))
-        for n in (1, 4)
+def test_without_teachers_labels_leak_as_well() -> None:
+    plain, leaking = (
+        server_states(experiment(method={"name": name, "lam": 0, "psi": 0}))
+        for name in ("xpfl", "leaking:Leaking")
     )
-    plain = server_states(experiment(method=method | {"name": "xpfl"}))
-    np.testing.assert_allclose(one[-1].weights, stacked[-1].weights, atol=1e-5)
-    assert (one[-1].weights == plain[-1].weights).all() != leak
+    assert (plain[-1].weights != leaking[-1].weights).any()
 
 
 def test_lost_uploads_change_nothing() -> None:
@@ -300,15 +278,15 @@ def test_what_psi_is_computed_from(finish: Finish, psi_on: str) -> None:
 
 
 def test_psi_of_updates_is_a_half_if_the_global_model_has_not_moved() -> None:
-    made = experiment(method={"lam": 0, "psi_on": "updates"})
-    fed, state = one_round(made)
-    before, w = kept(fed), state.weights
-    assert isinstance(made.method, XPFL)
+    made: Any = experiment(method={"lam": 0, "psi_on": "updates"})
+    hand = ByHand(made)
+    fed, (_, _, state, before) = hand.fed, next(hand.rounds())
+    w = state.weights
     fed.runner.begin(2)
     fed.each(made.method.fuse, range(10), weights=w, previous=NotCounted(w))
-    for k, after in kept(fed).items():
+    for k, handle in fed.runner.states().items():
         half = (before[k]["weights"] + w) / 2
-        np.testing.assert_allclose(after["weights"], half, atol=1e-7)
+        np.testing.assert_allclose(fed.runner.fetch(handle)["weights"], half, atol=1e-7)
 
 
 def test_personal_and_global_models_are_scored_on_each_clients_own_test(finish: Finish) -> None:

@@ -43,7 +43,7 @@ def blocks_by_hand(layout: Layout) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_split_windows_and_masked_entry_by_entry(layout: Layout, lead: tuple[int, ...]) -> None:
+def test_split_windows_and_masked(layout: Layout, lead: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     vector, mask = torch.randn(*lead, layout.size), torch.randn(*lead, layout.rows)
     one = torch.randn(layout.size)
@@ -51,26 +51,20 @@ def test_split_windows_and_masked_entry_by_entry(layout: Layout, lead: tuple[int
     only = layout.windows(one[: layout.convolutional])
     assert masked.shape == vector.shape
     at = row = 0
-    for i, (rows, columns) in enumerate(blocks_by_hand(layout)):
-        assert parts[i].shape == (*lead, rows, columns)
-        for r, c in itertools.product(range(rows), range(columns)):
-            assert torch.equal(parts[i][..., r, c], vector[..., at])
-            assert torch.equal(masked[..., at], one[at] * mask[..., row + r])
-            if i < len(layout.kernels):
-                # A row of a convolution is (word vector, place in the window), as PyTorch's own.
-                width = layout.kernels[i]
-                assert (
-                    windows[i][r, c // width, c % width]
-                    == one[at]
-                    == only[i].flatten()[r * columns + c]
-                )
-            at += 1
-        row += rows
+    for part, (rows, columns) in zip(parts, blocks_by_hand(layout), strict=True):
+        own = slice(at, at + rows * columns)
+        assert torch.equal(part, vector[..., own].view(*lead, rows, columns))
+        gates = mask[..., row : row + rows].repeat_interleave(columns, dim=-1)
+        assert torch.equal(masked[..., own], one[own] * gates)
+        at, row = own.stop, row + rows
     assert (at, row) == (layout.size, layout.rows)
     assert layout.draw().shape == (layout.size,)
     assert layout.features == layout.filters * len(layout.kernels)
-    assert len(windows) == len(layout.kernels)
+    # A row of a convolution is (word vector, place in the window), as PyTorch's own.
     assert [w.shape for w in windows] == [(layout.filters, D, k) for k in layout.kernels]
+    for found in (windows, only):
+        in_order = torch.cat([window.flatten() for window in found])
+        assert torch.equal(in_order, one[: layout.convolutional])
 
 
 def test_initial_values_are_glorots() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from runpy import run_path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snippets import ROOT
 from torch import Tensor, nn
-from torch.nn.functional import max_unpool2d
+from torch.nn import functional
 
 from experiments import examples
 from fedsim.errors import ExperimentError
@@ -40,15 +39,6 @@ TOY = {
 }
 
 
-@pytest.fixture
-def _deterministic() -> Iterator[None]:
-    """As in a worker with a GPU."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -72,28 +62,22 @@ def count(network: nn.Module) -> int:
 
 
 def ref_linear(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    return v @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    return functional.linear(v, w[f"{name}.weight"], w[f"{name}.bias"])
 
 
 def ref_norm(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
-    mean = v.mean(dim=-1, keepdim=True)
-    variance = ((v - mean) ** 2).mean(dim=-1, keepdim=True)
-    return (v - mean) / (variance + 1e-6).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return functional.layer_norm(v, v.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-6)
 
 
 def ref_block(w: dict[str, Tensor], name: str, heads: int, tokens: Tensor) -> Tensor:
     """Of (T, D) tokens of one image."""
-    D = tokens.shape[1]
+    T, D = tokens.shape
     qkv = ref_linear(w, f"{name}.qkv", ref_norm(w, f"{name}.norm1", tokens))
-    attended = []
-    for start in range(0, D, D // heads):
-        q, k, v = (qkv[:, at + start : at + start + D // heads] for at in (0, D, 2 * D))
-        weights = (q @ k.T / math.sqrt(D // heads)).exp()
-        attended.append(weights @ v / weights.sum(dim=1, keepdim=True))
-    tokens = tokens + ref_linear(w, f"{name}.projection", torch.cat(attended, dim=1))
+    q, k, v = qkv.view(T, 3, heads, D // heads).permute(1, 2, 0, 3)
+    attended = functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(T, D)
+    tokens = tokens + ref_linear(w, f"{name}.projection", attended)
     hidden = ref_linear(w, f"{name}.mlp.0", ref_norm(w, f"{name}.norm2", tokens))
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    return tokens + ref_linear(w, f"{name}.mlp.2", hidden)
+    return tokens + ref_linear(w, f"{name}.mlp.2", functional.gelu(hidden))
 
 
 def ref_patches(image: Tensor) -> Tensor:
@@ -313,8 +297,9 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
     h, places1 = pool(first)
     second = network.conv2(h).relu()
     h, places2 = pool(second)
-    h = network.back2(max_unpool2d(h, places2, 2, output_size=second.shape[2:])).relu()
-    h = network.back1(max_unpool2d(h, places1, 2, output_size=first.shape[2:])).tanh()
+    unpool = functional.max_unpool2d
+    h = network.back2(unpool(h, places2, 2, output_size=second.shape[2:])).relu()
+    h = network.back1(unpool(h, places1, 2, output_size=first.shape[2:])).tanh()
     # tanh's −1 and 1 become low and high: of the first channel they are the same.
     expected = torch.stack([h[:, 0], 0.5 + 2.5 * h[:, 1]], dim=1)
     found = network.reconstruct(x)
@@ -323,10 +308,14 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
     torch.testing.assert_close(network.loss(x), (found - x).abs().flatten(1).mean(dim=1))
 
 
-@pytest.mark.usefixtures("_deterministic")
 def test_both_train_where_algorithms_must_be_deterministic() -> None:
-    for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
-        torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
+    """As in a worker with a GPU."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
+            torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("ratio", [1.0, -0.1, 1.5, math.nan, 0.8])

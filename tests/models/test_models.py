@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from experiments import by_day
+from experiments import KINDS, REVIEWS, by_day
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.models import ArrayModel, Classifier, Model, models
@@ -147,27 +147,16 @@ def test_cnn_takes_images_down_to_the_size_it_names(padding: int | str) -> None:
     assert smallest + 1 == {"auto": 4, 0: 16, 1: 10, 2: 4, 3: 4}[padding]
 
 
-TABLE: dict[str, Any] = {
-    "data": {"name": "synthetic", "samples": 200, "shape": [6], "classes": 3},
-    "partition": {"kind": "iid", "clients": 4},
-}
-IMAGES = {"data": {"name": "digits", "subset": 0.2}}
-CONCEPTS = {"data": {"name": "shapes", "samples": 240, "test_samples": 60}}
-REVIEWS: dict[str, Any] = {
-    "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
-    "partition": {"kind": "iid", "clients": 4},
-}
-TRANSFORMER = {"name": "transformer", "dim": 8, "depth": 2, "heads": 2}
+NAM = {"name": "nam", "hidden": [8, 4], "dropout": 0.2, "feature_dropout": 0.2}
+TRANSFORMER = {"name": "transformer", "dim": 8, "depth": 2, "heads": 2, "dropout": 0.2}
 STACKED: dict[str, dict[str, Any]] = {
-    "nam": {**TABLE, "model": {"name": "nam", "hidden": [8, 4]}},
-    "nam with dropout": {
-        **TABLE,
-        "model": {"name": "nam", "hidden": [8, 4], "dropout": 0.2, "feature_dropout": 0.2},
+    "nam": {**KINDS["table"], "model": NAM},
+    "vit": {**KINDS["images"], "model": {**TRANSFORMER, "name": "vit", "dropout": 0.0}},
+    "concepts": {
+        "data": {"name": "shapes", "samples": 240, "test_samples": 60},
+        "model": {"name": "concept_bottleneck"},
     },
-    "vit": {**IMAGES, "model": {**TRANSFORMER, "name": "vit"}},
-    "concepts": {**CONCEPTS, "model": {"name": "concept_bottleneck"}},
     "transformer": {**REVIEWS, "model": TRANSFORMER},
-    "transformer with dropout": {**REVIEWS, "model": {**TRANSFORMER, "dropout": 0.2}},
     "transformer of vectors": {**REVIEWS, "model": {**TRANSFORMER, "embeddings": "vectors"}},
 }
 
@@ -248,17 +237,8 @@ def test_frozen_parameters_stay_and_are_not_sent() -> None:
 
 
 def test_shared_parameters_are_sent_once() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = nn.Linear(3, 3, bias=False)
-            self.two = self.one
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.two(self.one(x))
-            return out
-
-    flat = FlatModel(Tied(), CPU)
+    layer = nn.Linear(3, 3, bias=False)
+    flat = FlatModel(nn.Sequential(layer, layer), CPU)
     assert flat.size == 9
     flat.load(2 * torch.eye(3).reshape(-1))
     assert flat.module(torch.ones(1, 3)).tolist() == [[4, 4, 4]]

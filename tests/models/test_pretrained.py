@@ -50,6 +50,18 @@ TEXTS = ["good beer", "the beer of the bad hotel was bad, bad, bad", "a", "[PAD]
 CLASSES = {"sequence_classification": 2, "image_classification": 10}
 
 
+def family(kind: str) -> Any:
+    """How transformers loads networks of a kind."""
+    of_images = kind in ("vit", "resnet")
+    return AutoModelForImageClassification if of_images else AutoModelForSequenceClassification
+
+
+def load(checkpoint: Path, classes: int) -> Any:
+    return family(checkpoint.name).from_pretrained(
+        checkpoint, num_labels=classes, ignore_mismatched_sizes=True
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints as save_pretrained writes them, with heads of three classes."""
@@ -61,10 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             config = AutoConfig.for_model(kind, **(sizes if kind == "resnet" else TINY | sizes))
         config.num_labels = 3
-        family = AutoModelForSequenceClassification
-        if kind in ("vit", "resnet"):
-            family = AutoModelForImageClassification
-        family.from_config(config).save_pretrained(found / kind)
+        family(kind).from_config(config).save_pretrained(found / kind)
     return found
 
 
@@ -105,11 +114,7 @@ def built(seed: int = 0, **given: Any) -> tuple[Dataset, Any]:
 
 def saved(checkpoint: Path, network: Any, classes: int) -> nn.Module:
     """The network as transformers itself loads it, with the head of ours."""
-    task = "ImageClassification" if checkpoint.name in ("vit", "resnet") else None
-    family: Any = AutoModelForImageClassification if task else AutoModelForSequenceClassification
-    theirs = family.from_pretrained(
-        checkpoint, num_labels=classes, ignore_mismatched_sizes=True
-    ).eval()
+    theirs = load(checkpoint, classes).eval()
     *_, head = (name for name, m in theirs.named_modules() if isinstance(m, nn.Linear))
     theirs.set_submodule(head, network.head)
     return theirs
@@ -131,7 +136,7 @@ def inputs(data: Dataset, count: int = 6) -> Tensor:
     return x if data.words else x.float()
 
 
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("kind", by_day(SIZES, ["bert", "gpt2", "vit", "resnet"]))
 def test_weights_are_the_checkpoint_s_and_the_head_is_the_seed_s(folder: Path, kind: str) -> None:
     data, network = built(**sections(folder / kind))
     x, classes = inputs(data), len(data.classes)
@@ -149,30 +154,9 @@ def test_weights_are_the_checkpoint_s_and_the_head_is_the_seed_s(folder: Path, k
     assert all(torch.equal(body[k], v) for k, v in other.features.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
-def test_a_round_and_back_to_transformers(
-    folder: Path, kind: str, finish: Callable[..., Run]
-) -> None:
-    given = sections(folder / kind)
-    done = finish(**given)
-    data, network = built(**given)
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    network.load_state_dict(done.weights())
-    assert not all(torch.equal(before[k], v) for k, v in network.state_dict().items())
-    theirs = saved(folder / kind, network, len(data.classes))
-    named = {k.removeprefix("features.model."): v for k, v in done.weights().items()}
-    missing, unknown = theirs.load_state_dict(
-        {k: v for k, v in named.items() if not k.startswith("head.")}, strict=False
-    )
-    assert not unknown
-    assert {name.partition(".")[0] for name in missing} == {"classifier"}
-    x = inputs(data)
-    with torch.no_grad():
-        found = network(x)
-    torch.testing.assert_close(found, outputs(theirs, data, x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "distilbert"])
+@pytest.mark.parametrize(
+    "kind", by_day(["bert", "roberta", "gpt2", "distilbert"], ["bert", "gpt2"])
+)
 def test_padding_with_another_id(folder: Path, tokenizer: Path, kind: str) -> None:
     """Other documents of a batch are not read, whatever the tokenizer pads with."""
     given = sections(folder / kind)
@@ -266,14 +250,6 @@ def test_a_name_on_the_hub_without_the_network(monkeypatch: pytest.MonkeyPatch) 
     given["data"]["tokenizer"] = "nobody/nothing"
     with pytest.raises(DataError, match=rf"^data\.tokenizer=nobody/nothing: there is .*{advice}"):
         built(**given)
-
-
-def test_a_tokenizer_of_fewer_tokens_is_another_s(folder: Path) -> None:
-    given = sections(folder / "bert")
-    given["data"] |= {"name": "planted_reviews", "tokenizer": {"kind": "bpe", "size": 300}}
-    with pytest.raises(ExperimentError, match=r"has 300 tokens, .* 400: a tokenizer of another"):
-        built(**given)
-    built(**{**given, "model": {**given["model"], "init": "random"}})
 
 
 def test_a_tokenizer_of_other_tokens_is_another_s(folder: Path, tokenizer: Path) -> None:
@@ -397,55 +373,38 @@ def test_minilm_is_transformers_own() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["model", "data"])
-def test_without_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    given = sections(OURS / "bert", init="random")
-    if name == "data":
-        given["data"]["tokenizer"] = str(OURS / "bert")
-    with pytest.raises(BadInput, match=r"needs transformers, which is not installed: pip install"):
-        built(**given)
-
-
 @pytest.mark.parametrize(
     "case",
     by_day(
-        product(("bert", "vit"), ("fedavg", "fedex_lora", "flora_na", "hetlora")),
-        [("bert", "fedex_lora"), ("vit", "hetlora")],
+        product(("bert", "vit"), ("whole", "fedavg", "fedex_lora", "flora_na", "hetlora")),
+        [("bert", "whole"), ("bert", "fedex_lora"), ("vit", "hetlora")],
     ),
 )
-def test_merged_adapters_are_read_by_others(
+def test_merged_networks_are_read_by_others(
     finish: Callable[..., Run], folder: Path, tmp_path: Path, case: tuple[str, str]
 ) -> None:
-    """Of a checkpoint of transformers: by transformers, and the adapters by peft."""
+    """Of a checkpoint of transformers: by transformers, and the adapters, if any, by peft."""
     kind, method = case
     from peft import PeftModel
 
     given = sections(folder / kind)
-    run = finish(**given, method={"name": method}, adapters={"r": 2})
+    adapted = {"method": {"name": method}, "adapters": {"r": 2}}
+    run = finish(**given, **({} if method == "whole" else adapted))
     written = merge(run, tmp_path / "merged")
     network, data = ModelSnapshot.of(run).network(), load_dataset(run.experiment.data)
-    x = torch.tensor(data.test_x[:4])
+    x = inputs(data)
     with torch.no_grad():
-        if kind == "vit":
-            x = x / 255
-            names = {"pixel_values": x}
-        else:
-            names = {"input_ids": x.long(), "attention_mask": (x != 0).long()}
-        family: Any = AutoModelForImageClassification
-        if kind == "bert":
-            family = AutoModelForSequenceClassification
-        model = family.from_pretrained(tmp_path / "merged").eval()
-        torch.testing.assert_close(model(**names).logits, network(x), atol=1e-5, rtol=0)
-        assert [*model.config.id2label.values()] == [*data.classes]
-        adapters = tmp_path / "merged" / "adapters"
-        assert (adapters / "adapter_config.json" in written) == (method != "fedex_lora")
-        if method != "fedex_lora":
-            base = family.from_pretrained(
-                folder / kind, num_labels=len(data.classes), ignore_mismatched_sizes=True
-            )
-            again = PeftModel.from_pretrained(base, str(adapters)).eval()
-            torch.testing.assert_close(again(**names).logits, network(x), atol=1e-5, rtol=0)
+        expected = network(x)
+    model = family(kind).from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(outputs(model, data, x), expected, atol=1e-5, rtol=1e-4)
+    assert [*model.config.id2label.values()] == [*data.classes]
+    adapters = tmp_path / "merged" / "adapters"
+    apart = method not in ("whole", "fedex_lora")
+    assert (adapters / "adapter_config.json" in written) == apart
+    if apart:
+        base = load(folder / kind, len(data.classes))
+        again = PeftModel.from_pretrained(base, str(adapters)).eval()
+        torch.testing.assert_close(outputs(again, data, x), expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(BadInput, match="merged: exists already; name a new folder"):
         merge(run, tmp_path / "merged")
 

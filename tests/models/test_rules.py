@@ -189,16 +189,14 @@ def test_trees_together_are_their_mean_by_leaf_size() -> None:
     merged, sources = model.merge(bases)
     assert (sources == 1).all()
     x, _ = rows_of(50)
-    expected = []
-    for row in x:
-        total, weighted = 0.0, 0.0
-        for base in bases:
-            (leaf,) = np.flatnonzero(
-                ((base["low"] < row) & (row <= base["high"])).all(axis=1)
-            ).tolist()
-            total += base["weights"][leaf]
-            weighted += base["weights"][leaf] * base["values"][leaf]
-        expected.append(weighted / total)
+    inside = [
+        ((base["low"] < x[:, None]) & (x[:, None] <= base["high"])).all(axis=2) for base in bases
+    ]
+    values, weights = (
+        [own @ base[name] for own, base in zip(inside, bases, strict=True)]
+        for name in ("values", "weights")
+    )
+    expected = np.average(values, axis=0, weights=weights)
     np.testing.assert_allclose(model.predict(merged, x).values, expected)
 
 
@@ -344,13 +342,11 @@ def test_the_global_explanation_and_its_measures() -> None:
 def test_support_and_confidence_as_written_out() -> None:
     rng = np.random.default_rng(3)
     firing, outputs, y = rng.random((9, 4)), rng.random((9, 4)), rng.random(9)
-    errors = [[abs(outputs[i, j] - y[i]) for j in range(4)] for i in range(9)]
-    low, high = np.min(errors), np.max(errors)
-    for j in range(4):
-        good = sum(firing[i, j] * (1 - (errors[i][j] - low) / (high - low)) for i in range(9))
-        support, confidence = quality(firing, outputs, y)
-        assert support[j] == pytest.approx(good / 9)
-        assert confidence[j] == pytest.approx(good / firing[:, j].sum())
+    errors = abs(outputs - y[:, None])
+    good = (firing * (errors.max() - errors) / np.ptp(errors)).sum(axis=0)
+    support, confidence = quality(firing, outputs, y)
+    np.testing.assert_allclose(support, good / 9)
+    np.testing.assert_allclose(confidence, good / firing.sum(axis=0))
 
 
 def test_fits_that_are_exact_but_for_rounding() -> None:

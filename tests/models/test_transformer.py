@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,10 +14,8 @@ from torch import nn
 
 from experiments import examples
 from fedsim import Run
-from fedsim.errors import ExperimentError
-from fedsim.explain.explainers.attribution import attributions
 from fedsim.models import Classifier, TextModel, models
-from fedsim.models.transformer import SelfAttention, TransformerBlock
+from fedsim.models.transformer import SelfAttention
 
 SMALL: dict[str, Any] = {"dim": 8, "depth": 2, "heads": 2}
 V = 9
@@ -85,16 +82,3 @@ def test_documents_are_learnt(finish: Callable[..., Run]) -> None:
         engine={"kind": "local", "clients_per_step": 4},
     )
     assert done.rounds["accuracy"].iloc[-1] > 0.75
-
-
-def test_lrp_has_no_rules_for_attention() -> None:
-    network = models.parse({"name": "vit", **SMALL}).build((1, 8, 8), 3)
-    x, y = torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
-    for part in (network, TransformerBlock(8, 2, 2, 0.0)):
-        with pytest.raises(ExperimentError, match=r"^attribution lrp: .*no rule for "):
-            attributions.parse({"name": "lrp"}).check_network(part)
-    steps = attributions.parse({"name": "integrated_gradients", "steps": 200})
-    found = steps.relevance(network, x, y, np.random.default_rng(0))
-    with torch.no_grad():
-        drop = (network.eval()(x) - network(0 * x))[:, 0]
-    torch.testing.assert_close(found.sum(dim=(1, 2, 3)), drop, rtol=0.05, atol=1e-2)

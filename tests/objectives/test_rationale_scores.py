@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from matrix import TASKS
 
-from experiments import server_states, small_experiment
+from experiments import CHOOSER, REVIEWS, server_states, small_experiment
 from fedsim import run
 
-REVIEWS: dict[str, Any] = {
-    "data": {"name": "planted_reviews", "reviews": 40, "test_reviews": 10, "dimension": 4},
-    "partition": {"kind": "aspects", "clients": 8},
-    "model": {"name": "rationale", "hidden": 3},
+CHOICES: dict[str, Any] = {
+    **{**REVIEWS, "model": CHOOSER},
     "train": {"rounds": 2, "optimizer": {"lr": 0.02}},
 }
 COLUMNS = {"loss", "accuracy", "balanced_accuracy", "chosen", "comprehensiveness", "sufficiency"}
@@ -23,7 +21,7 @@ MARKED = {"rationale_precision", "rationale_recall", "rationale_f1", "chance_f1"
 
 
 def test_local_models_have_them(tmp_path: Path) -> None:
-    done = run(small_experiment(**REVIEWS, method={"name": "local"}), tmp_path)
+    done = run(small_experiment(**CHOICES, method={"name": "local"}), tmp_path)
     assert set(done.rounds) >= COLUMNS | MARKED
     aspects = {name.partition("/")[2] for name in done.rounds if name.startswith("rationale_f1/")}
     assert len(aspects) > 1
@@ -31,7 +29,7 @@ def test_local_models_have_them(tmp_path: Path) -> None:
 
 def test_clients_own_tests_have_them(tmp_path: Path) -> None:
     partition = {"kind": "iid", "clients": 4, "test_fraction": 0.3}
-    made = small_experiment(**{**REVIEWS, "partition": partition}, evaluate={"clients": True})
+    made = small_experiment(**{**CHOICES, "partition": partition}, evaluate={"clients": True})
     clients = run(made, tmp_path).clients
     assert {f"test_{name}" for name in COLUMNS} <= set(clients)
     assert clients["test_chosen"].between(0, 1.5).all()
@@ -39,7 +37,7 @@ def test_clients_own_tests_have_them(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
 def test_tasks_in_turn_have_them(tmp_path: Path) -> None:
-    made = {**TASKS, "model": REVIEWS["model"], "train": {"rounds": 2}}
+    made = {**TASKS, "model": CHOOSER, "train": {"rounds": 2}}
     for method in ("fedavg", "local"):
         done = run(small_experiment(**made, method={"name": method}), tmp_path)
         assert set(done.tasks) >= COLUMNS
@@ -53,7 +51,7 @@ def test_tasks_in_turn_have_them(tmp_path: Path) -> None:
 def test_fedgen_minimises_sparsity_and_continuity_as_well() -> None:
     """Without its own two terms it is FedAvg, whatever the model's loss."""
     partition = {"kind": "iid", "clients": 3}
-    sections = {**REVIEWS, "partition": partition}
+    sections = {**CHOICES, "partition": partition}
     plain = server_states(small_experiment(**sections))
     generator = {"name": "fedgen", "a": 0.0, "b": 0.0, "generator_steps": 1}
     without = server_states(small_experiment(**sections, method=generator))

@@ -11,10 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import FEW, Finish, federation, interrupted, small_experiment, with_method
+from experiments import (
+    FEW,
+    KINDS,
+    Finish,
+    federation,
+    interrupted,
+    small_experiment,
+)
 from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
-from fedsim.errors import BadInput, ClientError
+from fedsim.errors import ClientError
 from fedsim.methods.fedsam import FedSAM
 from fedsim.objectives import Classification
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
@@ -25,13 +32,6 @@ from fedsim.training.job import DrawnBatch
 
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
-TEXTS: dict[str, Any] = {
-    "data": {
-        "name": "planted_reviews",
-        **{"reviews": 60, "test_reviews": 20, "fillers": 3, "dimension": 5, "length": 10},
-    },
-    "partition": {"kind": "aspects", "clients": 4},
-}
 
 
 def network() -> FlatModel:
@@ -147,25 +147,15 @@ def test_networks_beyond_vmap_take_one_example_after_another(z: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "sections",
-    [
-        {"method": {"name": "scaffold"}},
-        {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
-    ],
+    "sections", [{"data": FEW, "method": {"name": "scaffold"}}, KINDS["documents"]]
 )
 def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str, Any]) -> None:
-    data = {"name": "digits", "subset": 0.1}
-    done = finish(**{"data": data, **sections}, privacy=PRIVACY, train={"rounds": 2})
+    done = finish(**sections, privacy=PRIVACY, train={"rounds": 2})
     assert done.clients["epsilon"].gt(0).all()
 
 
 def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_loops = ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme")
-    # Explanations of examples, images, scores of features; examples mixed in a loss; gradients.
-    for name in (*own_loops, "xfedalign", "fedxds", "fedaux", "semifl", "fedsam"):
-        message = f"privacy.level=example: method.name={name} has clients compute more, or"
-        with pytest.raises(BadInput, match=message):
-            small_experiment(**with_method(name, privacy=PRIVACY))
+    """Methods that compute more are among those of docs/reference/combinations.md."""
     monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.runner.begin(1)

@@ -93,3 +93,22 @@ def test_other_files(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(BadInput, match=f"{name}: {message}"):
             federation(start_from(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"features.1.weight": (6, 64)}, r"'features.1.weight' has shape \(6, 64\), but the"),
+        ({"features.1.bias": None}, "lacks the model's layer 'features.1.base_layer.bias'; it"),
+        ({"features.1.weight": None, "features.1.bias": None}, "lacks .* 'features.1.lora_A"),
+        ({"features.1.lora_A.default.weight": (4, 64)}, "lacks .* 'features.1.lora_B"),
+        ({"features.1.base_layer.bias": (32,)}, "'features.1.base_layer.bias' shares its"),
+    ],
+)
+def test_other_networks_do_not_lie_below_adapters(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    state = {name: torch.rand(shape) for name, shape in (LAYERS | change).items() if shape}
+    save_file(state, tmp_path / "plain.safetensors")
+    with pytest.raises(BadInput, match=f"plain.safetensors: {told}"):
+        federation(start_from(tmp_path / "plain.safetensors", adapters={"r": 4}))

@@ -77,7 +77,6 @@ def test_gradients_are_the_same_and_less_is_kept(section: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "given",
     [
-        {"model": VIT},
         {"model": VIT, "adapters": {"r": 2, "dropout": 0.1}},
         pytest.param(
             {"model": VIT, "train": {"accumulate": 2, "precision": "bfloat16"}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from fake_card import FakeGraphs
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import Written
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, dropout, linear
@@ -47,13 +48,6 @@ def cnn() -> nn.Module:
     return Classifier(nn.Sequential(features, nn.Flatten(), nn.ReLU()), nn.Linear(16, CLASSES))
 
 
-class Viewed(nn.Module):
-    """Takes no images whose channels are last in memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
 def tied() -> nn.Module:
     first, second = nn.Linear(32, 32), nn.Linear(32, 32)
     second.weight = first.weight
@@ -65,17 +59,15 @@ def twice() -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(32, CLASSES))
 
 
-class Outside(nn.Module):
+def outside() -> nn.Module:
     """A weight is used outside of its layer as well."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(network: Any, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        logits: Tensor = self.second(self.first(x).relu() + linear(x, self.first.weight))
+        logits: Tensor = network.second(network.first(x).relu() + linear(x, network.first.weight))
         return logits
+
+    return Written(forward, first=nn.Linear(32, 32), second=nn.Linear(32, CLASSES))
 
 
 class Doubled(nn.Sequential):
@@ -94,16 +86,10 @@ class Remembering(nn.Module):
         return self.latest
 
 
-def hooked() -> nn.Module:
+def hooked(as_a_whole: bool = False) -> nn.Module:
     network = mlp()
-    network[1].register_forward_hook(lambda module, inputs, z: 2 * z)
-    network[3].register_forward_pre_hook(lambda module, inputs: inputs[0] + 1)
-    return network
-
-
-def hooked_as_a_whole() -> nn.Module:
-    network = mlp()
-    network.register_forward_hook(lambda module, inputs, z: 2 * z)
+    (network if as_a_whole else network[1]).register_forward_hook(lambda _, inputs, z: 2 * z)
+    network[3].register_forward_pre_hook(lambda _, inputs: inputs[0] + 1)
     return network
 
 
@@ -144,21 +130,18 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "three dimensions": lambda: nn.Sequential(
         nn.Flatten(1, 2), nn.Linear(4, 5), nn.ReLU(), nn.Flatten(1), nn.Linear(40, CLASSES)
     ),
-    "a weight outside": Outside,
+    "a weight outside": outside,
     "its own forward": lambda: Doubled(*mlp()),
     "hooks": hooked,
     "a layer that remembers": lambda: fully_connected(nn.Linear(32, 9), Remembering()),
-    "a hook of all": hooked_as_a_whole,
-    "a view of memory": lambda: convolutional(Viewed()),
+    "a hook of all": lambda: hooked(as_a_whole=True),
+    # It takes no images whose channels are last in memory.
+    "a view of memory": lambda: convolutional(Written(lambda _, x: x.view(len(x), -1))),
     "frozen weights": lambda: frozen("1.weight", "3.0.bias"),
     "a frozen first layer": lambda: frozen("1.weight", "1.bias"),
     "a frozen layer": lambda: frozen("3.0.weight", "3.0.bias"),
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, CLASSES)),
     "a last layer of another kind": lambda: nn.Sequential(*mlp(), nn.Softplus()),
-}
-NOT_BY_LAYERS = {
-    *("tied weights", "a layer twice", "a weight outside", "its own forward"),
-    *("a hook of all", "a last layer of another kind"),
 }
 STACKED = {
     *("mlp", "cnn", "group norm", "layer norm", "dropout", "channel dropout"),
@@ -291,10 +274,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         loss.__name__: loss
         for loss in (other_weights, inner, remembered, masked, by_two, weighted)
     },
-}
-LOSSES_BY_LAYERS = {
-    *("classification", "halved", "squared", "class weights"),
-    *("losses", "confident", "remembered", "masked", "by_two", "weighted"),
 }
 
 
@@ -456,9 +435,13 @@ CASES: dict[str, Case] = {
         for n in ("mlp", "cnn", "batch norm", "tied weights", "a layer that remembers")
     },
     **{
-        f"{name}, {n}": Case(n, sizes=sizes, optimizer=optimizer, train=TWICE)
+        f"{name}, mlp": Case(sizes=RAGGED, optimizer=optimizer, train=TWICE)
         for name, optimizer in OPTIMIZERS.items()
-        for n, sizes in (("mlp", RAGGED), ("batch norm", (9, 4, 8)), ("dropout", RAGGED))
+    },
+    **{
+        f"{name}, {n}": Case(n, sizes=(9, 4, 8), optimizer=OPTIMIZERS[name], train=TWICE)
+        for name in ("momentum", "adamw, decay")
+        for n in ("batch norm", "dropout")
     },
     **{
         f"perturbed, {n}": Case(n, sizes=RAGGED, perturbed=True, optimizer={"momentum": 0.5})
@@ -678,49 +661,19 @@ class Distilling(Case):
     """Clients that stay near the outputs of the weights from which they start."""
 
     def job_of(self, k: int, loss: Callable[..., Tensor] | None = None) -> TrainingJob:
-        def prepare(network: nn.Module, x: Tensor, context: Context) -> dict[str, Tensor]:
-            return {"before": network(x)}
-
         def distilled(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
             away = network(x) - context["before"]
             return cross_entropy(network(x), y, reduction="none") + away.square().sum(dim=-1)
 
         job = super().job_of(k, distilled)
-        return replace(job, hooks=replace(job.hooks, prepare=prepare))
+        hooks = replace(job.hooks, prepare=lambda network, x, context: {"before": network(x)})
+        return replace(job, hooks=hooks)
 
 
 @pytest.mark.parametrize("way", [in_parts, stacked, captured])
 def test_what_is_prepared_is_of_a_client_s_own_weights(way: Any) -> None:
     case = Distilling(sizes=(9, 4, 7), train=TWICE)
-    settings = case.settings
-    for (one, _), (other, _) in zip(way(case, settings), alone(case, settings), strict=True):
-        torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}),
-        *({"kernel_size": 3, "stride": 1}, {"kernel_size": 2, "ceil_mode": True}),
-        {"kernel_size": 2, "dilation": 2},
-    ],
-)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_relu_after_max_pooling_is_relu_before_it(
-    options: Any, layout: torch.memory_format
-) -> None:
-    pool = nn.MaxPool2d(**options)
-    x = (3 * torch.randn(3, 4, 9, 9, generator=torch.Generator().manual_seed(0))).round() / 2
-    x = x.contiguous(memory_format=layout)  # with ties
-    one, other = (x.clone().requires_grad_() for _ in range(2))
-    before, after = pool(torch.relu(one)), torch.relu(pool(other))
-    assert torch.equal(before, after)
-    upstream = torch.randn(before.shape, generator=torch.Generator().manual_seed(1))
-    before.backward(upstream)
-    after.backward(upstream)
-    assert one.grad is not None
-    assert other.grad is not None
-    assert torch.equal(one.grad, other.grad)
+    agree(way(case, case.settings), alone(case, case.settings))
 
 
 @pytest.mark.parametrize("way", [alone, stacked])
@@ -731,21 +684,6 @@ def test_in_bfloat16_steps_are_nearly_the_same(way: Any) -> None:
         assert one.weights.dtype == torch.float32
         assert not torch.equal(one.weights, other.weights)
         torch.testing.assert_close(one.weights, other.weights, rtol=0.1, atol=0.02)
-
-
-@pytest.mark.parametrize("way", [alone, flat, stacked])
-@pytest.mark.parametrize("network", ["mlp", "tied weights"])
-def test_a_loss_is_called_once_a_step(network: str, way: Any) -> None:
-    case, calls = Case(network), list[int]()
-
-    def counted(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-        calls.append(len(y))
-        return losses(network, x, y, context)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(LOSSES, "losses", counted)
-        ((done, _),) = way(case, case.settings)
-    assert len(calls) == done.steps == 3
 
 
 def test_dropout_drops_what_pytorch_drops() -> None:
@@ -792,44 +730,22 @@ def test_what_is_frozen_later_cannot_be_trained(way: Any) -> None:
             way(Case(), Case().settings)
 
 
-def made_by_layers(network: str, loss: Callable[..., Tensor]) -> bool:
+@pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm", "dropout", "hooks"])
+def test_sequences_of_layers_go_layer_by_layer(network: str) -> None:
     model, job = FlatModel(Case(network).network_of(0), CPU), Case(network).job_of(0)
     before = model.vector.clone()
-
-    def of_batch() -> Tensor:
-        return loss(model.module, job.x, job.y, job.context)
-
+    of_batch = partial(losses, model.module, job.x, job.y, job.context)
     _, gradient = LayerwiseSgd(model).step(of_batch, lr=0.1)
+    assert gradient is None
+    assert not torch.equal(model.vector, before)
     assert "forward" not in vars(model.module)
-    assert (gradient is None) == (not torch.equal(model.vector, before))
-    return gradient is None
-
-
-def test_which_networks_and_losses_go_layer_by_layer() -> None:
-    assert {n for n in NETWORKS if not made_by_layers(n, losses)} == NOT_BY_LAYERS
-    assert {n for n, loss in LOSSES.items() if made_by_layers("mlp", loss)} == LOSSES_BY_LAYERS
-    # What a layer has kept is another way to the loss.
-    assert not made_by_layers("a layer that remembers", remembered)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm"])
-def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(
-    network: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    step_to = LayerwiseSgd.step_to
-
-    def note(self: LayerwiseSgd, *arguments: Any) -> Tensor:
-        asked.append(loss)
-        return step_to(self, *arguments)
-
-    monkeypatch.setattr(LayerwiseSgd, "step_to", note)
-    found = {}
-    for loss in ("losses", "classification", "halved", "squared", "class weights"):
-        case = Case(network, loss, terms=True)
-        ((found[loss], _),) = alone(case, case.settings)
-    assert set(asked) == {"classification"}
-    assert torch.equal(found["classification"].weights, found["losses"].weights)
+def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(network: str) -> None:
+    cases = (Case(network, loss, terms=True) for loss in ("losses", "classification"))
+    ((one, _),), ((other, _),) = (alone(case, case.settings) for case in cases)
+    assert torch.equal(one.weights, other.weights)
 
 
 def test_labels_of_a_byte_are_classes_as_well() -> None:
@@ -850,15 +766,9 @@ def test_a_network_that_was_hooked_later_does_not_run_as_built() -> None:
     assert not by_layers.runs_as_built()
 
 
-class Odd(nn.Module):
+def odd(way: Callable[[Tensor, nn.Module], Tensor]) -> nn.Module:
     """A linear layer, and something that a stack cannot do."""
-
-    def __init__(self, way: Callable[[Tensor, nn.Module], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.way = nn.Linear(32, CLASSES), way
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.way(x.flatten(1), self.linear)
+    return Written(lambda own, x: way(x.flatten(1), own.linear), linear=nn.Linear(32, CLASSES))
 
 
 NOT_STACKED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
@@ -875,15 +785,15 @@ NOT_STACKED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     ),
     *(
         (
-            lambda share=share: Odd(lambda x, layer: layer(x - share * x.mean(dim=0))),
+            lambda share=share: odd(lambda x, layer: layer(x - share * x.mean(dim=0))),
             {},
             "training in a stack gives other weights than training alone",
         )
         for share in (3.0, 0.05)
     ),
-    (lambda: Odd(lambda x, layer: layer(x if layer(x).sum() > 0 else 2 * x)), {}, "vmap"),
+    (lambda: odd(lambda x, layer: layer(x if layer(x).sum() > 0 else 2 * x)), {}, "vmap"),
     # Dropout that is called as a function: vmap cannot tell whose masks it draws.
-    (lambda: Odd(lambda x, layer: dropout(layer(x), 0.5)), {}, "vmap"),
+    (lambda: odd(lambda x, layer: dropout(layer(x), 0.5)), {}, "vmap"),
 ]
 
 
@@ -917,24 +827,6 @@ def test_what_can_be_stacked_has_no_obstacle(network: str) -> None:
 # how images lie in memory
 
 
-def test_images_are_trained_channels_last_where_networks_take_them_so() -> None:
-    seen: dict[str, set[bool]] = {}
-    for name in ("cnn", "a view of memory", "mlp"):
-        case, seen[name] = Case(name, sizes=(6,)), set()
-        model = FlatModel(case.network_of(0), CPU)
-        model.module.register_forward_pre_hook(
-            lambda _, inputs, own=seen[name]: own.add(inputs[0].stride()[-1] != 1)
-        )
-        train(model, case.job_of(0), case.settings)
-    assert seen == {"cnn": {True}, "a view of memory": {True, False}, "mlp": {False}}
-
-
-def test_other_inputs_stay_as_they_are() -> None:
-    model = FlatModel(cnn(), CPU)
-    for x in (torch.zeros(2, 5), torch.zeros(0, *SHAPE)):
-        assert model.arranged(x) is x
-
-
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "last"),
     [(7, 1, 2, False), (8, 1, 2, True), (2, 1, 1, True), (2, 3, 2, True)],
@@ -948,12 +840,3 @@ def test_images_stay_as_they_are_where_the_backward_pass_would_overrun(
     network(torch.zeros(1, 3, 4, 4))
     x = FlatModel(network, CPU).arranged(torch.zeros(2, 3, 4, 4))
     assert x.is_contiguous(memory_format=torch.channels_last) is last
-
-
-def test_trying_leaves_no_trace() -> None:
-    model = FlatModel(NETWORKS["channel dropout"](), CPU)
-    model.module.train()
-    before = torch.get_rng_state()
-    model.arranged(torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0)))
-    assert model.module.training
-    assert torch.equal(torch.get_rng_state(), before)
