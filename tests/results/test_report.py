@@ -825,6 +825,7 @@ def test_names_break_between_their_parts() -> None:
 LOADED_AGAIN = '<meta http-equiv="refresh" content="5">'
 
 
+@pytest.mark.usefixtures("undrawn")
 class TestWatch:
     """A page that follows a run."""
 
@@ -835,11 +836,12 @@ class TestWatch:
         return path
 
     @pytest.fixture
-    def watch(self, running: Path, monkeypatch: pytest.MonkeyPatch, say: Say) -> Any:
+    def watch(
+        self, undrawn: None, running: Path, monkeypatch: pytest.MonkeyPatch, say: Say
+    ) -> Any:
         """Watch it, with a function in place of waiting."""
 
         def watch(wait: Callable[[float], object]) -> tuple[int, str, str]:
-            monkeypatch.setattr(Drawing, "svg", lambda drawing: "")
             monkeypatch.setattr("time.sleep", wait)
             return say("report", str(running), "--watch", "--csv", "a.csv")
 

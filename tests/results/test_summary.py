@@ -370,9 +370,7 @@ class TestFurtherScores:
             assert told.startswith(message)
 
     def test_a_run_that_lacks_one_has_none(self) -> None:
-        runs: Runs = [
-            ({"method": "a"}, 0, self.run([0.5])),
-            ({"method": "b"}, 0, a_run(rounds([0.4]), ACCURACY)),
-        ]
+        lacks = a_run(rounds([0.4]), ACCURACY)
+        runs: Runs = [({"method": "a"}, 0, self.run([0.5])), ({"method": "b"}, 0, lacks)]
         found = of_score(summarise_cells(runs, ["method"]), ["method"], "own")
         assert found["last_mean"].isna().tolist() == [False, True]
