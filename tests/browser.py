@@ -101,6 +101,12 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    @property
+    def complaints(self) -> list[dict[str, Any]]:
+        """What it has said of the page."""
+        kinds = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+        return [event for event in self.events if event["method"] in kinds]
+
     def press(self, key: str, code: int) -> None:
         """Press a key."""
         text = {"Enter": "\r"}.get(key)

@@ -17,6 +17,7 @@ import fork_server
 import pytest
 import ray
 from hypothesis import settings
+from markupsafe import Markup
 from sklearn.datasets import _base as datasets
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
@@ -26,6 +27,7 @@ from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import RunSpec, limit_threads
 from fedsim.launch import run as launch
+from fedsim.results.figures.look import Drawing
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
 
@@ -155,6 +157,12 @@ def say(
     """Run commands in the test's own folder."""
     monkeypatch.chdir(tmp_path)
     return Say(monkeypatch, capsys)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with titles in place of drawings, which take most of their time."""
+    monkeypatch.setattr(Drawing, "svg", lambda drawing: Markup.escape(drawing.title))
 
 
 @pytest.fixture(scope="class")

@@ -26,6 +26,25 @@ class Written(nn.Module):
         return self.function(self, x)
 
 
+def look_at(net: nn.Module) -> Any:
+    """All that an explainer might disturb."""
+    modules = {
+        name: (
+            type(module),
+            module.training,
+            sorted(set(vars(module)) - {"training"}),
+            len(module._forward_hooks) + len(module._forward_pre_hooks),
+            len(module._backward_hooks) + len(module._backward_pre_hooks),
+            getattr(module, "eps", None),
+        )
+        for name, module in net.named_modules()
+    }
+    parameters = {
+        name: (id(p), p.data_ptr(), p.requires_grad, p.grad) for name, p in net.named_parameters()
+    }
+    return modules, parameters, {n: t.numpy().tobytes() for n, t in net.state_dict().items()}
+
+
 def regularised(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Dropout of both kinds and group norm, on images of 8 pixels a side."""
     features = nn.Sequential(

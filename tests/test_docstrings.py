@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from fedsim import Dataset, compare
 from fedsim.cli.schema import experiment_schema
 from fedsim.conditions.adversaries import Attack
 from fedsim.conditions.aggregators import Aggregator
+from fedsim.explain import groups
+from fedsim.explain.scores import faithfulness, relevance
 from fedsim.federation import client_function
 from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
@@ -28,6 +31,13 @@ KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
 CHECKS = (check_method, check_model, check_objective, check_partition, small_experiment)
 KNOWN["Dataset"] = Dataset
 KNOWN["NothingToReduce"] = NothingToReduce
+
+
+@pytest.mark.parametrize("module", [faithfulness, groups, relevance])
+def test_examples_of_modules_run(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted
+    assert not found.failed
 
 
 @pytest.mark.parametrize(

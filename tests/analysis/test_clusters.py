@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 from sklearn.metrics import adjusted_rand_score, homogeneity_score
 
-from experiments import FEW, KINDS, Say, examples, ran
+from experiments import FEW, KINDS, Say, by_day, examples, ran
 from fedsim import Run, clusters
 from fedsim.analysis.clusters import LEVEL, _members, spectral
 
@@ -87,9 +87,8 @@ class TestPlanted:
         assert once.maps.equals(twice.maps)
         assert once.members.equals(twice.members)
 
-    def test_by_their_own_models(self, planted: Run) -> None:
-        found = clusters(planted, "gradient", of="cohort", after=10, inputs=4, progress=False)
-        assert "explained by their own models" in found.title
+        own = clusters(planted, "gradient", of="cohort", after=10, inputs=4, progress=False)
+        assert "explained by their own models" in own.title
 
     def test_the_command(self, planted: Run, tmp_path: Path, say: Say) -> None:
         asked = ("--explainer", "gradient", "--inputs", "4", "--out", "there")
@@ -106,7 +105,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", by_day(OTHERS, ("documents", "trees")))
 def test_other_data_and_models(kind: str) -> None:
     sections = dict(KINDS.get(kind, {"data": FEW, "method": {"name": kind}}))
     if kind == "documents":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from by_hand import shapley
 
 import fedsim
-from experiments import ran, refusal, small_experiment
+from experiments import KINDS, by_day, ran, refusal, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.contributions import games
 from fedsim.analysis.contributions.coalitions import Coalitions
@@ -45,35 +45,35 @@ def subsets(clients: Iterable[int]) -> list[frozenset[int]]:
     return list(games.subsets(sorted(clients)))
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"method": {"name": "scaffold"}},
-        {"method": {"name": "ditto"}},
-        {"method": {"name": "afl"}, "train": {"rounds": 3, "participation": 0.5}},
-        {"method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
-        {"method": {"name": "centralised"}},
-        {"evaluate": {"every": 3}, "train": {"rounds": 5, "participation": 0.25}},
-        {"evaluate": {"validation": 0.1, "early_stopping": {"patience": 1}}},
-        {
-            "evaluate": {"validation": 0.1, "early_stopping": {"patience": 1}},
-            "train": {"rounds": 8, "participation": 0.25, "optimizer": {"lr": 0.3}},
-            "seed": 8,
-        },
-        {"uplink": {"name": "topk", "fraction": 0.1}},
-        {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 1.0}},
-        {"explain": {"of": ["global"], "inputs": 2}, "train": {"rounds": 2}},
-        {
-            "explain": {"of": ["global", "personal"], "inputs": 2, "reference": "centralised"},
-            "method": {"name": "ditto"},
-            "train": {"rounds": 2},
-        },
-        {"model": {"name": "cnn"}, "engine": {"clients_per_step": 2}, "train": {"rounds": 2}},
-    ],
-    ids=lambda given: "-".join(f"{key}" for key in given) or "plain",
-)
-def test_an_outcome_is_that_of_a_run_without_the_others(sections: dict[str, Any]) -> None:
+STOPS = {"validation": 0.1, "early_stopping": {"patience": 1}}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaffold": {"method": {"name": "scaffold"}},
+    "ditto": {"method": {"name": "ditto"}},
+    "afl": {"method": {"name": "afl"}, "train": {"rounds": 3, "participation": 0.5}},
+    "fedxds": {"method": {"name": "fedxds", "warmup_rounds": 1}, "train": {"rounds": 3}},
+    "centralised": {"method": {"name": "centralised"}},
+    "every": {"evaluate": {"every": 3}, "train": {"rounds": 5, "participation": 0.25}},
+    "stops": {"evaluate": STOPS},
+    "stops late": {
+        "train": {"rounds": 8, "participation": 0.25, "optimizer": {"lr": 0.3}},
+        **{"evaluate": STOPS, "seed": 8},
+    },
+    "uplink": {"uplink": {"name": "topk", "fraction": 0.1}},
+    "devices": {"devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 1.0}},
+    "explained": {"explain": {"of": ["global"], "inputs": 2}, "train": {"rounds": 2}},
+    "reference": {
+        "explain": {"of": ["global", "personal"], "inputs": 2, "reference": "centralised"},
+        **{"method": {"name": "ditto"}, "train": {"rounds": 2}},
+    },
+    "stacks": {"model": {"name": "cnn"}, "engine": {"clients_per_step": 2}},
+}
+OF_DAY = ("plain", "scaffold", "fedxds", "every", "stops late", "devices", "reference")
+
+
+@pytest.mark.parametrize("name", by_day(SECTIONS, OF_DAY))
+def test_an_outcome_is_that_of_a_run_without_the_others(name: str) -> None:
+    sections = SECTIONS[name]
     whole = finished(**sections)
     of = Coalitions(whole)
     some = [{1}, {0, 3}, {0, 1, 2}, *([] if sections else [{0, 1}, {1, 2, 3}, {2, 3}])]
@@ -92,12 +92,8 @@ def test_shapley_values_by_hand(done: Run) -> None:
     found = fedsim.contributions(done, progress=False)
     of = Coalitions(done)
     value = {own: of[own]["accuracy"] for own in subsets(range(4))}
-    for k in range(4):
-        marginal = []
-        for order in itertools.permutations(range(4)):
-            before = frozenset(order[: order.index(k)])
-            marginal.append(value[before | {k}] - value[before])
-        assert found.values[k] == pytest.approx(np.mean(marginal), abs=1e-12)
+    expected = shapley(lambda there: value[frozenset(there)], 4)
+    assert [found.values[k] for k in range(4)] == pytest.approx(expected, abs=1e-12)
     total = math.fsum(found.values.values())
     assert abs(total - (found.everybody - found.nobody)) < 1e-12
     assert found.everybody == done.rounds["accuracy"].iloc[-1]
@@ -205,6 +201,9 @@ def test_a_damaged_file_and_that_of_another_run(tmp_path: Path) -> None:
     file.write_bytes(b"no table")
     told = refusal(lambda: fedsim.contributions(whole, progress=False))
     assert "is damaged; remove it to compute it again" in told
+    pd.DataFrame({"client": [0], "value": [1.0]}).to_parquet(whole.path / "contributions.parquet")
+    told = refusal(lambda: fedsim.load(whole.path).contributions)
+    assert "contributions.parquet: is damaged: it has no column" in told
 
 
 def test_a_coalition_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,19 +224,6 @@ def test_a_coalition_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture(scope="module")
 def short() -> Run:
     return finished(train={"rounds": 2, "participation": 1.0})
-
-
-def test_updates_are_those_of_the_run(short: Run) -> None:
-    for round, again in updates_of(short):
-        assert round.cohort == [0, 1, 2, 3]
-        n = np.array([round.samples[k] for k in range(4)], dtype=float)
-        changes = np.stack([round.changes[k] for k in range(4)])
-        mean = round.before + (n[:, None] * changes).sum(axis=0) / n.sum()
-        assert np.allclose(mean, round.after, atol=1e-6)
-        assert np.allclose(round.model([0, 1, 2, 3]), round.after, atol=1e-6)
-        alone = round.model([2])
-        assert np.allclose(alone, round.before + changes[2], atol=1e-6)
-        assert again.after == round.t
 
 
 def test_one_round_is_exact() -> None:
@@ -261,10 +247,9 @@ def test_multi_rounds_and_gtg(short: Run) -> None:
 
 def test_gtg_by_hand() -> None:
     """With all orders' marginals alike, an additive game, its samples are exact."""
-    changes = {k: np.eye(3)[k] for k in range(3)}
-    samples = dict.fromkeys(range(3), 1)
-    before = np.zeros(3, np.float32)
-    round = RoundUpdates(1, before, np.full(3, 1 / 3, np.float32), changes, samples, {})
+    changes, samples = dict(enumerate(np.eye(3))), dict.fromkeys(range(3), 1)
+    before, after = (np.full(3, value, np.float32) for value in (0, 1 / 3))
+    round = RoundUpdates(1, before, after, changes, samples, {})
 
     def worth(weights: Any) -> float:  # how many have taken part
         return float((weights > 0).sum())
@@ -275,38 +260,34 @@ def test_gtg_by_hand() -> None:
     assert flat == {}  # a round that changes nothing is left out
 
 
+def cosine(own: Any, whole: Any) -> float:
+    return float(own @ whole / np.linalg.norm(own) / np.linalg.norm(whole))
+
+
 def test_cosine_and_shapfed_by_hand(short: Run) -> None:
-    wanted = {k: list[float]() for k in range(4)}
-    by_class = {k: list[list[float]]() for k in range(4)}
+    wanted, by_class = list[Any](), list[Any]()
     for round, again in updates_of(short):
-        n = {k: round.samples[k] for k in range(4)}
-        mean = sum(n[k] * round.changes[k] for k in range(4)) / sum(n.values())
-        layers = again.fed.server.model
-        size = layers.num_parameters
+        n = np.array([round.samples[k] for k in range(4)])
+        changes = np.stack([round.changes[k] for k in range(4)])
+        mean = np.average(changes, axis=0, weights=n)
+        wanted.append([cosine(own, mean) for own in changes])
+        size, shares = again.fed.server.model.num_parameters, []
         rows, bias = size - 10 * 32 - 10, size - 10
-        for k in range(4):
-            own = round.changes[k]
-            wanted[k].append(own @ mean / np.linalg.norm(own) / np.linalg.norm(mean))
-            by_class[k].append([])
         for c in range(10):
             at = [*range(rows + 32 * c, rows + 32 * (c + 1)), bias + c]
-            parts = {k: n[k] * round.changes[k][at] for k in range(4)}
-            whole = sum(parts.values())
+            parts = n[:, None] * changes[:, at]
 
-            def value(some: Iterable[int], parts: Any = parts, whole: Any = whole) -> float:
-                if not some:
-                    return 0.0
-                own = sum(parts[k] for k in some)
-                return float(own @ whole / np.linalg.norm(own) / np.linalg.norm(whole))
+            def value(some: Iterable[int], parts: Any = parts) -> float:
+                return cosine(parts[[*some]].sum(axis=0), parts.sum(axis=0)) if some else 0.0
 
-            for k, part in games.shapley(range(4), value).items():
-                by_class[k][-1].append(part)
+            shares.append(shapley(value, 4))
+        by_class.append(shares)
     found = fedsim.contributions(short, how="cosine", progress=False)
-    shares = fedsim.contributions(short, how="shapfed", progress=False).clients.set_index("client")
-    for k in range(4):
-        assert found.values[k] == pytest.approx(np.mean(wanted[k]))
-        assert shares["value"][k] == pytest.approx(np.mean(by_class[k]))
-        assert shares["value/3"][k] == pytest.approx(np.mean([own[3] for own in by_class[k]]))
+    told = fedsim.contributions(short, how="shapfed", progress=False).clients.set_index("client")
+    assert [found.values[k] for k in range(4)] == pytest.approx(np.mean(wanted, axis=0))
+    of_classes = np.mean(by_class, axis=0)
+    assert told["value"][range(4)].tolist() == pytest.approx(of_classes.mean(axis=0))
+    assert told["value/3"][range(4)].tolist() == pytest.approx(of_classes[3])
 
 
 @pytest.mark.parametrize(
@@ -337,22 +318,19 @@ def test_estimates_of_methods_that_average(method: str) -> None:
 # Influence on one decision.
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"method": {"name": "fedadam"}},
-        {"data": {"name": "friedman", "samples": 100, "test_samples": 30, "features": 5}},
-        {
-            "data": {"name": "planted_reviews", "reviews": 60, "test_reviews": 20, "length": 10},
-            "partition": {"kind": "aspects", "clients": 4},
-            "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6},
-        },
-    ],
-    ids=["digits", "not averaged", "regression", "text"],
-)
-def test_influence(tmp_path: Path, sections: dict[str, Any]) -> None:
-    whole = finished(**{"train": {"rounds": 2}, **sections})
+SHORT = {"name": "planted_reviews", "reviews": 60, "length": 10}
+INFLUENCED: dict[str, dict[str, Any]] = {
+    "images": {},
+    "not averaged": {"method": {"name": "fedadam"}},
+    "numbers": KINDS["numbers"],
+    "documents": {**KINDS["documents"], "data": SHORT},
+}
+
+
+@pytest.mark.parametrize("kind", by_day(INFLUENCED, ("not averaged", "documents")))
+def test_influence(tmp_path: Path, kind: str) -> None:
+    sections = INFLUENCED[kind]
+    whole = finished(**sections, train={"rounds": 2})
     lines = list[str]()
     found = fedsim.influence(whole, 3, progress=lines.append)
     table = found.clients.set_index("client")
@@ -368,7 +346,7 @@ def test_influence(tmp_path: Path, sections: dict[str, Any]) -> None:
         assert table["influence"][k] == found.output - other
         assert -1 <= table["agreement"][k] <= 1
     assert found.heaviest == table["influence"].abs().idxmax()
-    averages = sections.get("method") is None
+    averages = kind != "not averaged"
     assert ("estimate" in table) == averages
     assert any("no estimate: " in line for line in lines) != averages
     if averages:  # of the same size and direction, on the whole
@@ -413,10 +391,3 @@ def test_the_report_draws_what_is_known(tmp_path: Path) -> None:
     assert "Shapley, sampled" in text
     assert "cosine" not in text  # in other units
     assert (tmp_path / "drawn" / "what-each-client-contributes-to-accuracy.pdf").exists()
-
-
-def test_a_damaged_table_is_named(tmp_path: Path) -> None:
-    whole = finished(tmp_path)
-    pd.DataFrame({"client": [0], "value": [1.0]}).to_parquet(whole.path / "contributions.parquet")
-    told = refusal(lambda: fedsim.load(whole.path).contributions)
-    assert "contributions.parquet: is damaged: it has no column" in told

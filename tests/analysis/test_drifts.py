@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matrix import TASKS
 from scipy.stats import ks_2samp
 
-from experiments import KINDS, READER, Say, examples, ran, refusal
+from experiments import KINDS, READER, Say, by_day, examples, ran, refusal
 from fedsim import Drifts, Run, drifts
 from fedsim.analysis.drifts import LEVEL, Adwin
 from fedsim.support.rng import keyed_rng
@@ -46,28 +46,21 @@ def watched(shifted: Run) -> Drifts:
 
 def slow_adwin(values: list[float], delta: float) -> list[int]:
     """Where the mean has risen: the paper's pseudo-code, item by item, cut by cut."""
-    window: list[float] = []
-    alarms = []
+    window, alarms = np.zeros(0), set()
     for at, value in enumerate(values):
-        window.append(value)
-        rose, cutting = False, True
-        while cutting and len(window) > 1:
-            n, mean = len(window), sum(window) / len(window)
-            variance = sum((v - mean) ** 2 for v in window) / n
-            by = 0.0
-            most = 0.0
-            for n0 in range(1, n):
-                m = 1 / (1 / n0 + 1 / (n - n0))
-                log = math.log(2 * math.log(n) / delta)
-                epsilon = math.sqrt(2 / m * variance * log) + 2 / (3 * m) * log
-                apart = sum(window[n0:]) / (n - n0) - sum(window[:n0]) / n0
-                if abs(apart) - epsilon > most:
-                    by, most = apart, abs(apart) - epsilon
-            cutting = by != 0
-            rose |= by > 0
-            window = window[1:] if cutting else window
-        alarms += [at] if rose else []
-    return alarms
+        window, cutting = np.append(window, value), True
+        while cutting and (n := len(window)) > 1:
+            n0, sums = np.arange(1, n), window.cumsum()
+            m = 1 / (1 / n0 + 1 / (n - n0))
+            log = math.log(2 * math.log(n) / delta)
+            epsilon = np.sqrt(2 / m * window.var() * log) + 2 / (3 * m) * log
+            apart = (sums[-1] - sums[:-1]) / (n - n0) - sums[:-1] / n0
+            best = (abs(apart) - epsilon).argmax()
+            cutting = abs(apart[best]) > epsilon[best]
+            if cutting:
+                window = window[1:]
+                alarms |= {at} if apart[best] > 0 else set()
+    return sorted(alarms)
 
 
 def stream(seed: int, low: float, high: float, n: int = 60) -> list[float]:
@@ -131,9 +124,9 @@ class TestPlanted:
         data = drifting(TABLE, kind="shuffle")
         found = drifts(done(data=data), "gradient_x_input", progress=False)
         assert found.scores.loc["ks", "found"] == 0
-        assert found.scores.loc["attributed_loss", "found"] > 0
-        assert found.scores.loc["attributed_loss", "false_alarms"] == 0
-        assert found.scores.loc["attributed_loss", "named"] == 1
+        told = found.scores.loc["attributed_loss"]
+        assert told["found"] > 0
+        assert (told["false_alarms"], told["named"]) == (0, 1)
 
     def test_what_raises_the_loss_of_numbers(self) -> None:
         data = drifting(FRIEDMAN, kind="shuffle", features=["x4"], round=6)
@@ -141,9 +134,8 @@ class TestPlanted:
         made = done(data=data, train=train)
         found = drifts(made, "gradient_x_input", progress=False)
         assert found.scores.loc["ks", "found"] == 0
-        assert found.scores.loc["attributed_loss", "false_alarms"] == 0
-        assert found.scores.loc["attributed_loss", "found"] == 2
-        assert found.scores.loc["attributed_loss", "named"] == 1
+        told = found.scores.loc["attributed_loss"]
+        assert (told["false_alarms"], told["found"], told["named"]) == (0, 2, 1)
         assert found.scores.loc["adwin", "found"] > 0
 
     def test_an_alarm_before_the_change_is_false(self, watched: Drifts) -> None:
@@ -173,28 +165,21 @@ def test_clients_are_watched_where_they_train() -> None:
     made = done(data=drifting(TABLE), train={**QUICK, "participation": 0.5})
     found = drifts(made, "gradient", progress=False)
     trained = made.clients[made.clients["steps"].notna() & (made.clients["round"] > 1)]
-    both = found.watched[found.watched["detector"] == "ks"]
-    assert both[["round", "client"]].to_numpy().tolist() == (
-        trained.sort_values(["round", "client"])[["round", "client"]].to_numpy().tolist()
-    )
+    both, keys = found.watched[found.watched["detector"] == "ks"], ["round", "client"]
+    np.testing.assert_array_equal(both[keys], trained.sort_values(keys)[keys])
 
 
 DRIFTING = {"data": drifting(TABLE)}
+NO_FEATURES = "documents have no features to be compared one by one"
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "documents": (
-        KINDS["documents"],
-        "ks: documents have no features to be compared one by one",
-    ),
+    "documents": (KINDS["documents"], f"ks: {NO_FEATURES}"),
     "images": (
         {"data": {"name": "drift", "of": {"name": "digits"}, "round": 3, "kind": "invert"}},
         "part ",
     ),
     "personal models": ({**DRIFTING, "method": {"name": "local"}}, "by their personal models"),
     "clusters of clients": ({**DRIFTING, "method": {"name": "ifca"}}, "by their personal models"),
-    "trees": (
-        {**KINDS["trees"], **DRIFTING, "train": {"rounds": 4}},
-        "by the global model, tree_shap",
-    ),
+    "trees": ({**KINDS["trees"], **DRIFTING, "train": {"rounds": 4}}, "global model, tree_shap"),
     "few examples": (
         {"data": {**TABLE, "samples": 90}, "partition": {"kind": "iid", "clients": 30}},
         "too few examples for any alarm of ks: client 0, client 1",
@@ -202,7 +187,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", by_day(OTHERS, ("documents", "personal models", "trees")))
 def test_other_data_and_models(kind: str) -> None:
     sections, told = OTHERS[kind]
     made = done(**{"train": {**QUICK, "rounds": 4}, **sections})
@@ -224,19 +209,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "watched",
     ),
     "tasks": (
-        {
-            **TASKS,
-            "model": READER,
-            "method": {"name": "fedseit"},
-            "train": {"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}},
-        },
+        {**TASKS, "model": READER, "train": {"rounds": 2, "optimizer": {"name": "adam"}}},
         "partition.kind=own_tasks: clients learn tasks in turn, so that their data change by "
         "design",
     ),
-    "documents": (
-        KINDS["documents"],
-        "explainer occlusion: documents have no features to be compared one by one",
-    ),
+    "documents": (KINDS["documents"], f"explainer occlusion: {NO_FEATURES}"),
 }
 
 

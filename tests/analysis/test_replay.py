@@ -35,10 +35,7 @@ def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientMode
 @pytest.mark.parametrize("name", ["openfl_xai", "local_rules"])
 def test_clients_with_rules(finish: Finish, seen: Seen, name: str) -> None:
     """Of methods that learn networks see tests/methods/test_every_method.py."""
-    finish_of = {"partition": {"kind": "iid", "clients": 4}, "train": {"rounds": 1}}
-    done = finish(
-        data={"name": "friedman"}, model={"name": "tsk"}, method={"name": name}, **finish_of
-    )
+    done = finish(**{**KINDS["rules"], "method": {"name": name}, "train": {"rounds": 1}})
     before = dict(seen)
     assert len(before) == 4
     models, again = client_models(done, range(4), 1, of="cohort")

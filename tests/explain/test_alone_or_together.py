@@ -76,14 +76,8 @@ def of_transformer() -> ModelSnapshot:
 
 @pytest.fixture(scope="module")
 def of_table() -> ModelSnapshot:
-    data = {"name": "synthetic", "samples": 100, "shape": [6], "classes": 3}
     model = {"name": "nam", "hidden": [6, 4]}
-    partition = {"kind": "iid", "clients": 3}
-    return ModelSnapshot.of(ran(data=data, model=model, partition=partition, train={"rounds": 1}))
-
-
-def explainer(name: str) -> Any:
-    return explainers.parse({"name": name})
+    return ModelSnapshot.of(ran(**KINDS["table"], model=model, train={"rounds": 1}))
 
 
 def test_every_explainer_of_parts_is_here() -> None:
@@ -98,22 +92,17 @@ def test_scores_and_maps_of_an_input(
 ) -> None:
     snapshot = of_transformer if name in OF_TRANSFORMERS else snapshot
     snapshot = of_table if name in OF_TABLES else snapshot
-    data = snapshot.dataset
-    about = snapshot.data()
-    (explainer,) = Explain(explainers=[name]).explainers
-    wanted = [
-        n
-        for n, s in SCORES.items()
-        if s.about == "input" and s.fits(explainer) and not (s.images and name in OF_TABLES)
-    ]
+    data, about = snapshot.dataset, snapshot.data()
+    (chosen,) = Explain(explainers=[name]).explainers
+    images = len(data.shape) == 3
+    fit = {n for n, s in SCORES.items() if s.about == "input" and s.fits(chosen)}
+    wanted = [n for n in SCORES if n in fit and (images or not SCORES[n].images)]
     section = Explain(explainers=[name], scores=wanted)
 
     def measured(rows: list[int]) -> Any:
         x, y = about.prepare(data.test_x[rows]), torch.from_numpy(data.test_y[rows])
-        return measure(
-            *(section, section.explainers[0], snapshot.explained(), about),
-            ExplainedInputs(np.array(rows), x, y),
-        )
+        inputs = ExplainedInputs(np.array(rows), x, y)
+        return measure(section, chosen, snapshot.explained(), about, inputs)
 
     together = measured(ROWS)
     for k, row in enumerate(ROWS):
@@ -173,8 +162,8 @@ def test_samples_of_words() -> None:
     x = model.data().prepare(model.dataset.test_x[[4, 2, 6]])
     about = model.explained(), model.data()
     y = torch.zeros(3, dtype=torch.int64)
-    whole = explainer("rationale").each(*about, x, y, keyed_rng(0, "a"))
-    alone = explainer("rationale").each(*about, x[1:2], y[1:2], keyed_rng(0, "a"))
+    whole = RationaleExplainer().each(*about, x, y, keyed_rng(0, "a"))
+    alone = RationaleExplainer().each(*about, x[1:2], y[1:2], keyed_rng(0, "a"))
     np.testing.assert_array_equal(whole[1], alone[0])
 
 

@@ -110,10 +110,6 @@ def slowly(found: Found, about: Explain, before: Found) -> tuple[list[Any], dict
     return rows, columns
 
 
-def changed(found: Found, **fields: Any) -> Found:
-    return {key: replace(one, **fields) for key, one in found.items()}
-
-
 def not_finite() -> Found:
     found = models(lengths=SHORT)
     for key in KEYS[1:]:
@@ -129,13 +125,11 @@ def of_few_words() -> Found:
 
 
 def with_scores() -> Found:
-    nan = np.nan
+    nan, found = np.nan, models()
     of_models = [[0.5, nan, 0.25], [nan] * 3, [nan, 1.0, 0.5], [1.0, 1.0, 0.25]]
-    found = models()
-    return {
-        key: replace(found[key], scores={"deletion": np.array(values)})
-        for key, values in zip(KEYS, of_models, strict=True)
-    }
+    for key, values in zip(KEYS, of_models, strict=True):
+        found[key].scores["deletion"] = np.array(values)
+    return found
 
 
 BEFORE = models(KEYS[:3], seed=90)
@@ -151,7 +145,11 @@ CASES: dict[str, tuple[Found, Found, dict[str, Any]]] = {
     "a client alone": (models(KEYS[:2]), {}, {}),
     "two kinds of clients' models": (models([*KEYS, *PERSONAL]), models(PERSONAL), {}),
     "others the time before": (models(PERSONAL), models([("cohort", 2), ("personal", 7)]), {}),
-    "other inputs before": (models(), changed(BEFORE, inputs=np.array([4, 8, 10])), {}),
+    "other inputs before": (
+        models(),
+        {key: replace(one, inputs=np.array([4, 8, 10])) for key, one in BEFORE.items()},
+        {},
+    ),
     "few words": (of_few_words(), {}, {}),
     "not finite, or all alike": (not_finite(), models(lengths=SHORT), {}),
     "scores": (with_scores(), {}, {"scores": ["deletion"]}),
@@ -185,22 +183,16 @@ def test_each_explainer_is_by_itself() -> None:
     assert made.rows == alone[0].rows + alone[1].rows
 
 
-class TestDrift:
-    def test_is_from_the_time_before_alone(self) -> None:
-        """Whoever was not explained then has none; maps are not piled up."""
-        last = compared(models([GLOBAL]), before=compared(models(KEYS[:2])).last).last
-        assert set(last["random"]) == {"global"}
-
-    def test_is_of_maps_of_the_same_size(self) -> None:
-        """Others are no run's own: somebody has edited the checkpoint."""
-        last = compared(models()).last
-        for old in last["random"].values():
-            old["relevance"] = old["relevance"][:, :5]
-        assert not compared(models(), section("drift"), last).columns
-
-    def test_carries_no_maps_along_unless_it_is_asked_for(self) -> None:
-        assert compared(models(), section("agreement", maps=True)).last == {}
-        assert compared(models(), section("drift")).last.keys() == {"random"}
+def test_drift_is_from_the_time_before_alone() -> None:
+    """Whoever was not explained then has none; maps are not piled up."""
+    last = compared(models([GLOBAL]), before=compared(models(KEYS[:2])).last).last
+    assert set(last["random"]) == {"global"}
+    assert compared(models(), section("agreement", maps=True)).last == {}
+    # Maps of another size are no run's own: somebody has edited the checkpoint.
+    last = compared(models(), section("drift")).last
+    for old in last["random"].values():
+        old["relevance"] = old["relevance"][:, :5]
+    assert not compared(models(), section("drift"), last).columns
 
 
 def test_maps() -> None:

@@ -80,6 +80,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_rules_travel_to_openfl_xai_and_back(say: Say) -> None:
     done = learn()
     text = say.printed("explain", str(done.path), "--npy", "for_them")
@@ -92,12 +93,10 @@ def test_rules_travel_to_openfl_xai_and_back(say: Say) -> None:
     ((heading, (table,), pictures),) = explanations(ReportData([done.path]))
     assert heading == "openfl_xai, seed 0"
     assert table.caption.startswith("Rules, after the last round")
-    assert [row[0].text for row in table.rows] == [
-        str(number) for number in done.explanations["rule"].head(8)
-    ]
-    assert [picture.words for picture in pictures] == [
-        *("activations round 1", "partitions round 1", "rules round 1")
-    ]
+    shown = [row[0].text for row in table.rows]
+    assert shown == done.explanations["rule"].head(8).astype(str).tolist()
+    drawn = [f"{name} round 1" for name in ("activations", "partitions", "rules")]
+    assert [picture.words for picture in pictures] == drawn
     assert curves(ReportData([done.path])) == []  # a single round
     say.printed("report", str(done.path))
     assert "IF bond is" in (done.path / "report.html").read_text()
@@ -136,21 +135,13 @@ def test_the_report_shows_scores_and_maps() -> None:
 def test_what_cannot_be_explained_is_said(say: Say) -> None:
     alone = learn(method={"name": "local_rules"})
     done = learn()
-    for folder, words, message in [
-        (
-            alone.path,
-            [],
-            "method.name=local_rules has no global model after round 1; clients",
-        ),
-        (done.path, ["--round", "0"], "method.name=openfl_xai has no global model after round 0"),
-        (
-            done.path,
-            ["--npy", "x", "--client", "0", "--client", "1"],
-            "--npy writes the rules of one model; name one --client and --round",
-        ),
-        (done.path, ["--explainer", "lrp"], "is a rule model"),
-    ]:
-        assert message in say.refused("explain", str(folder), *words)
+    for of, words, message in (
+        (alone, "", "method.name=local_rules has no global model after round 1; clients"),
+        (done, "--round 0", "method.name=openfl_xai has no global model after round 0"),
+        (done, "--npy x --client 0 --client 1", "--npy writes the rules of one model; name one"),
+        (done, "--explainer lrp", "is a rule model"),
+    ):
+        assert message in say.refused("explain", str(of.path), *words.split())
     (done.path / "explanations").mkdir()
     (done.path / "explanations" / "rules-round-1.png").mkdir()
     code, _, complaint = say("explain", str(done.path))
@@ -219,9 +210,8 @@ def test_rules_of_a_table_are_in_its_units() -> None:
     figure = draw_partitions(together, x, names, ticks)
     shown = [[label.get_text() for label in p.get_xticklabels()] for p in figure.axes]
     assert shown[0] == ["20 years", "80 years"]
-    assert "≠" in {
-        text.get_text() for text in draw_rules(together, np.ones(2, np.int64), names).axes[0].texts
-    }
+    figure = draw_rules(together, np.ones(2, np.int64), names)
+    assert "≠" in {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_fuzzy_sets_of_a_table_are_in_its_units() -> None:
@@ -238,20 +228,15 @@ def test_fuzzy_sets_of_a_table_are_in_its_units() -> None:
 def test_rules_on_categories_in_words() -> None:
     wards = (OfCategory.of("ward", ward) for ward in ("north", "south"))
     names = ("age", *wards, OfCategory.of("sex", "f"))
-    model = Tsk()
-    rules = {
-        "antecedents": np.array([[2, 2, 0, 0], [1, 0, 0, 1]]),
-        "consequents": np.zeros((2, 1)),
-        "weights": np.ones(2),
-    }
-    told = [in_words(rule, names) for rule in model.explain(rules, names)]
-    assert told == [
+    rules = {"antecedents": np.array([[2, 2, 0, 0], [1, 0, 0, 1]])}
+    rules |= {"consequents": np.zeros((2, 1)), "weights": np.ones(2)}
+    assert [in_words(rule, names) for rule in Tsk().explain(rules, names)] == [
         "IF age is HIGH AND ward is north AND sex is not f THEN y = 0",
         "IF age is MEDIUM AND ward is not north AND ward is not south AND sex=f is MEDIUM THEN "
         "y = 0",
     ]
-    low = np.array([[LEAST, 0.5, LEAST, LEAST]])
-    high = np.array([[0.3, GREATEST, 0.5, GREATEST]])
-    trees = {"low": low, "high": high, "values": np.zeros(1), "weights": np.ones(1)}
+    low, high = [LEAST, 0.5, LEAST, LEAST], [0.3, GREATEST, 0.5, GREATEST]
+    trees = {"low": np.array([low]), "high": np.array([high])}
+    trees |= {"values": np.zeros(1), "weights": np.ones(1)}
     told = [in_words(rule, names) for rule in TreeRules().explain(trees, names)]
     assert told == ["IF age ≤ 0.3 AND ward is north THEN y = 0"]

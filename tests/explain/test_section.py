@@ -18,23 +18,18 @@ from fedsim.config.file import RawConfig
 from fedsim.data import Dataset, datasets, load_dataset
 from fedsim.errors import RunError
 from fedsim.explain.explainers.occlusion import Occlusion
-from fedsim.explain.section import SCORES, Explain
+from fedsim.explain.section import SCORES, SIMILARITIES, Explain
 from fedsim.launch.prepare import prepare
 from fedsim.simulate import Progress
 
 Sections = dict[str, Any]
 
-TABLE: Sections = {
-    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 60, "test_samples": 20},
-    "partition": {"kind": "iid", "clients": 4},
-    "model": {"name": "mlp", "hidden": [4]},
-    "train": {"rounds": 3, "batch_size": 15},
-}
+TABLE: Sections = {**KINDS["table"], "train": {"rounds": 3, "batch_size": 15}}
 
 
 @cache
 def loaded(sort: str) -> Dataset:
-    return load_dataset(datasets.parse({**KINDS, "table": TABLE}[sort]["data"]))
+    return load_dataset(datasets.parse(KINDS[sort]["data"]))
 
 
 def images(*truth: str) -> Dataset:
@@ -107,10 +102,9 @@ class TestDefaults:
         assert found.scores == tuple(name for name in SCORES if name in possible)
 
     def test_what_is_asked_for_stays(self) -> None:
-        asked = {"of": ["personal"], "scores": ["repeatability", "deletion"]}
+        asked = {"of": ("personal",), "scores": ("repeatability", "deletion")}
         found = resolved(LOCAL, loaded("table"), **asked)
-        assert found.of == ("personal",)
-        assert found.scores == ("repeatability", "deletion")
+        assert (found.of, found.scores) == (*asked.values(),)
 
     def test_due_at_multiples_and_at_the_end(self) -> None:
         assert [t for t in range(1, 12) if built(every=4).due(t, 11)] == [4, 8, 11]
@@ -119,16 +113,12 @@ class TestDefaults:
     def test_columns(self) -> None:
         data = images("signal", "shortcut")
         found = resolved(TABLE, data, scores=["deletion", "pointing_game", "agreement", "drift"])
+        alone = {"deletion": "min", "pointing_game_signal": "max", "pointing_game_shortcut": "min"}
+        drift = {f"drift_{how}": "min" for how in SIMILARITIES}
+        agreement = {f"agreement_{how}": "max" for how in SIMILARITIES}
         assert [(m.column, m.best) for m in found.metrics(data)] == [
-            ("random/deletion", "min"),
-            ("random/pointing_game_signal", "max"),
-            ("random/pointing_game_shortcut", "min"),
-            *((f"random/drift_{how}", "min") for how in ("rank", "top_k", "cosine")),
-            ("random/client_deletion", "min"),
-            ("random/client_pointing_game_signal", "max"),
-            ("random/client_pointing_game_shortcut", "min"),
-            *((f"random/client_agreement_{how}", "max") for how in ("rank", "top_k", "cosine")),
-            *((f"random/client_drift_{how}", "min") for how in ("rank", "top_k", "cosine")),
+            *((f"random/{name}", best) for name, best in (alone | drift).items()),
+            *((f"random/client_{name}", b) for name, b in (alone | agreement | drift).items()),
         ]
 
 
@@ -140,11 +130,10 @@ class TestInputs:
         np.testing.assert_array_equal(first, again)
         assert len(set(first.tolist())) == 6
         assert (np.diff(first) > 0).all()
-        assert set(first.tolist()) <= set(range(20))
+        assert set(first.tolist()) <= set(range(30))
         assert not np.array_equal(first, built(inputs=6).rows(data, seed=4))
 
-    def test_all_there_are(self) -> None:
-        assert built(inputs=20).rows(loaded("table"), 0).tolist() == list(range(20))
+        assert built(inputs=30).rows(data, 0).tolist() == list(range(30))
 
     def test_of_a_slice(self) -> None:
         data = loaded("documents")
@@ -152,19 +141,15 @@ class TestInputs:
         assert set(data.test_columns["aspect"][found]) == {"aroma"}
         assert len(set(found.tolist())) == 4
 
-    @pytest.mark.parametrize("fraction", [0.0, 0.4])
-    def test_of_a_clients_own(self, fraction: float) -> None:
-        partition = {"kind": "iid", "clients": 4, "test_fraction": fraction}
-        made = small_experiment(**{**TABLE, "partition": partition})
-        _, splits, _ = prepare(made, loaded("table"))
-        held = splits.test if fraction else splits.train
+    def test_of_a_clients_own(self) -> None:
+        """Of whose see test_explained_runs.py."""
+        _, splits, _ = prepare(small_experiment(**TABLE), loaded("table"))
         for k in range(4):
-            rows = built(inputs=4, inputs_from="own").own_rows(splits, k, seed=0)
-            assert len(set(rows.tolist())) == 4
-            assert set(rows.tolist()) <= set(held[k].tolist())
-            all_of_them = built(inputs=1000, inputs_from="own").own_rows(splits, k, seed=0)
-            assert sorted(all_of_them) == sorted(held[k])
-            np.testing.assert_array_equal(all_of_them[:4], rows)
+            few, all_of_them = (
+                built(inputs=n, inputs_from="own").own_rows(splits, k, seed=0) for n in (4, 1000)
+            )
+            assert sorted(all_of_them) == sorted(splits.train[k])
+            np.testing.assert_array_equal(all_of_them[:4], few)
 
 
 @given(
@@ -191,14 +176,8 @@ def test_clients_are_the_first_of_one_order(
 
 
 def test_a_round_trip_through_yaml(tmp_path: Path) -> None:
-    explain = {
-        "explainers": ["gradient", {"name": "occlusion", "size": 2}, "own_relevances:Slopes"],
-        "of": ["cohort"],
-        "scores": ["deletion", "drift"],
-        "maps": True,
-        "top_k": 2,
-    }
-    made = small_experiment(**TABLE, explain=explain)
+    listed = ["gradient", {"name": "occlusion", "size": 2}, "own_relevances:Slopes"]
+    made = small_experiment(**TABLE, explain={"explainers": listed, "scores": ["drift"]})
     assert made.explain.explainers[1:] == (Occlusion(size=2), Slopes())
     (tmp_path / "whole.yaml").write_text(made.to_yaml())
     assert Experiment.load(tmp_path / "whole.yaml") == made
@@ -243,6 +222,6 @@ def test_one_that_fails_ends_the_run_which_can_go_on(tmp_path: Path) -> None:
 
 def test_one_that_gives_other_numbers_than_asked_for(tmp_path: Path) -> None:
     explain = {"explainers": ["own_relevances:OneForEach"], "inputs": 4, "every": 1}
-    line = r"explainer own_relevances:OneForEach, .*: relevances must have the shape \(4, 4\), not"
+    line = r"explainer own_relevances:OneForEach, .*: relevances must have the shape \(4, 6\), not"
     with pytest.raises(RunError, match=line):
         run(small_experiment(**TABLE, explain=explain), tmp_path / "runs")

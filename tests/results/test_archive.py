@@ -7,16 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pandas as pd
 import pytest
 
 import fedsim
-from experiments import Say, change_manifest, grid_in_process, small_experiment
+from experiments import Say, change_manifest, grid_in_process, ran, small_experiment
 from fedsim import Run
 from fedsim.analysis.replay import replay
 from fedsim.errors import RunFolderError
@@ -30,8 +28,8 @@ SCAFFOLD = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return fedsim.run(small_experiment(**SCAFFOLD), tmp_path_factory.mktemp("runs"))
+def finished() -> Run:
+    return ran(**SCAFFOLD)
 
 
 @pytest.fixture
@@ -91,10 +89,8 @@ def test_the_same_folder_gives_the_same_bytes(run: Path, tmp_path: Path) -> None
     assert first.sha256 == second.sha256
 
 
-def test_all_checkpoints_are_packed_if_all_are_kept(
-    finish: Callable[..., Run], tmp_path: Path, say: Say
-) -> None:
-    path = finish(train={"rounds": 3}, checkpoint={"every": 1, "keep": "all"}).path
+def test_all_checkpoints_are_packed_if_all_are_kept(tmp_path: Path, say: Say) -> None:
+    path = ran(train={"rounds": 3}, checkpoint={"every": 1, "keep": "all"}).path
     there = unpacked(pack_results(path, tmp_path / "all.zip").path)
     assert len(list(there.glob("weights/round-*"))) == 3
     before = sorted(there.rglob("*"))
@@ -118,31 +114,25 @@ def test_a_grid_is_packed_with_all_its_runs(tmp_path: Path, say: Say) -> None:
     assert (there / "summary.csv").is_file()
 
 
-@pytest.mark.parametrize(
-    ("harm", "told"),
-    [
-        (
-            lambda path: (path / "rounds.parquet").write_bytes(b"nothing"),
-            r"1 file\(s\) damaged or missing:\n  .*/rounds.parquet: is damaged: ",
-        ),
-        (
-            lambda path: (path / "weights" / "clients" / "link").symlink_to("/etc/passwd"),
-            r"/weights/clients/link: is not a regular file; remove it$",
-        ),
-        (
-            lambda path: os.mkfifo(path / "explanations.fifo"),
-            r"/explanations.fifo: is neither a file nor a folder",
-        ),
-        (
-            partial(change_manifest, status="interrupted"),
-            r"the run is not finished \(interrupted\), .* go on with: fedsim resume /",
-        ),
-    ],
-)
-def test_what_is_not_as_it_should_be_is_refused(
-    run: Path, tmp_path: Path, harm: Callable[[Path], Any], told: str
-) -> None:
-    harm(run)
+HARMS: dict[str, Callable[[Path], object]] = {
+    r"1 file\(s\) damaged or missing:\n  .*/rounds.parquet: is damaged: ": (
+        lambda path: (path / "rounds.parquet").write_bytes(b"nothing")
+    ),
+    r"/weights/clients/link: is not a regular file; remove it$": (
+        lambda path: (path / "weights" / "clients" / "link").symlink_to("/etc/passwd")
+    ),
+    "/explanations.fifo: is neither a file nor a folder": (
+        lambda path: os.mkfifo(path / "explanations.fifo")
+    ),
+    r"the run is not finished \(interrupted\), .* go on with: fedsim resume /": (
+        lambda path: change_manifest(path, status="interrupted")
+    ),
+}
+
+
+@pytest.mark.parametrize("told", HARMS)
+def test_what_is_not_as_it_should_be_is_refused(run: Path, tmp_path: Path, told: str) -> None:
+    HARMS[told](run)
     with pytest.raises(RunFolderError, match=told):
         pack_results(run, tmp_path / "x.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

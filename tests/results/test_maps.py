@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from experiments import Say, change_manifest, small_experiment
+from experiments import TABLE, Say, change_manifest, ran, small_experiment
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.results.maps import agreement_matrix, importance, relevance_maps, similarity
 from fedsim.results.run import Run
@@ -25,7 +25,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
         **{"explainers": ["gradient", "random"], "every": 1, "clients": 2, "inputs": 2},
         **{"maps": True, "scores": ["deletion", "agreement", "global_agreement", "drift"]},
     }
-    experiment = small_experiment(train={"rounds": 2}, explain=explain)
+    evaluate = {"metrics": ["confusion"]}
+    experiment = small_experiment(train={"rounds": 2}, explain=explain, evaluate=evaluate)
     return fedsim.run(experiment, tmp_path_factory.mktemp("maps"))
 
 
@@ -58,17 +59,13 @@ def test_similarities_are_those_on_record(done: Run) -> None:
         assert drift == pytest.approx(last[f"gradient/drift_{how}"])
 
 
-def test_importance_is_that_of_all_examples_together(tmp_path: Path) -> None:
+def test_importance_is_that_of_all_examples_together() -> None:
     explain = {
         **{"explainers": ["gradient"], "clients": 3, "inputs": 50, "inputs_from": "own"},
         **{"maps": True, "scores": ["sparseness"]},
     }
-    sizes = {"data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 90}}
     partition = {"kind": "dirichlet", "clients": 3, "alpha": 0.5}
-    train = {"rounds": 1}
-    found = fedsim.run(
-        small_experiment(**sizes, partition=partition, train=train, explain=explain), tmp_path
-    )
+    found = ran(data=TABLE, partition=partition, train={"rounds": 1}, explain=explain)
     table = importance(found, "gradient")
     maps = relevance_maps(found, "gradient")
     assert list(table.index) == [*maps, "all clients"]
@@ -90,27 +87,23 @@ def test_importance_of_whose_maps(done: Run, tmp_path: Path) -> None:
         importance(ragged, "gradient")
 
 
-def test_what_there_is_not(done: Run, tmp_path: Path) -> None:
+def test_what_there_is_not(done: Run) -> None:
     for explainer, t, told in (("gradeint", 1, "explainer gradeint"), ("random", 9, "round 9")):
         with pytest.raises(RunFolderError, match=f"has no maps of {told}"):
             relevance_maps(done, explainer, t)
     with pytest.raises(ValueError, match="unknown similarity 'cosin'; did you mean 'cosine'"):
         agreement_matrix(done, "random", how="cosin")
-    without = fedsim.run(small_experiment(train={"rounds": 1}), tmp_path)
     with pytest.raises(RunFolderError, match="has kept no relevance maps"):
-        relevance_maps(without, "gradient")
+        relevance_maps(ran(train={"rounds": 1}), "gradient")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_draws_them(done: Run, say: Say) -> None:
     assert say("report", str(done.path), "--out", "report.html")[0] == 0
     page = Path("report.html").read_text()
-    for words in (
-        "Deletion and insertion, global model",
-        "Agreement of explanations by gradient, last round",
-        "Global model, random, by round",
-    ):
-        assert words in page
+    assert "Deletion and insertion, global model" in page
+    assert "Agreement of explanations by gradient, last round" in page
+    assert "Global model, random, by round" in page
 
 
 @pytest.mark.parametrize(
@@ -136,6 +129,8 @@ def test_the_report_draws_them(done: Run, say: Say) -> None:
         ("rounds", "client_accuracy", lambda i: "x", "column 'client_accuracy' has values that"),
         ("rounds", "total_bytes_up", lambda i: -1, "column 'total_bytes_up' has values that are"),
         ("clients", "samples", lambda i: [1], "column 'samples' has values that are no numbers"),
+        *(("labels", name, None, f"it has no column '{name}'") for name in ("client", "label")),
+        ("confusion", "client", None, "it has no column 'client'"),
     ],
 )
 def test_tables_that_are_no_runs_own(

@@ -13,21 +13,15 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
 
-from fedsim.results.significance import (
-    compared,
-    holm,
-    paired,
-    shown_p,
-    stars,
-)
+from fedsim.results.significance import compared, holm, paired, shown_p, stars
 
 
 def series(values: list[float] | np.ndarray, first: int = 0) -> pd.Series:
     return pd.Series(values, index=range(first, first + len(values)))
 
 
-@pytest.mark.parametrize("shift", [-3.0, -0.1, 0.0, 0.1, 3.0])
-@pytest.mark.parametrize("seeds", [2, 3, 5, 30])
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 0.1])
+@pytest.mark.parametrize("seeds", [2, 3, 30])
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_difference_is_that_of_scipy(shift: float, seeds: int, shared: bool) -> None:
     rng = np.random.default_rng(seeds)
@@ -93,10 +87,7 @@ def test_holm_is_that_of_its_definition(p: list[float]) -> None:
             assert found == pytest.approx(min(1, max(before[: known.index(x) + 1])))
 
 
-@pytest.mark.parametrize(
-    ("p", "text", "marks"),
-    [(0.2, "0.2000", ""), (0.04, "0.0400", "*"), (0.002, "0.0020", "**"),
-     (1e-9, "< 0.0001", "***"), (math.nan, "nan", "")],
-)  # fmt: skip
-def test_so_is_p_shown(p: float, text: str, marks: str) -> None:
-    assert (shown_p(p), stars(p)) == (text, marks)
+def test_so_is_p_shown() -> None:
+    values = [0.2, 0.04, 0.002, 1e-9, math.nan]
+    assert [*map(shown_p, values)] == ["0.2000", "0.0400", "0.0020", "< 0.0001", "nan"]
+    assert [*map(stars, values)] == ["", "*", "**", "***", ""]

@@ -8,8 +8,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import matplotlib as mpl
 import numpy as np
@@ -149,20 +147,15 @@ class TestGrid:
         assert len(summary.get_yticks()) == 4
         assert grid.plot("summary", metric="loss").get_xlabel().startswith("loss, last round")
 
-    @pytest.mark.parametrize(
-        ("figure", "metric", "message"),
-        [
+    def test_figures_that_there_are_not(self, grid: Grid) -> None:
+        plt.close("all")
+        for figure, metric, message in (
             ("curve", None, "there is no figure 'curve'; did you mean 'curves'?"),
             ("curves", "acuracy", "no column 'acuracy' was recorded; did you mean 'accuracy'?"),
             ("summary", "los", "the summary has no score 'los'; did you mean 'loss'?"),
-        ],
-    )
-    def test_figures_that_there_are_not(
-        self, grid: Grid, figure: str, metric: str | None, message: str
-    ) -> None:
-        plt.close("all")
-        with pytest.raises(BadInput, match=re.escape(f"plot: {message}")):
-            grid.plot(figure, metric=metric)
+        ):
+            with pytest.raises(BadInput, match=re.escape(f"plot: {message}")):
+                grid.plot(figure, metric=metric)
         assert not plt.get_fignums()
 
     def test_a_dollar_is_no_mathematics(self, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +202,7 @@ class TestSearch:
                 "folder": ["trials/a", "trials/b", "trials/c"],
             }
         )
-        shares = {
-            "hyper-parameter": ["train.batch_size"],
-            "accuracy": [1.0],
-            "total_bytes": [np.nan],
-        }
+        shares = {"hyper-parameter": ["train.batch_size"], "accuracy": 1.0, "total_bytes": np.nan}
         path = made_search(
             tmp_path / "small" / "1",
             {"accuracy": "max", "total_bytes": "min"},
@@ -251,13 +240,10 @@ class TestSearch:
 
     def test_shows_itself(self, search: Search) -> None:
         page = search._repr_html_()
-        for words in (
-            "search for accuracy (max), total_bytes (min)",
-            "failed; 2 trials finished",
-            "Pareto front",
-            '<td style="text-align: left">0.7</td>',
-        ):
-            assert words in page
+        assert "search for accuracy (max), total_bytes (min)" in page
+        assert "failed; 2 trials finished" in page
+        assert "Pareto front" in page
+        assert '<td style="text-align: left">0.7</td>' in page
         history = search.plot("history")
         trials, best = (line.get_ydata() for line in history.get_lines())
         assert list(trials) == [0.7, 0.5]
@@ -278,28 +264,24 @@ def test_a_run_of_no_round_shows_itself(tmp_path: Path) -> None:
         run.plot()
 
 
-@pytest.mark.parametrize(
-    ("objectives", "count", "heading"),
-    [
-        ({"accuracy": "max"}, 7, "best 5 of 7 finished trials:"),
-        ({"accuracy": "max"}, 3, "finished trials, best first:"),
-        ({"accuracy": "max", "loss": "min"}, 7, "Pareto front, 2 of 7 finished trials"),
-    ],
-)
 def test_the_table_of_a_search_says_which_trials_it_has(
-    objectives: dict[str, str], count: int, heading: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = [k / 10 for k in range(count)]
-    trials = pd.DataFrame(
-        {"trial": range(count), "status": "finished", "lr": 0.1, "accuracy": scores, "loss": 1.0}
-    )
-    shares = pd.DataFrame({"hyper-parameter": ["lr"], **dict.fromkeys(objectives, math.nan)})
-    search = SimpleNamespace(
-        objectives=objectives, trials=trials, pareto=trials.tail(2), space={"lr": ()},
-        importance=shares, path=Path("runs/tuned"),
-    )  # fmt: skip
-    _search_summary(cast(Search, search))
-    lines = capsys.readouterr().out.splitlines()
-    at = next(k for k, line in enumerate(lines) if line.startswith(heading))
-    assert lines[at + 1].split() == ["trial", "lr", *objectives]
-    assert lines[at + 2].split()[0] == str(count - 1)  # the best first
+    one, both = {"accuracy": "max"}, {"accuracy": "max", "loss": "min"}
+    for objectives, count, heading in (
+        (one, 7, "best 5 of 7 finished trials:"),
+        (one, 3, "finished trials, best first:"),
+        (both, 7, "Pareto front, 2 of 7 finished trials"),
+    ):
+        trials = pd.DataFrame(
+            {"trial": range(count), "status": "finished", "lr": 0.1, "loss": 1.0}
+        )
+        trials["accuracy"] = trials["trial"] / 10
+        shares = pd.DataFrame({"hyper-parameter": ["lr"], **dict.fromkeys(objectives, math.nan)})
+        tables = {"trials": trials, "pareto": trials.tail(2), "importance": shares}
+        path = made_search(tmp_path / heading[:4] / "1", objectives, **tables)
+        _search_summary(Search.open(path))
+        lines = capsys.readouterr().out.splitlines()
+        at = next(k for k, line in enumerate(lines) if line.startswith(heading))
+        assert lines[at + 1].split() == ["trial", "lr", *objectives]
+        assert lines[at + 2].split()[0] == str(count - 1)  # the best first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Written
+from networks import Written, look_at
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -116,7 +117,7 @@ def slopes(network: Any, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     return tokens.detach(), absent, found
 
 
-def test_attn_lrp_is_the_rules_written_out_for_documents() -> None:
+def test_attn_lrp_is_the_rules_written_out() -> None:
     network: Any = reader()
     _, absent, R = slopes(network, DOCUMENTS)
     R = R * network.features.tokens.embedding(DOCUMENTS).detach()  # positions absorb the rest
@@ -124,16 +125,12 @@ def test_attn_lrp_is_the_rules_written_out_for_documents() -> None:
     found = explain("attn_lrp", network, DOCUMENTS)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
 
-
-def test_attn_lrp_is_the_rules_written_out_for_images() -> None:
     network, x = vit(), images()
-    patches: Any = network.features.tokens
+    patches = network.features.tokens
     tokens, _, R = slopes(network, x)
     R = R * (tokens - patches.positions - patches.embedding.bias)  # which absorb the rest
-    expected = R.sum(dim=2).detach()
-    found = explain("attn_lrp", network, x)
-    of_patches = functional.unfold(found, 4, stride=4).sum(dim=1)
-    torch.testing.assert_close(of_patches, expected, rtol=1e-4, atol=1e-8)
+    of_patches = functional.unfold(explain("attn_lrp", network, x), 4, stride=4).sum(dim=1)
+    torch.testing.assert_close(of_patches, R.sum(dim=2).detach(), rtol=1e-4, atol=1e-8)
 
 
 # -- Attention of any writing -------------------------------------------------------------------
@@ -205,7 +202,7 @@ def one_head(network: Any, x: Tensor, axis: bool = False) -> Tensor:
 def test_one_head_needs_no_axis() -> None:
     torch.manual_seed(4)
     modules = {"table": nn.Embedding(V, 8, padding_idx=0), "head": nn.Linear(8, CLASSES)}
-    network, other = Written(one_head, **modules), Written(partial(one_head, axis=True), **modules)
+    network, other = (Written(partial(one_head, axis=a), **modules) for a in (False, True))
     for name in ("attention_rollout", "attn_lrp"):
         expected = explain(name, other, DOCUMENTS)
         torch.testing.assert_close(explain(name, network, DOCUMENTS), expected)
@@ -329,14 +326,12 @@ def test_gradients_are_those_of_the_table_of_words(of: str) -> None:
 def test_a_document_is_explained_alone_as_among_others(name: str, of: str) -> None:
     if name == "attn_lrp" and of == "rationale":
         pytest.skip("its recurrent layers have no rule")
-    network, before = READERS[of](), copy.deepcopy(READERS[of]().state_dict())
-    together = explain(name, network, DOCUMENTS)
+    network = READERS[of]()
+    before, together = look_at(network), explain(name, network, DOCUMENTS)
     for k, own in enumerate(DOCUMENTS):
         alone = explain(name, network, own[None], CLASS[k : k + 1])
         torch.testing.assert_close(alone[0], together[k], rtol=1e-4, atol=1e-6)
-    for key, value in network.state_dict().items():
-        assert torch.equal(value, before[key])
-    assert all(p.grad is None for p in network.parameters())
+    assert look_at(network) == before
 
 
 class Positions(nn.Module):
@@ -362,15 +357,17 @@ class Positions(nn.Module):
         return self.head(h.tanh().sum(1))
 
 
+AT_WORDS = ("gradient_x_input", "integrated_gradients", "attn_lrp")
+
+
 @pytest.mark.parametrize("how", ["positions first", "in place", "by keyword"])
-@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 3)])
-def test_vectors_of_positions_are_not_those_of_words(how: str, rows: slice) -> None:
+def test_vectors_of_positions_are_not_those_of_words(how: str) -> None:
     torch.manual_seed(5)
     network, other = Positions(how), Positions("words first")
     other.load_state_dict(network.state_dict())
-    for name in ("gradient_x_input", "integrated_gradients", "attn_lrp"):
-        expected = explain(name, other, DOCUMENTS[rows], CLASS[rows])
-        torch.testing.assert_close(explain(name, network, DOCUMENTS[rows], CLASS[rows]), expected)
+    for name, n in itertools.product(AT_WORDS, (1, 3)):
+        expected = explain(name, other, DOCUMENTS[:n], CLASS[:n])
+        torch.testing.assert_close(explain(name, network, DOCUMENTS[:n], CLASS[:n]), expected)
 
 
 def test_documents_without_a_word_may_look_like_positions() -> None:
@@ -381,10 +378,9 @@ def test_documents_without_a_word_may_look_like_positions() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.head(self.places(torch.zeros_like(x)).sum(1))
 
-    for name in ("gradient_x_input", "integrated_gradients", "attn_lrp"):
-        for x in (torch.zeros_like(DOCUMENTS), DOCUMENTS[:, :1]):
-            found = explain(name, Typed("words first"), x)
-            assert torch.equal(found != 0, x != 0)
+    for name, x in itertools.product(AT_WORDS, (torch.zeros_like(DOCUMENTS), DOCUMENTS[:, :1])):
+        found = explain(name, Typed("words first"), x)
+        assert torch.equal(found != 0, x != 0)
 
 
 def test_padding_may_be_another_token() -> None:
@@ -458,27 +454,23 @@ def test_a_function_without_a_rule_is_refused(of: str) -> None:
     called, by_lrp, by_attn_lrp = FUNCTIONS[of]
     network, x = between(called), torch.randn(3, 1, 6, 6)
     pytest.importorskip("zennit")
-    if by_lrp:
-        assert explain("lrp", network, x).isfinite().all()
-    else:
-        line = r"attribution lrp: the network calls [\w.]+ itself, where no rule applies\. Use a "
-        with pytest.raises(ExperimentError, match=line):
-            explain("lrp", network, x)
-    if by_attn_lrp:
-        assert explain("attn_lrp", network, x).isfinite().all()
-    else:
-        line = r"attribution attn_lrp: the network calls [\w.]+, which has no rule; for any diff"
-        with pytest.raises(ExperimentError, match=line):
-            explain("attn_lrp", network, x)
+    for name, able, line in (
+        ("lrp", by_lrp, r"[\w.]+ itself, where no rule applies\. Use a "),
+        ("attn_lrp", by_attn_lrp, r"[\w.]+, which has no rule; for any diff"),
+    ):
+        if able:
+            assert explain(name, network, x).isfinite().all()
+            continue
+        with pytest.raises(ExperimentError, match=f"{name}: the network calls {line}"):
+            explain(name, network, x)
 
 
 @pytest.mark.parametrize("of", ["scaling", "gate", "residual", "gelu", "mean", "product"])
 def test_relevance_is_neither_lost_nor_made_by_a_function(of: str) -> None:
     """Without biases; as gradients it would be, by which LRP's rules were left out before."""
     network, x = between(FUNCTIONS[of][0]).double(), torch.randn(3, 1, 6, 6).double()
-    for name, parameter in network.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.zero_()
+    for layer in (network.convolution, network.head):
+        layer.bias.data.zero_()
     found = explain("attn_lrp", network, x).sum(dim=(1, 2, 3))
     torch.testing.assert_close(found, logit(network, x), rtol=1e-9, atol=1e-12)
 
@@ -513,19 +505,14 @@ def test_a_module_that_is_an_activation_passes_relevance_on() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "called",
-    [
-        lambda h: h * h.square().mean(1, keepdim=True).rsqrt(),  # of several entries
-        lambda h: h.exp(),  # 1 at 0
-    ],
-)
-def test_a_module_that_is_no_activation_is_refused(called: Callable[[Tensor], Tensor]) -> None:
-    network = between(Written(lambda _, h: called(h)))
-    with pytest.raises(ExperimentError, match="attn_lrp: the network calls"):
-        explain("attn_lrp", network, torch.randn(3, 1, 6, 6))
-    assert not any(part._forward_pre_hooks for part in network.modules())
-    assert not torch.overrides._get_current_function_mode_stack()
+def test_a_module_that_is_no_activation_is_refused() -> None:
+    of_several = Written(lambda _, h: h * h.square().mean(1, keepdim=True).rsqrt())
+    for module in (of_several, Written(lambda _, h: h.exp())):  # which is 1 at 0
+        network = between(module)
+        with pytest.raises(ExperimentError, match="attn_lrp: the network calls"):
+            explain("attn_lrp", network, torch.randn(3, 1, 6, 6))
+        assert not any(part._forward_pre_hooks for part in network.modules())
+        assert not torch.overrides._get_current_function_mode_stack()
 
 
 def windows() -> nn.Module:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import KINDS, READER, REVIEWS, Say, ran
+from experiments import FOUR, KINDS, READER, REVIEWS, TABLE, Say, ran
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data import Dataset
 from fedsim.data.dataset import Scaling
@@ -93,8 +94,8 @@ class TestDocuments:
     ids=["features", "scaled", "centred", "pixels", "bytes", "centred pixels"],
 )
 def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str) -> None:
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    data = Dataset(x, np.array([0, 1]), x, np.array([0, 1]), ("no", "yes"), **more)
+    x, y = x if x.dtype == np.uint8 else x.astype(np.float32), np.array([0, 1])
+    data = Dataset(x, y, x, y, ("no", "yes"), **more)
     network = nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 2))
     model = ExplainedModel(models.parse({"name": "mlp"}), "a model", 1, 0, network=network)
     given = ExplainedData(data, lambda x: torch.tensor(x, dtype=torch.float32))
@@ -115,10 +116,10 @@ def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str)
 def test_a_row_of_the_file_is_that_of_the_data(say: Say, predicts: dict[str, str]) -> None:
     """Of a table that is scaled: what is said of it is the same, in the units of the file."""
     rng = np.random.default_rng(0)
-    size, cells = rng.normal(900, 300, 80), rng.normal(5, 1, 80)
-    rows = [f"{a:.1f},{b:.4f},{a > 900}" for a, b in zip(size, cells, strict=True)]
-    Path("all.csv").write_text("\n".join(["size,cells,grown", *rows]))
-    Path("test.csv").write_text("\n".join(["size,cells,grown", *rows[:6]]))
+    size, cells = rng.normal(900, 300, 80).round(1), rng.normal(5, 1, 80).round(4)
+    table = pd.DataFrame({"size": size, "cells": cells, "grown": size > 900})
+    table.to_csv("all.csv", index=False)
+    table[:6].to_csv("test.csv", index=False)
     done = ran(
         data={"name": "table", "path": "all.csv", "test_path": "test.csv", "scale": "minmax"}
         | predicts,
@@ -134,15 +135,12 @@ def test_a_row_of_the_file_is_that_of_the_data(say: Say, predicts: dict[str, str
     assert picture.read_bytes().startswith(b"\x89PNG")
     if "target" in predicts:
         said = re.findall(r"^row \d: predicted (\S+), true value (\S+)$", of_rows, re.MULTILINE)
-        assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
+        assert [float(truth) for _, truth in said] == cells[:6].tolist()
         assert all(2 < float(predicted) < 8 for predicted, _ in said)
 
 
 def test_many_inputs_of_another_shape(say: Say) -> None:
-    done = ran(
-        data={"name": "synthetic", "shape": [2, 5], "samples": 300, "classes": 3},
-        train={"rounds": 1},
-    )
+    done = ran(data={**TABLE, "shape": [2, 5]}, partition=FOUR, train={"rounds": 1})
     np.save("many.npy", np.random.default_rng(0).normal(size=(15, 2, 5)).astype(np.float32))
     text = say.printed("explain", str(done.path), "--input", "many.npy")
     assert "\ninput 14: " in text

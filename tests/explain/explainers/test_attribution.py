@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Written
+from networks import Written, look_at
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -186,49 +186,27 @@ SUMMING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("of", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
-class TestConformance:
-    """What every registered attribution keeps to, for every network of ours."""
-
-    def test_gives_signed_numbers_and_changes_nothing(self, name: str, of: str) -> None:
-        make, shape = NETWORKS[of]
-        net, (x, y) = make(), examples(shape, 6)
-        net.train()
-        next(net.children()).eval()  # modes differ from module to module
-        next(net.parameters()).requires_grad_(False)
-        before, kept = look_at(net), x.clone()
-        drawn = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore
-        chosen = parse(name)
-        chosen.check_network(net)
-        found = chosen.relevance(net, x, y, rng())
-        assert (found.shape, found.dtype, found.device) == (x.shape, x.dtype, x.device)
-        assert not found.requires_grad
-        assert found.isfinite().all()
-        assert found.min() < 0 < found.max()
-        assert look_at(net) == before
-        assert torch.equal(x, kept)
-        assert not x.requires_grad
-        assert torch.equal(drawn[0], torch.random.get_rng_state())
-        assert np.array_equal(drawn[1], np.random.get_state()[1])  # type: ignore[arg-type]
-        assert chosen.relevance(net, x[:0], y[:0], rng()).shape == (0, *shape)
-
-
-def look_at(net: nn.Module) -> Any:
-    """All that an attribution might disturb."""
-    modules = {
-        name: (
-            type(module),
-            module.training,
-            sorted(set(vars(module)) - {"training"}),
-            len(module._forward_hooks) + len(module._forward_pre_hooks),
-            len(module._backward_hooks) + len(module._backward_pre_hooks),
-            getattr(module, "eps", None),
-        )
-        for name, module in net.named_modules()
-    }
-    parameters = {
-        name: (id(p), p.data_ptr(), p.requires_grad, p.grad) for name, p in net.named_parameters()
-    }
-    return modules, parameters, {n: t.numpy().tobytes() for n, t in net.state_dict().items()}
+def test_gives_signed_numbers_and_changes_nothing(name: str, of: str) -> None:
+    make, shape = NETWORKS[of]
+    net, (x, y) = make(), examples(shape, 6)
+    net.train()
+    next(net.children()).eval()  # modes differ from module to module
+    next(net.parameters()).requires_grad_(False)
+    before, kept = look_at(net), x.clone()
+    drawn = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore
+    chosen = parse(name)
+    chosen.check_network(net)
+    found = chosen.relevance(net, x, y, rng())
+    assert (found.shape, found.dtype, found.device) == (x.shape, x.dtype, x.device)
+    assert not found.requires_grad
+    assert found.isfinite().all()
+    assert found.min() < 0 < found.max()
+    assert look_at(net) == before
+    assert torch.equal(x, kept)
+    assert not x.requires_grad
+    assert torch.equal(drawn[0], torch.random.get_rng_state())
+    assert np.array_equal(drawn[1], np.random.get_state()[1])  # type: ignore[arg-type]
+    assert chosen.relevance(net, x[:0], y[:0], rng()).shape == (0, *shape)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "lrp box"])
@@ -429,20 +407,16 @@ class TestLrp:
         low, high = (torch.tensor(box[k]).view(1, 2, 1, 1) for k in ("low", "high"))
         torch.testing.assert_close(found, expected(low, high), rtol=1e-4, atol=1e-7)
 
-    @pytest.mark.parametrize("name", ["no_canonizer", "Residual"])
-    def test_what_is_no_canonizer(self, name: str) -> None:
-        with pytest.raises(ValidationError):
-            parse("lrp", canonizer=f"{__name__}:{name}")
+    def test_what_is_no_canonizer(self) -> None:
+        for name in ("no_canonizer", "Residual"):
+            with pytest.raises(ValidationError):
+                parse("lrp", canonizer=f"{__name__}:{name}")
 
     def test_a_box_of_other_channels(self) -> None:
-        x, y = examples((3, 8, 8), 2)
-        chosen = Lrp(composite="epsilon_gamma_box", low=(0, 0), high=(1, 1))
+        net = nn.Sequential(nn.Conv2d(3, CLASSES, 8), nn.Flatten())
+        box: dict[str, Any] = {"low": (0, 0), "high": (1, 1)}
         with pytest.raises(ExperimentError, match="2 values, but the inputs have 3 channels"):
-            chosen.relevance(residual_free(), x, y, rng())
-
-
-def residual_free() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.Linear(4, CLASSES))
+            explain("lrp", net, *examples((3, 8, 8), 2), composite="epsilon_gamma_box", **box)
 
 
 def scaled() -> nn.Module:
@@ -494,17 +468,14 @@ class TestOcclusion:
 
         x = torch.tensor([[5, 2, 9, 0], [4, 0, 0, 0], [3, 3, 1, 7]], dtype=torch.int32)
         y = torch.tensor([0, 1, 0])
-        found = explain("occlusion", Written(order), x, y)
+        net = Written(order)
+        found = explain("occlusion", net, x, y)
         assert found.dtype == torch.float32
-        for k, row in enumerate(x.tolist()):
-            sign = 1 if y[k] == 0 else -1
-            words = [w for w in row if w]
-            score = lambda ws: sum(w * (i + 1) for i, w in enumerate(ws))  # noqa: E731
-            expected = [
-                sign * (score(words) - score(words[:i] + words[i + 1 :]))
-                for i in range(len(words))
-            ]
-            assert found[k].tolist() == expected + [0.0] * (len(row) - len(words))
+        whole = own_logit(net, x, y)
+        for i in range(x.shape[1]):  # those after it move up
+            without = F.pad(torch.cat([x[:, :i], x[:, i + 1 :]], dim=1), (0, 1))
+            lost = whole - own_logit(net, without, y)
+            assert torch.equal(found[:, i], lost)
 
 
 class TestRefusals:
@@ -588,13 +559,9 @@ def test_defaults_are_those_of_fedxds() -> None:
 class TestTarget:
     """Which output is explained."""
 
-    @pytest.fixture
-    def case(self) -> tuple[nn.Module, Tensor, Tensor]:
-        return network("mlp", (7,), hidden=(8, 8)), *examples((7,), 5)
-
     @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
-    def test_of_gradients(self, target: str, case: tuple[nn.Module, Tensor, Tensor]) -> None:
-        net, x, y = case
+    def test_of_gradients(self, target: str) -> None:
+        net, (x, y) = network("mlp", (7,), hidden=(8, 8)), examples((7,), 5)
 
         def gradient(at: Tensor) -> Tensor:
             inputs = at.clone().requires_grad_()
@@ -631,10 +598,8 @@ class TestTarget:
             found = explain("lrp", net, x, y, composite="epsilon", target=target)
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
-    @pytest.mark.parametrize("name", ["lrp", "gradient"])
-    def test_one_output_has_no_other_to_compare_with(self, name: str) -> None:
-        fields = {"composite": "epsilon"} if name == "lrp" else {}
-        with pytest.raises(ExperimentError, match=r"target=centred compares classes.*one output"):
-            explain(
-                name, nn.Linear(3, 1), torch.ones(2, 3), torch.zeros(2), target="centred", **fields
-            )
+    def test_one_output_has_no_other_to_compare_with(self) -> None:
+        about = nn.Linear(3, 1), torch.ones(2, 3), torch.zeros(2)
+        for name, fields in {"lrp": {"composite": "epsilon"}, "gradient": {}}.items():
+            with pytest.raises(ExperimentError, match=r"target=centred compares classes.*one out"):
+                explain(name, *about, target="centred", **fields)

@@ -56,11 +56,11 @@ class TestIntegratedGradients:
         case, made = CASES[name](), IntegratedGradients()
         assert gaps(made, case, made.relevance(*case, rng())).max() <= 0.0101
 
-    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
-    def test_of_every_target(self, target: str) -> None:
+    def test_of_every_target(self) -> None:
         case = CASES["transformer"]()
-        made = IntegratedGradients(target=target, tolerance=1e-3)
-        assert gaps(made, case, made.relevance(*case, rng())).max() <= 1.01e-3
+        for target in ("class", "centred", "outputs"):
+            made = IntegratedGradients(target=target, tolerance=1e-3)
+            assert gaps(made, case, made.relevance(*case, rng())).max() <= 1.01e-3
 
     @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "table", "vit"])
     def test_are_those_of_captum(self, name: str) -> None:
@@ -100,23 +100,13 @@ class TestIntegratedGradients:
             alone = made.relevance(net, x[k : k + 1], y[k : k + 1], rng())
             assert torch.equal(together[k], alone[0])
 
-    def test_take_as_many_steps_as_each_input_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_take_as_many_steps_as_each_input_needs(self) -> None:
         """A step is hard to integrate, a line is not."""
-
         step = Written(lambda _, x: torch.cat([x.sum(1, True), torch.sigmoid(60 * (x - 0.6))], 1))
-        taken = []
-        points = gradients._points
-
-        def counted(rule: str, n: int) -> Any:
-            taken.append(n)
-            return points(rule, n)
-
-        monkeypatch.setattr(gradients, "_points", counted)
-        x = torch.ones(2, 1)
-        IntegratedGradients().relevance(step, x, torch.tensor([0, 1]), rng())
-        assert taken[:2] == [8, 8]
-        assert taken[2:] == [8 * 2**k for k in range(1, len(taken) - 1)]
-        assert len(taken) > 2
+        x, y = torch.ones(2, 1), torch.tensor([0, 1])
+        whole = step(x)[[0, 1], y] - step(0 * x)[[0, 1], y]
+        found = IntegratedGradients().relevance(step, x, y, rng())[:, 0]
+        torch.testing.assert_close(found, whole, rtol=0.0101, atol=0)
 
     def test_say_if_no_number_of_steps_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gradients, "MOST", 16)
@@ -124,19 +114,9 @@ class TestIntegratedGradients:
         with pytest.warns(FedsimWarning, match=r"with 16 steps, relevances of some inputs are "):
             IntegratedGradients(tolerance=1e-7).relevance(net, x, y, rng())
 
-    def test_twenty_right_sums_are_further_away(self) -> None:
-        """As FedXDS takes them."""
-        case = CASES["vit"]()
-        right = IntegratedGradients(rule="right", steps=20)
-        gauss = IntegratedGradients(steps=20)
-        far, near = (gaps(one, case, one.relevance(*case, rng())) for one in (right, gauss))
-        assert far.mean() > 2 * near.mean()
-
 
 def test_the_gap_of_changes_that_are_nearly_nothing() -> None:
-    totals, ends = np.array([3.0, 3.0, 0.0, 0.0]), np.array([2.0, 100.0, 0.0, -np.inf])
-    starts = np.array([0.0, 100.0, 0.0, 0.0])
-    found = completeness_gap(totals, ends, starts)
+    found = completeness_gap(*np.array([[3, 3, 0, 0], [2, 100, 0, -np.inf], [0, 100, 0, 0]]))
     assert found[:2].tolist() == [0.5, 0.15]  # of 2, and of a tenth of 200
     assert np.isnan(found[2:]).all()
 

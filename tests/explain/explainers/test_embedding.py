@@ -14,10 +14,8 @@ from fedsim.explain.explainers.embedding import divergence, embed
 
 
 def clusters(noise: float) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return (10 * np.repeat(np.eye(3, 8), 30, axis=0) + noise * rng.normal(size=(90, 8))).astype(
-        np.float32
-    )
+    spread = noise * np.random.default_rng(0).normal(size=(90, 8))
+    return (10 * np.repeat(np.eye(3, 8), 30, axis=0) + spread).astype(np.float32)
 
 
 def test_clusters_stay_together() -> None:
@@ -82,12 +80,9 @@ def test_no_divergence_is_negative(x: np.ndarray, places: np.ndarray, perplexity
         assert found == pytest.approx(by_definition(x, places, perplexity), rel=1e-3, abs=1e-6)
 
 
-def test_equal_features_are_not_told_apart() -> None:
+def test_equal_features_are_not_told_apart_and_one_is_enough() -> None:
     found = embed(np.ones((50, 8), dtype=np.float32), perplexity=5, iterations=300, seed=0)
     assert math.isnan(found.divergence)
     assert not found.places.any()
-
-
-def test_a_single_feature_is_embedded() -> None:
     x = np.linspace(0, 1, 60, dtype=np.float32)[:, None]
     assert embed(x, perplexity=5, iterations=300, seed=0).divergence < 2

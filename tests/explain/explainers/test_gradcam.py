@@ -95,14 +95,10 @@ def test_tokens_before_a_class_token_is_read(depth: int, last: str) -> None:
     (slope,) = torch.autograd.grad(logits, A)
     special = 0 if last == "tokens" else 1  # a class token
     found = explain(network, x.detach())[:, 0]
-    for b in range(3):
-        cam = torch.zeros(4, 6)
-        for row in range(4):
-            for column in range(6):
-                alpha = slope[b, special:].mean(dim=0)
-                cam[row, column] = alpha @ A[b, special + 6 * row + column]
-        expected = functional.interpolate(cam.relu()[None, None], (8, 12), mode="bilinear")
-        assert torch.allclose(found[b], expected[0, 0], rtol=1e-4, atol=1e-6)
+    alpha = slope[:, special:].mean(dim=1, keepdim=True)
+    cam = (alpha * A[:, special:]).sum(dim=2).relu().view(3, 1, 4, 6)
+    expected = functional.interpolate(cam, (8, 12), mode="bilinear")[:, 0]
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
     named = explain(network, x.detach(), f"features.{last}")
     assert torch.equal(named[:, 0], found)
 
@@ -136,20 +132,15 @@ def test_networks_of_timm(name: str, pixels: int, small: dict[str, Any], kind: s
 def test_maps_with_channels_last_are_read_as_such() -> None:
     torch.manual_seed(2)
     convolution, head = nn.Conv2d(1, 7, 4, 4), nn.Linear(7, 4)
-    first = Written(
-        lambda net, x: net.head(net.block(x).mean((2, 3))),
-        block=Written(lambda net, x: net.convolution(x).tanh(), convolution=convolution),
-        head=head,
-    )
-    last = Written(
-        lambda net, x: net.head(net.block(x).mean((1, 2))),
-        block=Written(
-            lambda net, x: net.convolution(x).tanh().permute(0, 2, 3, 1), convolution=convolution
-        ),
-        head=head,
-    )
+
+    def network(*order: int) -> nn.Module:
+        """Whose maps have their axes in that order."""
+        places = tuple(k for k in range(1, 4) if order[k] > 1)
+        block = Written(lambda net, x: net.conv(x).tanh().permute(order), conv=convolution)
+        return Written(lambda net, x: net.head(net.block(x).mean(places)), block=block, head=head)
+
     x = images(1, 12, 20)
-    one, other = (explain(network.eval(), x) for network in (first, last))
+    one, other = (explain(network(*o).eval(), x) for o in ((0, 1, 2, 3), (0, 2, 3, 1)))
     assert torch.allclose(one, other, atol=1e-7)
     assert one.std() > 0
 

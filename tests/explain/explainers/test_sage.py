@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -67,12 +68,10 @@ def test_all_orders_give_the_exact_values(kind: str) -> None:
     with torch.no_grad():
         absent = Background(background[:, None], np.ones(5))
         found = shapley_of_loss(net, x, y, absent, feature_of, orders)
-    for k in range(3):
-
-        def worth(there: tuple[int, ...], k: int = k) -> float:
-            return -loss(net, x[k], int(y[k]), background, np.isin(parts(kind), there))
-
-        expected = shapley(worth, 4)
+    of = parts(kind)
+    for k, c in enumerate(y.tolist()):
+        lost = partial(loss, net, x[k], c, background)
+        expected = shapley(lambda there, lost=lost: -lost(np.isin(of, there)), 4)
         np.testing.assert_allclose(found[k], expected, atol=1e-6)
 
 
@@ -86,13 +85,12 @@ def test_the_sum_is_what_all_features_take_off_the_loss(kind: str, permutations:
     found = made.relevances(model, data, x, y, np.random.default_rng(0))
     assert found.dtype == np.float32
     assert found.shape == ((6, 4, 3) if kind == "images" else x.shape)
-    net = network(shape)
+    net, of = network(shape), parts(kind)
     for k in range(6):
         absent, there = (
-            loss(net, x[k], int(y[k]), background, np.full(parts(kind).shape, mask))
+            loss(net, x[k], int(y[k]), background, np.full(of.shape, mask))
             for mask in (False, True)
         )
         assert found[k].sum() == pytest.approx(absent - there, abs=1e-5)
-        if kind == "images":  # spread over the pixels of each square
-            for i in range(4):
-                assert len(set(found[k][parts(kind) == i].tolist())) == 1
+        # Spread over the pixels of each square.
+        assert all(len({*found[k][of == i].tolist()}) == 1 for i in range(4))

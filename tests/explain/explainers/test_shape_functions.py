@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -26,20 +27,16 @@ N = 240
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ages, doses with blanks, wards, grades, days, two outcomes and a number."""
     path = tmp_path_factory.mktemp("table") / "wards.csv"
-    lines = ["age,dose,ward,grade,day,sick,kind,cost"]
-    for _ in range(N):
-        age, ward, grade = (
-            RNG.integers(20, 80),
-            RNG.choice(["east", "north", "west"]),
-            RNG.choice(3),
-        )
-        dose = "" if RNG.random() < 0.2 else f"{RNG.uniform(0.5, 2):.6f}"
-        score = (age - 50) / 10 + (ward == "north") * 2 + 0.5 * RNG.normal()
-        day = np.datetime64("2024-01-01") + int(RNG.integers(0, 300))
-        kind = "abc"[int(np.digitize(score, [-1, 2]))]
-        told = [age, dose, ward, ["low", "mid", "high"][grade], day, "no" if score < 1 else "yes"]
-        lines.append(",".join(map(str, [*told, kind, f"{100 + 20 * score:.4f}"])))
-    path.write_text("\n".join(lines))
+    age, ward = RNG.integers(20, 80, N), RNG.choice(["east", "north", "west"], N)
+    score = (age - 50) / 10 + (ward == "north") * 2 + 0.5 * RNG.normal(size=N)
+    table = {
+        **{"age": age, "dose": np.where(RNG.random(N) < 0.2, np.nan, RNG.uniform(0.5, 2, N))},
+        **{"ward": ward, "grade": RNG.choice(["low", "mid", "high"], N)},
+        "day": pd.Timestamp("2024-01-01") + pd.to_timedelta(RNG.integers(0, 300, N), "D"),
+        **{"sick": np.where(score < 1, "no", "yes"), "kind": np.digitize(score, [-1, 2])},
+        "cost": 100 + 20 * score,
+    }
+    pd.DataFrame(table).to_csv(path, index=False, float_format="%.6f")
     return path
 
 
@@ -172,14 +169,10 @@ def test_text_rows_and_pictures(done: Run, tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
-def test_the_contract(table: Path) -> None:
+def test_clients_over_one_another(table: Path, say: Say) -> None:
     done = learnt(table, "two")
     check_explainer(ShapeFunctions(), done)
     check_explainer(ShapeFunctions(), done, client=1)
-
-
-def test_clients_over_one_another(table: Path, say: Say) -> None:
-    done = learnt(table, "two")
     found = explanations(done, client=[0, 2], row=1)
     titles = [f"client {k}'s model after round 3" for k in (0, 2)]
     for own, other, each in zip(titles, titles[::-1], found, strict=True):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from by_hand import shapley
 
-from experiments import ran, small_experiment, with_method
+from experiments import FEW, ran, with_method
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.data import Dataset
@@ -26,6 +26,8 @@ from fedsim.explain.tree import Conditions
 from fedsim.models.arrays import Arrays
 from fedsim.models.boosted_trees import LEAF, BoostedTrees, raw_scores
 from fedsim.testing import check_explainer
+
+pytest.importorskip("xgboost")
 
 TWO: dict[str, Any] = {"name": "synthetic", "samples": 400, "shape": [6], "classes": 2}
 MANY: dict[str, Any] = {**TWO, "classes": 3}
@@ -59,7 +61,6 @@ def expected(trees: Arrays, c: int, x: Any, known: set[int]) -> float:
 class TestTreeShap:
     @pytest.fixture
     def found(self, data: dict[str, Any]) -> ModelSnapshot:
-        pytest.importorskip("xgboost")
         return ModelSnapshot.of(learnt(data))
 
     def test_values_are_shapleys(self, found: ModelSnapshot) -> None:
@@ -93,16 +94,12 @@ class TestTreeShap:
         np.testing.assert_allclose(start, base[decided], atol=1e-5)
 
     def test_keeps_the_contract(self, data: dict[str, Any]) -> None:
-        done = learnt(data)
         for name in ("tree_shap", "leaves"):
-            if name == "tree_shap":
-                pytest.importorskip("xgboost")
-            check_explainer(explainers.parse({"name": name}), done)
+            check_explainer(explainers.parse({"name": name}), learnt(data))
 
 
 def test_noise_on_covers_changes_no_sum() -> None:
     """Children's covers do not add up to their parent's, of which some are below 0."""
-    pytest.importorskip("xgboost")
     privacy = {"clip": 40.0, "noise_multiplier": 0.2}
     with_noise = with_method("hist_trees", data=TWO, train={"rounds": 6}, privacy=privacy)
     with_noise["method"]["range"] = [-4, 4]
@@ -120,7 +117,6 @@ def test_noise_on_covers_changes_no_sum() -> None:
 
 
 def test_no_trees_no_shares() -> None:
-    pytest.importorskip("xgboost")
     empty = BoostedTrees().empty(3, np.array([1.0, 2.0, 3.0]))
     phi, base = tree_shap(empty, np.zeros((2, 4), np.float32))
     assert not phi.any()
@@ -128,20 +124,12 @@ def test_no_trees_no_shares() -> None:
     assert base.tolist() == [1, 2, 3]
 
 
-def test_it_is_usual() -> None:
-    pytest.importorskip("xgboost")
-    made = small_experiment(**with_method("hist_trees"), explain={})
-    assert [each.name for each in made.explain.explainers] == ["tree_shap", "random"]  # type: ignore[union-attr]
-
-
-def test_images_are_explained_by_pixels() -> None:
-    pytest.importorskip("xgboost")
-    done = ran(
-        **with_method("xgb_bagging", data={"name": "digits", "subset": 0.2}, train={"rounds": 2}),
-        explain={"inputs": 3, "maps": True},
-    )
-    assert np.stack(done.maps["relevance"].tolist()).reshape(-1, 8, 8).any()
-    assert set(done.maps["model"]) == {"global", "cohort"}
+def test_it_is_usual_and_explains_images_by_pixels() -> None:
+    images = with_method("xgb_bagging", data=FEW, train={"rounds": 2})
+    maps = ran(**images, explain={"inputs": 3, "maps": True}).maps
+    assert set(maps["explainer"]) == {"tree_shap", "random"}
+    assert np.stack(maps["relevance"].tolist()).reshape(-1, 8, 8).any()
+    assert set(maps["model"]) == {"global", "cohort"}
 
 
 # -- words
@@ -209,7 +197,6 @@ def test_conditions_on_columns_of_a_table() -> None:
 
 
 def test_entries_of_a_feature_are_added_up() -> None:
-    pytest.importorskip("xgboost")
     model = ModelSnapshot.of(learnt(TWO))
     kinds = (
         *(Feature(name) for name in "abc"),
@@ -227,7 +214,7 @@ def test_entries_of_a_feature_are_added_up() -> None:
     np.testing.assert_allclose(together[:, 3], alone[:, 3:].sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("data", [MANY, NUMBER, {"name": "digits", "subset": 0.2}])
+@pytest.mark.parametrize("data", [MANY, NUMBER, FEW])
 def test_leaves_add_up_to_the_scores(data: dict[str, Any]) -> None:
     """Each example is in one leaf of each tree, which the words tell."""
     model = ModelSnapshot.of(learnt(data))
@@ -241,18 +228,13 @@ def test_leaves_add_up_to_the_scores(data: dict[str, Any]) -> None:
     scores = np.repeat(trees["base"][:, None], 20, axis=1)
     span = 1 if model.dataset.classes else float(model.dataset.target_scaling.span)
     C = len(trees["base"])
+    told = re.compile(r"(?:(\S+) ≤ )?(.+?)(?: < (\S+)| ≥ (\S+))?")
     for row in found.rows():
         holds = np.ones(20, np.bool_)
         for condition in filter(None, str(row["conditions"]).split(" and ")):
-            low, name, high = re.fullmatch(  # type: ignore[union-attr]
-                r"(?:(\S+) ≤ )?(.+?)(?: < (\S+))?", condition
-            ).groups()
-            if " ≥ " in condition:
-                name, _, low = condition.rpartition(" ≥ ")
-                high = None
+            low, name, high, least = told.fullmatch(condition).groups()  # type: ignore[union-attr]
             column = x[:, names[name]]
-            holds &= column >= float(low) if low else True
-            holds &= column < float(high) if high else True
+            holds &= (column >= float(low or least or -np.inf)) & (column < float(high or np.inf))
         scores[(int(row["tree"]) - 1) % C][holds] += float(row["value"]) / span  # type: ignore[arg-type]
     own = raw_scores(
         trees, np.asarray(model.data().prepare(model.dataset.test_x[:20])).reshape(20, -1)

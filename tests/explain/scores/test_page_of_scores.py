@@ -34,8 +34,10 @@ def rows() -> dict[str, dict[str, str]]:
 ROWS: Mapping[str, Mapping[str, str]] = rows()
 
 
-def test_it_has_each_score_once() -> None:
+def test_it_has_each_score_once_and_names_similarities() -> None:
     assert {*ROWS} == {*SCORES}
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"`{how}`" in text for how in SIMILARITIES)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -73,23 +75,14 @@ def test_scores_of_a_run_are_in_these_ranges() -> None:
     data = {"name": "shortcut", "of": {"name": "digits"}}
     done = ran(data=data, train={"rounds": 2}, explain=explain)
     table = done.explanations
+    ranges = {"0 to 1": (0, 1), "−1 to 1": (-1, 1), "0 to 2": (0, 2)}
+    ranges |= {"1 to P": (1, 64), "≥ 0": (0, math.inf)}
     for name, row in ROWS.items():
         columns = [c for c in table if re.fullmatch(rf"{name}(_\w+)?", c)]
         assert columns, name
-        low, high = {
-            "0 to 1": (0, 1),
-            "−1 to 1": (-1, 1),
-            "0 to 2": (0, 2),
-            "1 to P": (1, 64),
-            "≥ 0": (0, math.inf),
-        }[row["range"]]
+        low, high = ranges[row["range"]]
         found = table[columns].stack().dropna()
         assert len(found), name
         assert found.between(low - 1e-9, high + 1e-9).all(), name
         many = [c for c in columns if c.endswith("_top_k")]
         assert table[many].stack().dropna().between(0, 1).all(), name
-
-
-def test_similarities_are_named() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert all(f"`{how}`" in text for how in SIMILARITIES)
