@@ -151,7 +151,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a.npz": lambda path: load(name="npz", path=str(path)),
     "a.npy": lambda path: files.read_npy(path, 3),
     "b.npz": files.read_npy,
-    "capacity.json": read_capacities,
+    **dict.fromkeys(("capacity.json", "capacity"), read_capacities),
     "online.json": read_availability,
     "a.dat": read_keel,
     "t.csv": lambda path: load(name="table", path=str(path), label="y"),

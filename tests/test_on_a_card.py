@@ -18,7 +18,7 @@ from own_explainer import GradientNorm
 from torch import Tensor, nn
 from trained import TRAINED, settings, trained
 
-from experiments import NETWORK_METHODS, by_day, small_experiment
+from experiments import FEW, FOUR, KINDS, NETWORK_METHODS, NUMBERS, by_day, small_experiment
 from fedsim import Client, Run, Update, run
 from fedsim.errors import ClientError
 from fedsim.explain import ExplainedData, ExplainedModel, Explanation
@@ -84,61 +84,44 @@ def test_why_gradients_are_not_captured_is_said_once(tmp_path: Path) -> None:
 # explainers
 
 
-REVIEWS = {**result_hashes.REVIEWS, "partition": {"kind": "aspects", "clients": 4}}
-REVIEWS["data"] = {**result_hashes.REVIEWS["data"], "reviews": 8, "fillers": 3, "length": 10}
-IMAGES: dict[str, Any] = {"model": {"name": "cnn", "channels": [4, 4]}, "train": {"rounds": 1}}
+FOR_ONE: dict[str, Any] = {"train": {"rounds": 1}}
+IMAGES: dict[str, Any] = {"data": FEW, "model": {"name": "cnn", "channels": [4, 4]}, **FOR_ONE}
+LITTLE_MLP = {"name": "mlp", "hidden": [4]}
 # Explainers by what they explain.
 EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "images": (
-        {**IMAGES, "data": {"name": "digits", "subset": 0.1}},
+        IMAGES,
         {
             *("gradient", "gradient_x_input", "integrated_gradients", "lrp", "occlusion"),
             *("random", "sage", "smoothgrad", "tree"),
             *("captum", "deep_shap", "gradient_shap", "kernel_shap"),
         },
     ),
-    "rationales": ({**REVIEWS, "train": {"rounds": 1}}, {"rationale", "occlusion"}),
-    "rules": ({**result_hashes.RULES, "method": {"name": "openfl_xai"}}, {"rules"}),
+    "rationales": ({**KINDS["rationales"], **FOR_ONE}, {"rationale", "occlusion"}),
+    "rules": ({**KINDS["rules"], **FOR_ONE}, {"rules"}),
     "what is shared": (
         {
-            **{**IMAGES, "data": {"name": "digits", "subset": 0.1}, "train": {"rounds": 3}},
+            **{**IMAGES, "train": {"rounds": 3}},
             "method": {"name": "fedxds", "warmup_rounds": 1},
         },
         {"shared_images"},
     ),
     "shape functions": (
-        {
-            "data": {"name": "friedman", "samples": 100, "test_samples": 30},
-            "partition": {"kind": "iid", "clients": 3},
-            "model": {"name": "nam", "hidden": [4]},
-            "train": {"rounds": 1},
-        },
+        {**NUMBERS, "model": {"name": "nam", "hidden": [4]}, **FOR_ONE},
         {"shape_functions"},
     ),
     "concepts": (
         {
             "data": {"name": "shapes", "samples": 100, "test_samples": 30},
-            "partition": {"kind": "iid", "clients": 3},
-            "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [4]}},
-            "train": {"rounds": 1},
+            "partition": FOUR,
+            "model": {"name": "concept_bottleneck", "network": LITTLE_MLP},
+            **FOR_ONE,
         },
         {"concepts"},
     ),
-    "trees": (
-        {
-            "data": {"name": "digits", "subset": 0.3},
-            "model": {"name": "boosted_trees", "depth": 2, "bins": 8},
-            "method": {"name": "hist_trees"},
-            "train": {"rounds": 1},
-        },
-        {"leaves", "tree_shap"},
-    ),
+    "trees": ({**KINDS["trees"], **FOR_ONE}, {"leaves", "tree_shap"}),
     "transformers": (
-        {
-            **IMAGES,
-            "data": {"name": "digits", "subset": 0.3},
-            "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2},
-        },
+        {**IMAGES, "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2}},
         {"attention_rollout", "attn_lrp", "gradcam"},
     ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first

@@ -24,7 +24,7 @@ PLACE = re.compile(
     r".* needs [\w-]+, which is not |\w+ is not a setting|give |row, input and text |no class |"
     r"noise |x has |\w+ \(\d"
 )
-UNKNOWN = re.compile(r"unknown|has no '|there is no list")
+UNKNOWN = re.compile(r"unknown|\w has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")
 
 

@@ -40,6 +40,9 @@ from fedsim.launch import run as launch
 
 # Methods tried with a single actor as well: sums, sums of two vectors with kept states, messages.
 ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
+# By day those in which actors are asked for different things: these, parts for single clients, a
+# reduction of one's own, what is made once of examples.
+BY_DAY = ("scaffold", "fedaux", "fedbuff", "sse_agg", "hist_trees")
 
 KEEPING = WITHOUT_GLOBAL - {"ifca"}  # whose clients keep their models
 
@@ -132,7 +135,7 @@ def alive_client_actors() -> int:
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.mark.usefixtures("driver_here")
-    @pytest.mark.parametrize("name", by_day([*NETWORK_METHODS, *TREE_METHODS]))
+    @pytest.mark.parametrize("name", by_day([*NETWORK_METHODS, *TREE_METHODS], BY_DAY))
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
@@ -399,14 +402,20 @@ class TestOnRay:
         assert not (tmp_path / "refused").exists()
 
 
-# By day an interrupted command on Ray is that of tests/test_signals.py.
-@pytest.mark.parametrize("how", by_day([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
-def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
+# By day a command that is interrupted on Ray is that of tests/test_signals.py.
+ENDS = [(signal.SIGKILL, "local"), (signal.SIGKILL, "ray"), (signal.SIGINT, "ray")]
+
+
+@pytest.mark.parametrize("end", by_day(ENDS, ENDS[:1]))
+def test_the_whole_command_stopped_and_resumed(
+    tmp_path: Path, end: tuple[signal.Signals, str]
+) -> None:
+    how, kind = end
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
     marker = tmp_path / "marker"
     experiment = small_experiment(
         method={"name": "faults:WaitingDriver", "marker": str(marker)},
-        engine={"kind": "ray", "actors": 2},
+        engine={"kind": kind, "actors": 2 if kind == "ray" else "auto"},
     )
     file = tmp_path / "experiment.yaml"
     file.write_text(experiment.to_yaml())
@@ -425,11 +434,10 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
         assert code == 130
         assert re.search(r"interrupted after round \d+; to continue:\n  fedsim resume \S+", rest)
 
-    second = Command("resume", str(folder), shares_workers=True)
-    text, _ = second.communicate(timeout=120)
-    assert second.returncode == 0, text
-    assert "continuing after round 5" in text
-    assert load(folder).result_hash == undisturbed.result_hash
+    lines: list[Any] = []
+    resumed = resume(folder, lines.append)
+    assert "continuing after round 5" in lines
+    assert resumed.result_hash == undisturbed.result_hash
 
 
 @pytest.fixture

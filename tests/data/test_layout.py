@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from strided import LAYOUTS, Strided
 
-from experiments import by_day, small_experiment
+from experiments import FOUR, NUMBERS, READER, REVIEWS, by_day, small_experiment
 from fedsim import run
 
 REAL = Path(os.environ.get("FEDSIM_DATA", "nowhere"))
@@ -40,15 +40,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ((3, 12, 12), "channels_last", CNN),
         ((9,), "fortran", MLP),
     )
-} | {
-    "documents": (
-        {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
-        {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
-    ),
-}
+} | {"documents": (REVIEWS["data"], READER)}
 BY_NIGHT = {
     "images": ({"name": "synthetic", "shape": [3, 12, 12]}, CNN),
-    "a regression": ({"name": "friedman", "samples": 200}, MLP),
+    "a regression": (NUMBERS["data"], MLP),
     **{name: ({"name": name}, CNN) for name in ("mnist", "fashion_mnist", "cifar10")},
 }
 
@@ -60,7 +55,7 @@ class TestOnRay:
         self, tmp_path: Path, name: str
     ) -> None:
         data, model = {**CASES, **BY_NIGHT}[name]
-        partition: dict[str, Any] = {"kind": "iid", "clients": 4}
+        partition: dict[str, Any] = {**FOUR}
         if name in ("mnist", "fashion_mnist", "cifar10"):
             partition["train_fraction"] = 0.01
             if not (REAL / name).is_dir():

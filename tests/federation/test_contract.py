@@ -149,7 +149,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
+# By day those that keep something from round to round.
+KEEPING = {"privacy", "compression", "devices", "your own"}
+
+
+@pytest.mark.parametrize("condition", by_day(CONDITIONS, KEEPING))
 def test_a_run_keeps_the_contract(finish: Finish, tmp_path: Path, condition: str) -> None:
     sections = CONDITIONS[condition]
     train = {"rounds": 4, "participation": 0.7}

@@ -165,6 +165,7 @@ class TestOnRay:
             grid(whole, out="/proc/none")
 
 
+@pytest.mark.night  # by day a run is killed: tests/test_same_bits.py
 def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     tmp_path: Path, command: Callable[..., Command], say: Say
 ) -> None:
