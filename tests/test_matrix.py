@@ -42,7 +42,7 @@ def test_the_page_is_what_the_script_writes(tmp_path: Path) -> None:
     assert page(outcomes(METHODS, tmp_path)) == PAGE.read_text(encoding="utf-8")
 
 
-CELLS = (("moon", "dropout"), ("fedgen", "cnn"), ("fedrnl", "rationale"))
+CELLS = (("moon", "dropout"), ("ditto", "mlp"), ("fedrnl", "rationale"))
 
 
 @pytest.mark.parametrize(

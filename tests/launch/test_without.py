@@ -202,6 +202,7 @@ def test_common_rounds_of_other_sections_are_none(tmp_path: Path) -> None:
         assert common_rounds(base, experiment, splits, spec) == shared
 
 
+@pytest.mark.night
 def test_the_same_bits_on_actors(tmp_path: Path, own_ray: None, driver_here: None) -> None:
     hashes = set()
     for engine in ({"kind": "local"}, {"kind": "ray", "actors": 2}):

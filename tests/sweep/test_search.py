@@ -28,12 +28,11 @@ from experiments import Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.cli import runs
 from fedsim.config.file import RawConfig
-from fedsim.data import load_dataset
-from fedsim.errors import BadInput, RunError, UnknownObjective
+from fedsim.errors import RunError, UnknownObjective
 from fedsim.results.archive import pack_results
 from fedsim.results.figures import pareto
 from fedsim.results.verify import insist_on_whole
-from fedsim.sweep import search, sweep, trials
+from fedsim.sweep import search
 from fedsim.sweep.search import SAMPLERS, SamplerByPlace, SearchSettings, SearchSweep
 from fedsim.sweep.trials import objective_value
 
@@ -70,26 +69,6 @@ def test_the_corners_stand_for_all_trials() -> None:
         (0.001, 0.2, 3, "mlp"),
         (0.001, 0.2, 1, "cnn"),
     ]
-
-
-def test_the_data_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without objectives, the data decides what is optimised, before any trial is checked."""
-    loads: list[Any] = []
-
-    def load_counted(source: Any) -> Any:
-        loads.append(source)
-        return load_dataset(source)
-
-    def check(plan: trials.SweepPlan, path: Path, *rest: Any) -> None:
-        trials._load_data(plan, path, rest[-1])
-        raise BadInput(f"checked for {plan.directions}")
-
-    for module in (search, trials):
-        monkeypatch.setattr(module, "load_dataset", load_counted)
-    monkeypatch.setattr(sweep, "run_trials", check)
-    with pytest.raises(BadInput, match=r"^checked for {'accuracy': 'max'}$"):
-        tune(content({"space": {"train.optimizer.lr": [0.1, 0.2]}}), out=tmp_path, progress=False)
-    assert len(loads) == 1
 
 
 def interrupt() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,16 +55,6 @@ def assert_sound(data: Dataset) -> None:
     assert not data.features or data.shape == (len(data.features),)
     assert len(data.mean) == len(data.std)
     assert all(len(values) == len(data.x) for values in data.columns.values())
-
-
-def test_import_stays_light():
-    heavy = "torchvision", "sklearn", "PIL"
-    module = "fedsim.data.sources.images"
-    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout.strip() == "[]"
 
 
 def test_digits():
