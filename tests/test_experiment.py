@@ -14,14 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from experiments import (
-    NETWORK_METHODS,
-    TREE_METHODS,
-    Say,
-    examples,
-    small_experiment,
-    with_method,
-)
+from experiments import NETWORK_METHODS, TREE_METHODS, Say, examples, small_experiment, with_method
 from fedsim import Experiment
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import LARGEST, Registry

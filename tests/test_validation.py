@@ -12,15 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import (
-    KINDS,
-    NUMBERS,
-    Finish,
-    Say,
-    federation,
-    interrupted,
-    small_experiment,
-)
+from experiments import KINDS, NUMBERS, Finish, Say, federation, interrupted, small_experiment
 from fedsim import Run, replay, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.experiment import EarlyStopping

@@ -71,9 +71,7 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "npz with a test set": lambda p: {
         "name": "npz",
         "path": npz(
-            *(p / "a.npz",),
-            **{"x_train": pixels(), "y_train": labels()},
-            **{"x_test": pixels(8), "y_test": labels(8)},
+            p / "a.npz", x_train=pixels(), y_train=labels(), x_test=pixels(8), y_test=labels(8)
         ),
     },
     "npy": lambda p: {"name": "npz", "path": npy(p / "a", x=pixels(), y=labels(), site=labels())},

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import (
-    FEW,
-    Finish,
-    by_day,
-    federation,
-    small_experiment,
-    with_method,
-)
+from experiments import FEW, Finish, by_day, federation, small_experiment, with_method
 from fedsim import testing
 from fedsim.errors import ClientError, FedsimError
 

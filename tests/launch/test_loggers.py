@@ -487,8 +487,3 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
     assert caplog.messages == [
         "tensorboard failed; the run goes on without this logger: ConnectionError"
     ]
-
-
-def test_every_name_has_its_logger() -> None:
-    assert tuple(sorted(loggers._LOGGERS)) == LOGGERS
-    assert small_experiment().loggers == ()
