@@ -107,7 +107,7 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     data = {"name": "friedman", "samples": 400, "noise": 0}
     train = {"rounds": 4, "local_epochs": 5, "optimizer": {"name": "adam", "lr": 0.02}}
     content = small_experiment(data=data, partition=FOUR, train=train).model_dump(mode="json")
-    content["grid"] = {"axes": {"train.batch_size": [8]}, "seeds": [0, 1], "target": 0.01}
+    content["grid"] = {"axes": {"train.batch_size": [32]}, "seeds": [0, 1], "target": 0.01}
     done = load(grid_in_process(content, tmp_path))
     assert isinstance(done, Grid)
     runs._grid_summary(done)

@@ -72,12 +72,6 @@ def test_analytic_sigma_is_where_delta_is_met(epsilon: float) -> None:
         assert exact(epsilon, sigma * (1 - 1e-9)) > d > exact(epsilon, sigma * (1 + 1e-9))
 
 
-def test_classical_formula() -> None:
-    assert classical_epsilon(1, 1e-5) == pytest.approx(4.8448, abs=5e-5)
-    assert classical_epsilon(0.15, 1e-5) == pytest.approx(32.3, abs=5e-2)
-    assert classical_epsilon(0.15, 1e-5, 20) == pytest.approx(20 * 4.844805262605389 / 0.15)
-
-
 @given(sigmas, deltas, sensitivities)
 def test_from_sigma_to_epsilon_and_back(sigma: float, d: float, sensitivity: float) -> None:
     epsilon = analytic_epsilon(sigma, d, sensitivity)

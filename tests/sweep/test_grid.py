@@ -35,12 +35,9 @@ TWO_BY_TWO: dict[str, Any] = {
 def content(grid: Any, **sections: Any) -> dict[str, Any]:
     """A small experiment file, as nested dicts, with a grid."""
     whole = small_experiment(train={"rounds": 6}, **sections).model_dump(mode="json")
-    del whole["method"]
-    return {
-        **whole,
-        "grid": grid,
-        **({"method": sections["method"]} if "method" in sections else {}),
-    }
+    if "method" not in sections:
+        del whole["method"]
+    return {**whole, "grid": grid}
 
 
 FEDAVG = {"method": {"name": "fedavg"}}
