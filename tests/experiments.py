@@ -9,6 +9,7 @@ import os
 import pickletools
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 import ray
+import typer.main
 from hypothesis import settings
 
 from fedsim import Experiment, Run, grid, run
@@ -83,6 +85,9 @@ def examples(count: int) -> settings:
     return settings(max_examples=count * settings().max_examples // 100)
 
 
+COMMAND = cache(typer.main.get_command)  # which takes a tenth of a second to build
+
+
 @dataclass(frozen=True)
 class Say:
     """Runs commands."""
@@ -93,6 +98,7 @@ class Say:
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """The exit code, what is printed, and the complaints."""
         self.patch.setattr(sys, "argv", ["fedsim", *words])
+        self.patch.setattr(typer.main, "get_command", COMMAND)
         code = 0
         try:
             main()
@@ -257,15 +263,20 @@ def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
         return grid(content, out=out).path
 
 
-def interrupted(experiment: Experiment, out: Path, after: int) -> Path:
-    """The folder of a run that was interrupted after a round, as by Ctrl-C."""
+def interrupt(after: int) -> Callable[[Progress], None]:
+    """What progress is told to, to interrupt a run after a round as Ctrl-C does."""
 
-    def interrupt(event: Progress) -> None:
+    def stop(event: Progress) -> None:
         if isinstance(event, dict) and event["round"] == after:
             raise KeyboardInterrupt
 
+    return stop
+
+
+def interrupted(experiment: Experiment, out: Path, after: int) -> Path:
+    """The folder of a run that was interrupted after a round."""
     with pytest.raises(KeyboardInterrupt):
-        run(experiment, out, interrupt)
+        run(experiment, out, interrupt(after))
     (folder,) = out.glob("*/[!.]*")
     return folder
 
@@ -330,6 +341,12 @@ def forked() -> Iterator[None]:
         lean_start(forked_workers.__file__),
     ):
         yield
+
+
+def unused_address() -> str:
+    """An address where nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @contextmanager

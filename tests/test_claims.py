@@ -31,6 +31,16 @@ def pair(mean: float, sem: float) -> Any:
     return imported("tables").Difference(mean, sem, 4, 5)
 
 
+def verdicts(claims: list[Any], sizes: Any = None, room: bool = True) -> list[str]:
+    """What becomes of the claims of a paper, each with means and standard errors by test."""
+    script, found = imported("claims"), {}
+    for k, tests in enumerate(claims):
+        differences = {name: pair(*each) for name, each in tests.items()}
+        found[f"Z{k}"] = script.Evidence(differences, "", sizes or 0.0)
+    corrected = script.corrected(found).values()
+    return [script.verdict(tests.values(), room=room) for tests in corrected]
+
+
 class TestVerdict:
     ABOVE, BELOW, OPEN = (0.05, 0.005), (-0.05, 0.005), (0.01, 0.01)
 
@@ -54,37 +64,23 @@ class TestVerdict:
         sizes: dict[str, float],
         expected: str,
     ) -> None:
-        claims = imported("claims")
-        tests = {str(k): pair(*each) for k, each in enumerate(differences)}
-        found = claims.Evidence(tests, "", dict.fromkeys(tests, 0.0) | sizes)
-        assert (
-            claims.verdict(claims.corrected({"Z1": found})["Z1"].values(), room=True) == expected
-        )
+        tests = {str(k): each for k, each in enumerate(differences)}
+        assert verdicts([tests], dict.fromkeys(tests, 0.0) | sizes) == [expected]
 
     def test_without_room_nothing_is_decided(self) -> None:
-        claims = imported("claims")
-        for mean, sem in (self.ABOVE, self.BELOW):
-            tests = claims.corrected({"Z1": claims.Evidence({"a": pair(mean, sem)}, "")})["Z1"]
-            assert claims.verdict(tests.values(), room=False) == "not decidable"
+        for each in (self.ABOVE, self.BELOW):
+            assert verdicts([{"a": each}], room=False) == ["not decidable"]
 
     def test_more_tests_of_a_paper_need_more(self) -> None:
-        claims = imported("claims")
-        found = {"Z1": claims.Evidence({"a": pair(0.032, 0.01)}, "")}
-        assert claims.verdict(claims.corrected(found)["Z1"].values(), room=True) == "held"
-        found["Z2"] = claims.Evidence({"a": pair(0.031, 0.01)}, "")
-        for tests in claims.corrected(found).values():
-            assert claims.verdict(tests.values(), room=True) == "not decidable"
+        first, second = {"a": (0.032, 0.01)}, {"a": (0.031, 0.01)}
+        assert verdicts([first]) == ["held"]
+        assert verdicts([first, second]) == ["not decidable"] * 2
 
     def test_a_claim_without_tests_is_held(self) -> None:
-        claims = imported("claims")
-        found = {
-            "Z1": claims.Evidence({}, "Equal."),
-            "Z2": claims.Evidence({"a": pair(1, 0.1)}, ""),
-        }
-        assert claims.corrected(found)["Z1"] == {}
-        assert claims.verdict([], room=True) == "held"
+        assert verdicts([{}, {"a": (1, 0.1)}]) == ["held"] * 2
 
 
+@pytest.mark.night  # all results are read for it
 def test_only_the_published_rule_base_is_decided_by_a_test_of_fedsims_own() -> None:
     assert [e.id for e in imported("claims").CLAIMS if not e.gather().tests] == ["F1"]
 

@@ -6,8 +6,6 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,10 @@ import pytest
 from own_components import TAGS
 from rich.console import Console
 
-from experiments import Say, change_manifest, small_experiment
-from fedsim import Grid, Run, load
+from experiments import FOUR, NUMBERS, Finish, Say, grid_in_process, small_experiment
+from fedsim import Grid, load
 from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
-from fedsim.data import Dataset
-from fedsim.objectives.regression import Regression
-from fedsim.results.folder import GridFolder, RunFolder
-from fedsim.results.summary import summarise_cells, tidy
-from fedsim.sweep.sweep import write_tables
 
 
 @pytest.fixture(autouse=True)
@@ -79,72 +72,55 @@ def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
     assert re.search(rf"^privacy +ε {spent[-1]}, δ 0.0001 *$", text, re.M)
 
 
-def make_regression(path: Path, r2: list[float]) -> None:
-    """Write other rounds into a run's folder: those of a regression."""
-    rounds = load(path).rounds.drop(columns="accuracy", errors="ignore")
-    rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
-    change_manifest(path, "files")
-    column = np.zeros((2, 1))
-    metrics = Regression().metrics(Dataset(column, column[:, 0], column, column[:, 0], ()))
-    RunFolder.open(path).update(metrics=[asdict(metric) for metric in metrics])
-
-
-def shown_live(path: Path, rows: list[dict[str, Any]]) -> None:
-    screen = runs._Screen()
-    screen.start(load(path))
-    for row in rows:
-        screen.show(row)
-    runs._summary(load(path))
-
-
-def test_a_regression_is_judged_by_r2(
-    finish: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = finish(train={"rounds": 3}).path
-    make_regression(path, [-12345.678, 0.52, 0.5])
-    rows: Any = load(path).rounds.to_dict("records")
-    shown_live(path, rows)
-    text = capsys.readouterr().out
-    assert re.search(r"^round 1/3  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
-    assert re.search(r"^round 3/3  R² 0\.5000  ", text, re.MULTILINE)
-    assert re.search(r"^R², last round +0\.5000 *$", text, re.MULTILINE)
+def test_a_regression_is_judged_by_r2(say: Say) -> None:
+    made = small_experiment(**NUMBERS, train={"rounds": 3, "optimizer": {"lr": 0.01}})
+    Path("numbers.yaml").write_text(made.to_yaml())
+    code, text, _ = say("run", "numbers.yaml")
+    assert code == 0
+    (path,) = Path("runs/small").iterdir()
+    r2 = load(path).rounds["r2"]
+    assert re.search(rf"^round 1/3  R² {r2[0]:.4f}  [\d.]+ kB sent", text, re.M)
+    assert re.search(rf"^R², last round +{r2[2]:.4f} *$", text, re.M)
     assert "mean of last" not in text  # of three evaluated rounds
-    assert re.search(r"^R², best +0\.5200 \(round 2\) *$", text, re.MULTILINE)
+    assert re.search(rf"^R², best +{r2.max():.4f} \(round {r2.idxmax() + 1}\) *$", text, re.M)
     assert "accuracy" not in text
-    make_regression(path, [math.nan] * 3)  # the targets are all the same
-    rows = load(path).rounds.to_dict("records")
-    shown_live(path, rows[-1:])
+
+
+def test_what_is_no_number_or_a_large_one(
+    finish: Finish, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As R² is where the targets are all the same, or all but the same."""
+    done = finish(**NUMBERS, train={"rounds": 3})
+    screen = runs._Screen()
+    screen.start(done)
+    rows: Any = done.rounds.to_dict("records")
+    screen.show({**rows[0], "r2": -12345.678})
+    screen.show({**rows[2], "r2": math.nan})
     text = capsys.readouterr().out
-    assert re.search(r"^round 3/3  [\d.]+ kB sent$", text, re.MULTILINE)
-    assert "R²" not in text
+    assert re.search(r"^round 1/3  R² -12345\.7  [\d.]+ kB sent$", text, re.M)
+    assert re.search(r"^round 3/3  [\d.]+ kB sent", text, re.M)
 
 
 def test_a_grid_of_regressions_is_judged_by_r2(
-    finish: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entries = []
-    for seed in (0, 1):
-        done = finish(train={"rounds": 3}, seed=seed)
-        make_regression(done.path, [-3e9, 0.3, 0.5 + seed / 10])
-        entries.append(({"mu": 1}, seed, load(done.path)))
-    rows = [
-        {"cell": cell, "seed": seed, "folder": str(run.path), "status": "finished"}
-        for cell, seed, run in entries
-    ]
-    facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": rows}
-    folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
-    summary = summarise_cells(entries, ["mu"], target=0.4)
-    write_tables(folder.path, {"rounds": tidy(entries), "summary": summary})
-    runs._grid_summary(Grid(folder))
+    data = {"name": "friedman", "samples": 400, "noise": 0}
+    train = {"rounds": 4, "local_epochs": 5, "optimizer": {"name": "adam", "lr": 0.02}}
+    content = small_experiment(data=data, partition=FOUR, train=train).model_dump(mode="json")
+    content["grid"] = {"axes": {"train.batch_size": [32]}, "seeds": [0, 1], "target": 0.01}
+    done = load(grid_in_process(content, tmp_path))
+    assert isinstance(done, Grid)
+    runs._grid_summary(done)
     text = capsys.readouterr().out
+    last = [run.rounds["r2"].iloc[-1] for run in done.runs]
     assert "R²: mean ± standard deviation over seeds" in text
-    assert "0.550 ± 0.071" in text
+    assert f"{np.mean(last):.3f} ± {np.std(last, ddof=1):.3f}" in text
     assert "(2/2)" in text
     assert "accuracy" not in text
 
 
 def test_the_folder_of_a_run_is_never_cut_off(
-    finish: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = finish(train={"rounds": 1}, name="n" * 90)
     screen = io.StringIO()

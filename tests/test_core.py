@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 import fedsim
-from experiments import federation, small_experiment
 from fedsim.conditions.adversaries import attacks
 from fedsim.conditions.aggregators import aggregators
 from fedsim.data import datasets, partitions
@@ -24,7 +19,6 @@ from fedsim.federation import Federation
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
-from fedsim.simulate import initial_state
 
 PACKAGE = Path(fedsim.__file__).parent
 
@@ -189,40 +183,6 @@ def test_the_federation_has_no_condition() -> None:
         assert not {m for m in imports_of(tree) if m.startswith("fedsim.conditions")}, path
         found = {name: line for name, line in names_in(tree).items() if name in sections}
         assert not found, f"{path}: {found}"
-
-
-def calls_of_a_client(**sections: Any) -> Counter[str]:
-    """Calls of fedsim's functions that one more client in a cohort of FedAvg takes."""
-    experiment = small_experiment(train={"batch_size": 10_000}, **sections)
-    fed, found = federation(experiment), []
-    state = initial_state(fed.runner, experiment)
-    for cohort in (range(4), range(9)):
-        calls = Counter[str]()
-
-        def note(frame: FrameType, event: str, argument: Any, calls: Counter[str] = calls) -> None:
-            path = Path(frame.f_code.co_filename)
-            if event == "call" and path.is_relative_to(PACKAGE):
-                calls[f"{path.relative_to(PACKAGE)}:{frame.f_code.co_qualname}"] += 1
-
-        fed.runner.begin(1)
-        sys.setprofile(note)
-        try:
-            fed.mean(experiment.method.local_update, cohort, weights=state.weights)
-        finally:
-            sys.setprofile(None)
-        found.append(calls)
-    few, many = found
-    further = many - few
-    assert not [name for name, count in further.items() if count % 5]
-    return Counter({name: count // 5 for name, count in further.items()})
-
-
-def test_no_condition_is_called_where_none_is_set() -> None:
-    plain = calls_of_a_client()
-    assert not [name for name in plain if name.startswith("conditions/")]
-    assert sum(plain.values()) <= 140  # a client of one step in all; fewer are welcome
-    masked = calls_of_a_client(secure_aggregation={})
-    assert any(name.startswith("conditions/secure.py") for name in masked)
 
 
 def test_the_architecture_page_has_every_package_in_its_place() -> None:

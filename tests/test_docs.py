@@ -49,11 +49,11 @@ ON_RAY = [
 
 
 IN_PROCESS = [page for page in PAGES if page not in (*ON_RAY, "README.md")]
-# They train for more than four seconds. By day the others run, with snippets of each kind.
-LONG = {
-    "docs/gallery.md",
-    *(f"docs/guides/{name}.md" for name in ("adapters", "additive", "concepts", "explain")),
-    *(f"docs/guides/{name}.md" for name in ("privacy", "shortcuts", "text", "transformers")),
+# By day those about code of one's own, with snippets of each kind, and some that hardly train.
+BY_DAY = {
+    *(f"docs/guides/{name}.md" for name in ("data", "explainer", "method", "model", "objective")),
+    *(f"docs/guides/{name}.md" for name in ("clusters", "devices", "gpus", "python", "robust")),
+    *("CONTRIBUTING.md", "docs/guides/reproduce.md", "docs/index.md", "docs/reference/tables.md"),
 }
 
 
@@ -102,7 +102,7 @@ class TestReadme:
         assert len(self.README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("page", by_day(IN_PROCESS, {*IN_PROCESS} - LONG))
+@pytest.mark.parametrize("page", by_day(IN_PROCESS, BY_DAY))
 def test_snippets_run(page: str, tmp_path: Path) -> None:
     run_page(ROOT / page, tmp_path)
 
@@ -191,6 +191,7 @@ def test_each_picture_of_the_pages_has_its_script() -> None:
     assert all(f'"{name}"' in script for name in shown - gallery)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.fixture
@@ -200,7 +201,7 @@ class TestOnRay:
         for path in WRITTEN.iterdir():
             path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
-    @pytest.mark.parametrize("page", by_day(ON_RAY, ["docs/guides/grids.md"]))
+    @pytest.mark.parametrize("page", ON_RAY)
     def test_snippets_run(self, page: str, folder: Path) -> None:
         run_page(ROOT / page, folder)
 

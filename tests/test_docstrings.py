@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
+from experiments import run_example
 from fedsim import Dataset, compare
 from fedsim.cli.schema import experiment_schema
 from fedsim.conditions.adversaries import Attack
@@ -47,8 +50,5 @@ def test_examples_of_modules_run(module: ModuleType) -> None:
         *(Aggregator, Attack, *CHECKS),
     ],
 )
-def test_examples_run(documented: object) -> None:
-    globs = {**KNOWN, documented.__name__: documented}  # type: ignore[attr-defined]
-    (test,) = (t for t in doctest.DocTestFinder(recurse=False).find(documented, globs=globs))
-    assert test.examples
-    assert doctest.DocTestRunner().run(test).failed == 0
+def test_examples_run(documented: Callable[..., Any]) -> None:
+    run_example(documented, **{**KNOWN, documented.__name__: documented})

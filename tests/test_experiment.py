@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,15 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from experiments import (
-    NETWORK_METHODS,
-    TREE_METHODS,
-    examples,
-    small_experiment,
-    with_method,
-)
+from experiments import NETWORK_METHODS, TREE_METHODS, Say, examples, small_experiment, with_method
 from fedsim import Experiment
-from fedsim.cli import main
 from fedsim.config.file import RawConfig
 from fedsim.config.registry import LARGEST, Registry
 from fedsim.data import datasets, partitions
@@ -179,10 +171,8 @@ def test_words_that_omegaconf_reads_otherwise(word: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["1e5", "2024", "no", "null"])
-def test_a_name_is_a_name(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    printed = print_config(monkeypatch, capsys, str(QUICKSTART), "--name", name)
+def test_a_name_is_a_name(name: str, say: Say) -> None:
+    printed = say.printed("run", str(QUICKSTART), "--name", name, "--print-config")
     assert yaml.safe_load(printed)["name"] == name
 
 
@@ -215,24 +205,10 @@ def test_an_override_may_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
 # what is printed
 
 
-def print_config(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", ["fedsim", "run", *arguments, "--print-config"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("data", ["long path/" * 60, ":100:"])
-def test_print_config_is_the_complete_experiment(
-    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_print_config_is_the_complete_experiment(data: str, say: Say, tmp_path: Path) -> None:
     overrides = ["train.rounds=3", f"data={{name: npz, path: '{data}'}}"]
-    printed = print_config(monkeypatch, capsys, str(QUICKSTART), *overrides)
+    printed = say.printed("run", str(QUICKSTART), *overrides, "--print-config")
     assert list(tmp_path.iterdir()) == []
     path = tmp_path / "printed.yaml"
     path.write_text(printed)

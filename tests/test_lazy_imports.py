@@ -1,4 +1,4 @@
-"""What `import fedsim`, help and completion leave alone, because it takes seconds to import."""
+"""What help, completion and data sets leave alone, because it takes seconds to import."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 
 @pytest.fixture(scope="module")
-def loaded() -> set[str]:
-    """What a new process has imported for all commands with their arguments, as help shows."""
+def loaded() -> list[set[str]]:
+    """What a new process has imported for all commands with their arguments, and for images."""
     program = """
 import sys
 from typer.main import get_command
 from fedsim.cli import app
 get_command(app)
 print(*sys.modules)
+import fedsim.data.sources.images
+print(*sys.modules)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_help_imports_nothing_heavy(loaded: set[str]) -> None:
-    assert "fedsim.cli.runs" in loaded
-    assert not HEAVY & loaded
+def test_nothing_heavy_is_imported_before_it_is_needed(loaded: list[set[str]]) -> None:
+    for_help, for_images = loaded
+    assert "fedsim.cli.runs" in for_help
+    assert not HEAVY & for_help
+    assert not {"torchvision", "sklearn", "PIL"} & for_images
 
 
 def test_every_public_name_is_there() -> None:

@@ -65,11 +65,11 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         kernel.wait()
 
 
-# By day the one with most of what notebooks call.
+# By day the one that trains the least.
 @pytest.mark.usefixtures("_clean", "_forked")
 @pytest.mark.parametrize(
     "path",
-    by_day(NOTEBOOKS, [path for path in NOTEBOOKS if path.stem[:2] == "04"]),
+    by_day(NOTEBOOKS, [path for path in NOTEBOOKS if path.stem[:2] == "02"]),
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:

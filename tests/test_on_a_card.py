@@ -18,7 +18,16 @@ from own_explainer import GradientNorm
 from torch import Tensor, nn
 from trained import TRAINED, settings, trained
 
-from experiments import NETWORK_METHODS, by_day, small_experiment
+from experiments import (
+    FEW,
+    FOUR,
+    KINDS,
+    NETWORK_METHODS,
+    NUMBERS,
+    REVIEWS,
+    by_day,
+    small_experiment,
+)
 from fedsim import Client, Run, Update, run
 from fedsim.errors import ClientError
 from fedsim.explain import ExplainedData, ExplainedModel, Explanation
@@ -38,6 +47,8 @@ TIMES = ["seconds", "explain_seconds"]
 
 with tempfile.TemporaryDirectory() as folder:
     FURTHER = [n for n in result_hashes.experiments(Path(folder)) if n not in NETWORK_METHODS]
+# By day methods that make tensors of their own at clients or at the server.
+BY_DAY = ("scaffold", "fedaux", "fedfed", "fedgen", "xpfl", "hist_trees")
 CHOSEN = {"fedweit, tasks", "fedseit, top_k", "openfl_xai, tsk", "scaffold, private"}
 
 
@@ -52,7 +63,7 @@ def assert_same_result(name: str, there: Run, here: Run) -> None:
     pd.testing.assert_frame_equal(one, other, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize("name", by_day(TRAINED))
+@pytest.mark.parametrize("name", by_day(TRAINED, BY_DAY))
 def test_methods_come_to_the_same_bits(tmp_path: Path, name: str) -> None:
     with fake_card():
         there = run(small_experiment(**settings(name)), tmp_path, progress=False)
@@ -84,61 +95,50 @@ def test_why_gradients_are_not_captured_is_said_once(tmp_path: Path) -> None:
 # explainers
 
 
-REVIEWS = {**result_hashes.REVIEWS, "partition": {"kind": "aspects", "clients": 4}}
-REVIEWS["data"] = {**result_hashes.REVIEWS["data"], "reviews": 8, "fillers": 3, "length": 10}
-IMAGES: dict[str, Any] = {"model": {"name": "cnn", "channels": [4, 4]}, "train": {"rounds": 1}}
+FOR_ONE: dict[str, Any] = {"train": {"rounds": 1}}
+SMALLER = {**REVIEWS["data"], "reviews": 8, "fillers": 3, "length": 10}
+IMAGES: dict[str, Any] = {
+    **{"data": {"name": "digits", "subset": 0.1}, "model": {"name": "cnn", "channels": [4, 4]}},
+    **FOR_ONE,
+}
 # Explainers by what they explain.
 EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "images": (
-        {**IMAGES, "data": {"name": "digits", "subset": 0.1}},
+        IMAGES,
         {
             *("gradient", "gradient_x_input", "integrated_gradients", "lrp", "occlusion"),
             *("random", "sage", "smoothgrad", "tree"),
             *("captum", "deep_shap", "gradient_shap", "kernel_shap"),
         },
     ),
-    "rationales": ({**REVIEWS, "train": {"rounds": 1}}, {"rationale", "occlusion"}),
-    "rules": ({**result_hashes.RULES, "method": {"name": "openfl_xai"}}, {"rules"}),
+    "rationales": (
+        {**KINDS["rationales"], "data": SMALLER, **FOR_ONE},
+        {"rationale", "occlusion"},
+    ),
+    "rules": ({**KINDS["rules"], **FOR_ONE}, {"rules"}),
     "what is shared": (
         {
-            **{**IMAGES, "data": {"name": "digits", "subset": 0.1}, "train": {"rounds": 3}},
+            **{**IMAGES, "train": {"rounds": 3}},
             "method": {"name": "fedxds", "warmup_rounds": 1},
         },
         {"shared_images"},
     ),
     "shape functions": (
-        {
-            "data": {"name": "friedman", "samples": 100, "test_samples": 30},
-            "partition": {"kind": "iid", "clients": 3},
-            "model": {"name": "nam", "hidden": [4]},
-            "train": {"rounds": 1},
-        },
+        {**NUMBERS, "model": {"name": "nam", "hidden": [4]}, **FOR_ONE},
         {"shape_functions"},
     ),
     "concepts": (
         {
             "data": {"name": "shapes", "samples": 100, "test_samples": 30},
-            "partition": {"kind": "iid", "clients": 3},
+            "partition": FOUR,
             "model": {"name": "concept_bottleneck", "network": {"name": "mlp", "hidden": [4]}},
-            "train": {"rounds": 1},
+            **FOR_ONE,
         },
         {"concepts"},
     ),
-    "trees": (
-        {
-            "data": {"name": "digits", "subset": 0.3},
-            "model": {"name": "boosted_trees", "depth": 2, "bins": 8},
-            "method": {"name": "hist_trees"},
-            "train": {"rounds": 1},
-        },
-        {"leaves", "tree_shap"},
-    ),
+    "trees": ({**KINDS["trees"], **FOR_ONE}, {"leaves", "tree_shap"}),
     "transformers": (
-        {
-            **IMAGES,
-            "data": {"name": "digits", "subset": 0.3},
-            "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2},
-        },
+        {**IMAGES, "data": FEW, "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2}},
         {"attention_rollout", "attn_lrp", "gradcam"},
     ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first

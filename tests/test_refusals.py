@@ -13,7 +13,8 @@ import pytest
 from refusals import LABELS, ROWS, Row, experiment, mnist, write
 
 from experiments import Say
-from fedsim import run
+from fedsim import Dataset, run
+from fedsim.data import Source, load_dataset
 from fedsim.errors import BadInput
 
 # Where it is: a file (a long path is shortened), a key, an option, an override, a client or row,
@@ -22,10 +23,24 @@ PLACE = re.compile(
     r"(HERE/)?[\w./*-]+( … [\w./-]+)?(:\d+)?: |\w+(\.\w+)*[=:]|override |No such option|"
     r"there is no (list of|client|row|explainer)|client \d|HERE: |no node |explainer ['\w]|--\w|"
     r".* needs [\w-]+, which is not |\w+ is not a setting|give |row, input and text |no class |"
-    r"noise |x has |\w+ \(\d"
+    r"noise |x has |\w+ \(\d|(unknown )?(method|model) '|there is no template|"
+    r"'.*' (is|cannot be) the name"
 )
-UNKNOWN = re.compile(r"unknown|has no '|there is no list")
+UNKNOWN = re.compile(r"unknown|\w has no '|there is no list")
 OFFERS = re.compile(r"did you mean '|known: |keys of the experiment|write ")
+
+
+MADE: dict[str, Dataset] = {}  # by what their sections hold
+
+
+def load_once(source: Source) -> Dataset:
+    """Load data; those that are made up, once."""
+    if source.name not in ("planted_reviews", "digits", "friedman", "synthetic", "shapes"):
+        return load_dataset(source)
+    key = source.model_dump_json()
+    if key not in MADE:
+        MADE[key] = load_dataset(source)
+    return MADE[key]
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +49,7 @@ def _small_experiment(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("fedsim.launch.prepare.load_dataset", load_once)
     Path("small.yaml").write_text(experiment({}))
 
 

@@ -12,13 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import (
-    Finish,
-    Say,
-    federation,
-    interrupted,
-    small_experiment,
-)
+from experiments import KINDS, NUMBERS, Finish, Say, federation, interrupted, small_experiment
 from fedsim import Run, replay, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.experiment import EarlyStopping
@@ -127,10 +121,7 @@ class TestRuns:
     @pytest.mark.parametrize("method", ["openfl_xai", "local_rules"])
     def test_rules(self, finish: Finish, method: str) -> None:
         done = finish(
-            data={"name": "friedman", "samples": 200, "test_samples": 50},
-            partition={"kind": "iid", "clients": 2},
-            model={"name": "tsk"},
-            method={"name": method},
+            **{**KINDS["rules"], "method": {"name": method}},
             train={"rounds": 1},
             evaluate={"validation": 0.1},
         )
@@ -213,11 +204,7 @@ class TestSearches:
         [
             ({}, {"accuracy": "max"}),
             ({"evaluate": EVALUATE}, {"validation_accuracy": "max"}),
-            (
-                {"data": {"name": "friedman", "samples": 50}, "evaluate": EVALUATE}
-                | {"partition": {"kind": "iid", "clients": 2}},
-                {"validation_r2": "max"},
-            ),
+            ({**NUMBERS, "evaluate": EVALUATE}, {"validation_r2": "max"}),
         ],
     )
     def test_look_at_it_by_themselves(self, sections: Any, objectives: Any) -> None:

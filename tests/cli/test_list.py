@@ -117,21 +117,6 @@ def test_components_of_every_kind_can_be_shown(say: Say, kind: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (("method",), "there is no list of 'method'; did you mean 'methods'?"),
-        (("methods", "fedprxo"), "unknown method 'fedprxo'; did you mean 'fedprox'?"),
-        (("models", "no_such:Model"), "model 'no_such:Model' cannot be imported: no module"),
-        (("models", "json:loads"), "model 'json:loads' is of Python's own library"),
-    ],
-)
-def test_what_is_not_there(say: Say, words: tuple[str, ...], complaint: str) -> None:
-    code, _, said = say("list", *words)
-    assert code == 2
-    assert said.startswith(f"error: {complaint}")
-
-
 def test_json_for_scripts(say: Say) -> None:
     assert json.loads(say("list", "--json")[1])["methods"] == registered("methods")
     (first, *_) = json.loads(say("list", "partitions", "--json")[1])

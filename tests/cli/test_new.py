@@ -39,26 +39,6 @@ def test_an_experiment_runs(say: Say) -> None:
     assert "run folder: runs/first/" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("torch", "'torch' is the name of an installed module; choose another one"),
-        ("MyMethod", "'MyMethod' cannot be the name of a Python module"),
-        ("MyMethod", "lower-case letters, digits and _; for example my_method"),
-        ("my method", "for example my_method"),
-        ("2nd", "for example my_2nd"),
-        ("class", "for example my_class"),
-        ("../elsewhere", "for example elsewhere"),
-        ("é", "for example my"),
-    ],
-)
-def test_names_that_cannot_be_imported(say: Say, name: str, complaint: str) -> None:
-    code, _, said = say("new", "method", name)
-    assert code == 2
-    assert complaint in said
-    assert not list(Path().iterdir())
-
-
 @pytest.mark.parametrize("there", ["mine.py", "mine.yaml", "test_mine.py"])
 def test_nothing_is_overwritten(say: Say, there: str) -> None:
     Path(there).write_text("precious")
@@ -66,8 +46,3 @@ def test_nothing_is_overwritten(say: Say, there: str) -> None:
     assert (code, said) == (2, f"error: {there}: exists; nothing was written\n")
     assert Path(there).read_text() == "precious"
     assert len(list(Path().iterdir())) == 1
-
-
-def test_kinds_are_named(say: Say) -> None:
-    code, _, said = say("new", "metod", "mine")
-    assert (code, said) == (2, "error: there is no template 'metod'; did you mean 'method'?\n")

@@ -16,6 +16,7 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
+from experiments import unused_address
 from fedsim.cluster import connection, forked_workers
 from fedsim.cluster.connection import connected
 from fedsim.cluster.forked_workers import fork_server
@@ -74,12 +75,6 @@ def refusal(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
     return str(told.value)
 
 
-def unused() -> str:
-    """An address where nothing answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 NO_RAY = "no Ray cluster answers there ({})"
 ELSEWHERE = (
     "`fedsim run` must run on a machine of the cluster; from elsewhere, use "
@@ -105,7 +100,7 @@ def test_no_cluster_is_there(
 ) -> None:
     """Something else answers, nothing does, or it is no address."""
     monkeypatch.setattr(connection, "TIMEOUT", 0.3)
-    there = nullcontext(unused() if given == "nobody" else given)
+    there = nullcontext(unused_address() if given == "nobody" else given)
     with there if isinstance(given, str) else answering(given) as address:
         assert refusal(monkeypatch, str(address)) == f"RAY_ADDRESS={address}: {told}"
     assert not asked
@@ -148,7 +143,7 @@ def test_which_ray_is_used(
     taken: str,
 ) -> None:
     def address(text: str) -> str:
-        return {"HEAD": head, "NOBODY": unused()}.get(text, text)
+        return {"HEAD": head, "NOBODY": unused_address()}.get(text, text)
 
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", address(given))

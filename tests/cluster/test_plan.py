@@ -22,15 +22,7 @@ HEAD = Node.of({"NodeManagerHostname": "head", "Resources": {"memory": 8e9}})
 @pytest.mark.parametrize(
     ("settings", "cluster", "known", "actors"),
     [
-        ({"gpus_per_actor": 0.25}, nodes(1), {}, 4),
-        ({"gpus_per_actor": 0.3}, nodes(1), {}, 3),
-        ({"gpus_per_actor": 0.1}, nodes(1), {}, 10),
         ({"gpus_per_actor": 0.6}, nodes(2), {}, 2),  # no actor has parts of two cards
-        ({"gpus_per_actor": 0.5}, nodes(1, 0, 2), {}, 6),
-        ({"gpus_per_actor": 1}, nodes(3), {}, 3),
-        ({"gpus_per_actor": 2}, nodes(3, 2), {}, 2),
-        ({"gpus_per_actor": 0}, nodes(0, 2), {}, 32),
-        ({"gpus_per_actor": 0.25, "cpus_per_actor": 2}, nodes(1, cpus=6), {}, 3),
         ({}, [Node("laptop", cpus=1000, gpus=0, memory=3e9)], {}, 10),
         ({}, [HEAD, *nodes(0, cpus=2)], {}, 2),
         ({}, LAPTOP, {}, 16),

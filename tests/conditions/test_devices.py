@@ -28,13 +28,12 @@ from experiments import (
 )
 from fedsim import Client, Grid, Update, load
 from fedsim.conditions.devices import Devices, Fleet, read_availability, read_capacities
-from fedsim.errors import BadInput, DataError, RunError
+from fedsim.errors import BadInput, RunError
 from fedsim.methods.fedavg import FedAvg
 from fedsim.results.report.curves import costs
 from fedsim.results.report.html import Report
 from fedsim.results.report.results import results
 from fedsim.support.rng import keyed_rng
-from fedsim.training import Train
 
 SPREAD: dict[str, Any] = {"speed": {"median": 100, "sigma": 1}}
 TEN = {"kind": "iid", "clients": 10}
@@ -330,28 +329,6 @@ class TestTraces:
         assert done.rounds["simulated_seconds"][:2].tolist() == [60, 60]
         assert done.rounds["clients"].tolist() == [0, 0, 10]
 
-    @pytest.mark.parametrize(
-        ("device", "missing"),
-        [
-            ({"computation": 10}, "communication"),
-            ({**TIMES, "active": [10, None]}, "active"),
-            ({**TIMES, "finish_time": None}, "finish_time"),
-        ],
-    )
-    def test_devices_that_lack_something(self, tmp_path: Path, device: Any, missing: str) -> None:
-        path = tmp_path / "trace.json"
-        path.write_text(json.dumps({"3": device}))
-        read = read_capacities if missing == "communication" else read_availability
-        with pytest.raises(DataError, match=f"device 3: has no '{missing}'"):
-            read(path)
-
-    @pytest.mark.parametrize("content", [b"", b"nothing", b"[1, 2]", pickle.dumps(print)])
-    def test_other_files(self, tmp_path: Path, content: bytes) -> None:
-        for name in ("trace.json", "trace"):
-            (tmp_path / name).write_bytes(content)
-            with pytest.raises(DataError, match=rf"{name}: "):
-                read_capacities(tmp_path / name)
-
 
 def test_the_slowest_times_are_numbers() -> None:
     rates = dict.fromkeys(("speed", "download", "upload"), 1e-30)
@@ -459,7 +436,6 @@ def test_simulated_time_needs_devices() -> None:
     fed = federation(small_experiment(partition=TEN))
     with pytest.raises(RunError, match="no section of the experiment simulates time; set devices"):
         fed.time.planned_seconds([0])
-    assert Train().most_epochs == 1
 
 
 def test_tables_and_figures_have_simulated_time(tmp_path: Path, say: Any) -> None:

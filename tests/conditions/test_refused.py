@@ -10,27 +10,11 @@ from torch import Tensor
 
 from experiments import Finish, federation, small_experiment
 from fedsim import Client, Federation, State, Update
-from fedsim.errors import BadInput, FedsimError, RunError
-from fedsim.launch.prepare import prepare
+from fedsim.errors import FedsimError, RunError
 from fedsim.methods.fedavg import FedAvg
 
 PRIVACY: dict[str, Any] = {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}}
 SECURE: dict[str, Any] = {"secure_aggregation": {}}
-
-
-@pytest.mark.parametrize("key", ["speed", "download", "upload"])
-def test_rates_beyond_all_numbers(key: str) -> None:
-    for rate, said in (
-        (1e-308, f"{key} must be above 0, 1e-30 or more"),
-        (10**400, f"devices.{key}: is too large"),
-        ({"median": 1e-308, "sigma": 1}, f"{key} must be above 0, 1e-"),
-        ({"median": 1e-29, "sigma": 10}, f"^devices.{key}: .* is drawn, .*; lower dev"),
-    ):
-        with pytest.raises(BadInput, match=said):
-            prepare(small_experiment(devices={key: rate}))
-
-
-# in a round
 
 
 class Gathers(FedAvg):

@@ -167,36 +167,6 @@ def test_iid_and_quantile_deal_all_evenly_quantile_by_target(
     assert data.y[np.concatenate(shares)].tolist() == sorted(data.y)
 
 
-def slow_dirichlet(
-    y: NDArray[np.int64],
-    classes: int,
-    clients: int,
-    alpha: float,
-    min_samples: int,
-    rng: np.random.Generator,
-) -> list[list[int]]:
-    """Per class c: q_c ~ Dir(α·1_K), indices cut at cumsum(q_c)·n_c; again until it does."""
-    of_class = [[i for i in range(len(y)) if y[i] == c] for c in range(classes)]
-    while True:
-        cuts = []
-        for members in of_class:
-            q = rng.dirichlet([alpha] * clients)
-            ends, total = [0], 0.0
-            for share in q[:-1]:
-                total += share
-                ends.append(int(total * len(members)))
-            cuts.append([*ends, len(members)])
-        sizes = [sum(cut[k + 1] - cut[k] for cut in cuts) for k in range(clients)]
-        if min(sizes) >= min_samples:
-            break
-    shares: list[list[int]] = [[] for _ in range(clients)]
-    for members, cut in zip(of_class, cuts, strict=True):
-        shuffled = rng.permutation(members).tolist()
-        for k in range(clients):
-            shares[k] += shuffled[cut[k] : cut[k + 1]]
-    return shares
-
-
 @given(
     seed=st.integers(0, 2**32),
     clients=st.integers(1, 6),
@@ -204,13 +174,20 @@ def slow_dirichlet(
     min_samples=st.integers(1, 12),
 )
 def test_dirichlet_is_the_formula(seed: int, clients: int, alpha: float, min_samples: int) -> None:
+    """Of class c: q_c ~ Dir(α·1_K), examples cut at cumsum(q_c)·n_c; until all have enough."""
     data = dataset(labels(120, seed=seed))
     partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=min_samples)
     shares = partition.split(data, np.random.default_rng(seed))
-    rng = np.random.default_rng(seed)
-    expected = slow_dirichlet(data.y, CLASSES, clients, alpha, min_samples, rng)
-    assert [share.tolist() for share in shares] == expected
-    assert min(len(share) for share in shares) >= min_samples
+    rng, of_class = np.random.default_rng(seed), [np.flatnonzero(data.y == c) for c in range(6)]
+    held = np.zeros(clients)
+    while held.min() < min_samples:
+        shares_of = [rng.dirichlet([alpha] * clients).cumsum()[:-1] for _ in of_class]
+        cuts = [(q * len(m)).astype(int) for q, m in zip(shares_of, of_class, strict=True)]
+        held = sum(np.diff([0, *cut, len(m)]) for cut, m in zip(cuts, of_class, strict=True))
+    dealt = [np.split(rng.permutation(m), cut) for m, cut in zip(of_class, cuts, strict=True)]
+    for share, pieces in zip(shares, zip(*dealt, strict=True), strict=True):
+        assert share.tolist() == np.concatenate(pieces).tolist()
+        assert len(share) >= min_samples
     assert sorted(np.concatenate(shares)) == list(range(120))
 
 

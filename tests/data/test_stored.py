@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from cachetools import cached
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -18,7 +17,6 @@ from PIL import Image
 from experiments import Finish, small_experiment
 from fedsim.data import datasets, load_dataset, stored
 from fedsim.data.dataset import Dataset
-from fedsim.data.sources import tables
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 
@@ -73,9 +71,7 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "npz with a test set": lambda p: {
         "name": "npz",
         "path": npz(
-            *(p / "a.npz",),
-            **{"x_train": pixels(), "y_train": labels()},
-            **{"x_test": pixels(8), "y_test": labels(8)},
+            p / "a.npz", x_train=pixels(), y_train=labels(), x_test=pixels(8), y_test=labels(8)
         ),
     },
     "npy": lambda p: {"name": "npz", "path": npy(p / "a", x=pixels(), y=labels(), site=labels())},
@@ -144,17 +140,6 @@ def test_runs_come_to_the_same_bits(tmp_path: Path, finish: Finish, name: str) -
     assert same == (name != "folder")  # whose files are hashed as they are
 
 
-@pytest.mark.usefixtures("own_ray", "driver_here")
-def test_actors_read_the_files(tmp_path: Path, finish: Finish) -> None:
-    common: dict[str, Any] = {
-        "data": {**SECTIONS["npz"](tmp_path), "in_place": True},
-        "partition": {"kind": "iid", "clients": 4},
-        "train": {"rounds": 2},
-    }
-    there = finish(**common, engine={"kind": "ray", "actors": 2})
-    assert there.result_hash == finish(**common).result_hash
-
-
 @given(st.data())
 def test_any_rows(loaded: dict[str, tuple[Dataset, Dataset]], data: st.DataObject) -> None:
     memory, in_place = data.draw(st.sampled_from(list(loaded.values())))
@@ -197,22 +182,6 @@ def test_a_blank_cell_is_found_in_its_row_group(tmp_path: Path) -> None:
         load_dataset(datasets.parse(section))
 
 
-def test_a_row_group_larger_than_the_cache_is_decoded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored, "CACHE_BYTES", 1000)
-    monkeypatch.setattr(stored, "CHUNK_BYTES", 400)
-    kept = cached(stored.latest())(tables._row_group.__wrapped__)
-    monkeypatch.setattr(tables, "_row_group", kept)
-    frame = pd.DataFrame({str(k): np.zeros(4) for k in range(40)})
-    frame.to_parquet(tmp_path / "a.parquet")
-    rows = tables.ParquetRows(tmp_path / "a.parquet", [*frame], np.float64)
-    read, decoded = tables.as_entries, list[int]()
-    monkeypatch.setattr(tables, "as_entries", lambda *given: decoded.append(1) or read(*given))
-    assert [len(part) for part in rows.chunks()] == [1] * 4
-    assert len(decoded) == 1
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_inputs_are_compared_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
@@ -224,27 +193,6 @@ def test_inputs_are_compared_part_by_part(
     monkeypatch.setattr(stored, "CHUNK_BYTES", 100)
     assert stored.equal(x, stored.MappedArray(path, "x")) == same
     assert not stored.equal(x[:39], stored.MappedArray(path, "x"))
-
-
-def test_decoded_images_are_kept_up_to_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = stored._decoded.cache
-    cache.clear()
-    _, in_place = both({"name": "folder", "path": painted(tmp_path), **PIXELS})
-    read: list[Path] = []
-    original = stored.pictures.read_picture
-
-    def read_picture(path: Path, *arguments: Any, **named: Any) -> Any:
-        read.append(path)
-        return original(path, *arguments, **named)
-
-    monkeypatch.setattr(stored.pictures, "read_picture", read_picture)
-    first = in_place.x[[3, 5, 3]]
-    np.testing.assert_array_equal(in_place.x[[3, 5, 3]], first)
-    assert len(read) == 2
-    assert cache.currsize == 2 * 64
-    assert cache.maxsize == stored.CACHE_BYTES
 
 
 @pytest.mark.parametrize("name", ["npz", "folder", "table"])

@@ -166,15 +166,6 @@ def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
     )
 
 
-@pytest.mark.parametrize("share", [1, 0.5, 0.25])
-def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(share: float) -> None:
-    y = shuffled(8, 240)
-    splits = deal(dataset(y), 1, train_fraction=share)
-    rows = sorted(row for own in shares(splits) for row in own)
-    assert np.bincount(y[rows]).tolist() == [240 * share] * 8
-    assert in_order(splits, 1) == slowly(y, rows, TASKS[8])
-
-
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Dataset, list[list[list[str]]]]:
     K, T, C = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
@@ -308,10 +299,3 @@ def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
     untested = deal(dataset(y, tested=range(6)), 2)
     untrained = deal(dataset(shuffled(6, 60), size=8, tested=range(8)), 2)
     assert drawn(untested) == drawn(untrained) == published(6, 2)
-
-
-def test_classes_of_fewer_examples_than_tasks() -> None:
-    with pytest.raises(DataError, match="class 'a' has 4 training examples for its 8 tasks"):
-        own(dataset([0] * 8 + [1] * 8), [[["a"]] * 8], train_fraction=0.5)
-    with pytest.raises(DataError, match="class 'a' has 3 training examples for its 4 tasks"):
-        own(dataset([0] * 3), [[["a"]] * 2, [["a"]] * 2])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedsim.federation.checkpoint import Checkpoints, pack, read_tree, unpack, write_tree
+from fedsim.federation.checkpoint import Checkpoints, pack, read_tree, write_tree
 
 dtypes = st.sampled_from(
     ["float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"]
@@ -53,28 +53,13 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @given(trees)
-def test_packed_and_unpacked(tree: Any) -> None:
-    found: dict[str, NDArray[Any]] = {}
-    text = json.dumps(pack(tree, found))
-    assert_same(unpack(json.loads(text), found), tree)
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"a": {1: np.arange(6.0).reshape(2, 3), (2, "x"): [np.zeros((0, 4)), None]}},
-        np.arange(6, dtype=np.float32).reshape(2, 3).T,
-        np.array(3.5),
-        np.array(True),
-        {},
-        # float64 times a float32 array is float64; a plain number times it is float32.
-        [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)],
-    ],
-    ids=["nest", "transposed", "scalar", "flag", "empty", "NumPy's scalars"],
-)
-def test_through_a_file(tmp_path: Path, tree: Any) -> None:
-    write_tree(tmp_path / "tree.safetensors", tree)
-    assert_same(read_tree(tmp_path / "tree.safetensors"), tree)
+@example(np.arange(6, dtype=np.float32).reshape(2, 3).T)
+# float64 times a float32 array is float64; a plain number times it is float32.
+@example([np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)])
+def test_through_a_file(tree: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_tree(Path(folder, "tree.safetensors"), tree)
+        assert_same(read_tree(Path(folder, "tree.safetensors")), tree)
 
 
 @pytest.mark.parametrize("thing", [object(), {1, 2}, b"bytes", 1j, len, Path("x")])

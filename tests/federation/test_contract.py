@@ -7,41 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from misbehaving_methods import HABITS
 
-from experiments import (
-    FEW,
-    QUARTER,
-    Finish,
-    by_day,
-    federation,
-    interrupted,
-    small_experiment,
-    with_method,
-)
-from fedsim import resume, testing
+from experiments import FEW, Finish, by_day, federation, small_experiment, with_method
+from fedsim import testing
 from fedsim.errors import ClientError, FedsimError
-
-
-@pytest.mark.usefixtures("own_ray", "driver_here")
-class TestHabits:
-    # FailsNowAndThen keeps a nested state as well, and TrainsTwice is tried in stacks by day.
-    @pytest.mark.parametrize("habit", by_day(HABITS, {*HABITS} - {"NestedState", "TrainsTwice"}))
-    def test_what_clients_do_is_the_same_on_both_engines_and_after_a_resume(
-        self, finish: Finish, tmp_path: Path, habit: str
-    ) -> None:
-        """Methods of all habits: state now and then, nested state, torch's generator, failures."""
-        common: dict[str, Any] = {
-            "data": QUARTER,
-            "method": {"name": f"misbehaving_methods:{habit}"},
-            "train": {"rounds": 6, "on_client_error": "skip"},
-        }
-        local = finish(**common)
-        on_ray = finish(**common, engine={"kind": "ray", "actors": 2})
-        assert on_ray.result_hash == local.result_hash
-
-        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 4)
-        assert resume(folder).result_hash == local.result_hash
 
 
 def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> None:
@@ -149,7 +118,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
+# By day those that keep something from round to round.
+KEEPING = {"privacy", "compression", "devices", "your own"}
+
+
+@pytest.mark.parametrize("condition", by_day(CONDITIONS, KEEPING))
 def test_a_run_keeps_the_contract(finish: Finish, tmp_path: Path, condition: str) -> None:
     sections = CONDITIONS[condition]
     train = {"rounds": 4, "participation": 0.7}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import small_experiment
+from experiments import FOUR, KINDS, NUMBERS, small_experiment
 from fedsim import run
 from fedsim.data import Dataset
 from fedsim.federation import context, on_card
@@ -21,14 +21,8 @@ CPU, CARD = torch.device("cpu"), torch.device("cuda")
 DATA: dict[str, dict[str, Any]] = {
     "bytes": {"data": {"name": "npz"}},
     "floats": {},
-    "a regression": {
-        "data": {"name": "friedman", "samples": 200},
-        "model": {"name": "mlp", "hidden": [8]},
-    },
-    "token ids": {
-        "data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
-        "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
-    },
+    "a regression": NUMBERS,
+    "token ids": KINDS["documents"],
 }
 
 
@@ -47,7 +41,7 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_come_to_the_same_bits(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    sections = {**DATA[kind], "partition": {"kind": "iid", "clients": 4}}
+    sections = {**DATA[kind], "partition": FOUR}
     if kind == "bytes":
         x = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8)).astype(np.uint8)
         np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3)

@@ -95,16 +95,11 @@ def test_auto_takes_what_is_fastest(
     assert f"a client in 1: {1000 * alone:.2f} ms" in why
 
 
-@pytest.mark.parametrize("V", [4, "auto"])
 def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
-    finish: Finish, V: int | str
+    finish: Finish,
 ) -> None:
-    common: dict[str, Any] = {
-        "data": QUARTER,
-        "model": {"name": "networks:normalised"},
-        "train": {"rounds": 1},
-    }
-    done = finish(**stacked(V, **common))
+    common = {"data": QUARTER, "model": {"name": "networks:normalised"}, "train": {"rounds": 1}}
+    done = finish(**stacked("auto", **common))
     assert done.manifest["clients_per_step"] == 1
     why = "layer 'features.2' (BatchNorm1d) mixes examples or keeps running statistics"
     assert f"clients are trained one by one: {why}" in log_of(done)
@@ -138,11 +133,8 @@ def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
 
 
 def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> None:
-    common = {
-        "data": QUARTER,
-        "partition": {"kind": "iid", "clients": 140},
-        "train": {"rounds": 1},
-    }
+    many_clients = {"kind": "iid", "clients": 140}
+    common = {"data": QUARTER, "partition": many_clients, "train": {"rounds": 1}}
     many, alone = (finish(**stacked(V, **common)) for V in (140, 1))
     for name, weights in alone.weights().items():
         np.testing.assert_allclose(many.weights()[name], weights, atol=1e-5)

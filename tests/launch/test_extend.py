@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
-from experiments import Finish, Say, change_manifest, with_method
+from experiments import Finish, Say, change_manifest, interrupt, with_method
 from fedsim import extend, replay, resume
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.results.folder import FINAL_WEIGHTS
@@ -49,12 +49,8 @@ def test_it_can_be_interrupted_and_resumed(finish: Finish, tmp_path: Path) -> No
     changes = {"train.rounds": 6, "checkpoint.every": 1}
     whole = extend(short, changes, tmp_path / "whole", progress=False)
 
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        extend(short.path, changes, tmp_path / "cut", interrupt)
+        extend(short.path, changes, tmp_path / "cut", interrupt(4))
     (folder,) = (tmp_path / "cut").glob("*/*")
     assert resume(folder).result_hash == whole.result_hash
 

@@ -6,10 +6,9 @@ import fcntl
 import logging
 import math
 import os
-import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -27,7 +26,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 import fedsim
-from experiments import small_experiment
+from experiments import interrupt, small_experiment, unused_address
 from fedsim import Experiment, Run
 from fedsim.cluster import connection
 from fedsim.cluster.placement import Node
@@ -301,14 +300,6 @@ def test_variables_of_the_environment_count(
 # runs that go on
 
 
-def interrupt(after: int) -> Callable[[object], None]:
-    def stop(event: object) -> None:
-        if isinstance(event, dict) and event["round"] == after:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 def test_a_resumed_run_goes_on_in_its_logs(plain: Run, out: Path, begun: list[WandbRun]) -> None:
     started: list[RunFolder] = []
     with pytest.raises(KeyboardInterrupt):
@@ -411,16 +402,10 @@ def test_ray_does_not_get_to_see_mlflows_password(
 # loggers that fail
 
 
-def closed_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_a_server_that_is_away_does_not_stop_a_run(
     plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = f"127.0.0.1:{closed_port()}"
+    address = unused_address()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
     events: list[Any] = []
     run = fedsim.run(experiment("tensorboard", "mlflow"), tmp_path, events.append)
@@ -502,8 +487,3 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
     assert caplog.messages == [
         "tensorboard failed; the run goes on without this logger: ConnectionError"
     ]
-
-
-def test_every_name_has_its_logger() -> None:
-    assert tuple(sorted(loggers._LOGGERS)) == LOGGERS
-    assert small_experiment().loggers == ()

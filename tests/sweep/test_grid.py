@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +35,9 @@ TWO_BY_TWO: dict[str, Any] = {
 def content(grid: Any, **sections: Any) -> dict[str, Any]:
     """A small experiment file, as nested dicts, with a grid."""
     whole = small_experiment(train={"rounds": 6}, **sections).model_dump(mode="json")
-    del whole["method"]
-    return {
-        **whole,
-        "grid": grid,
-        **({"method": sections["method"]} if "method" in sections else {}),
-    }
+    if "method" not in sections:
+        del whole["method"]
+    return {**whole, "grid": grid}
 
 
 FEDAVG = {"method": {"name": "fedavg"}}
@@ -165,9 +160,8 @@ class TestOnRay:
             grid(whole, out="/proc/none")
 
 
-def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
-    tmp_path: Path, command: Callable[..., Command], say: Say
-) -> None:
+@pytest.mark.night  # by day a run is killed: tests/test_same_bits.py
+def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path, say: Say) -> None:
     axes = {"method": TWO_BY_TWO["axes"]["method"]}
     whole = content({**TWO_BY_TWO, "axes": axes, "seeds": [0, 1], "target": 0.5})
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
@@ -178,12 +172,11 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     rounds = tidy(runs)
     table = summarise_cells(runs, list(sweep.grid.axes), sweep.grid.baseline, sweep.grid.target)
 
-    first = command("grid", "grid.yaml")
-    for line in first.stdout:
-        if line.startswith("[2/4]"):
-            first.send_signal(signal.SIGKILL)
-            break
-    first.communicate(timeout=60)
+    with Command("grid", "grid.yaml", cwd=tmp_path, shares_workers=True) as first:
+        for line in first.stdout:
+            if line.startswith("[2/4]"):
+                first.kill()
+                break
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     assert not (folder / "summary.parquet").exists()
     # A trial killed between its weights and its last word to the manifest writes both again.

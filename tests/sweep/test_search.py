@@ -17,7 +17,6 @@ import optuna
 import pandas as pd
 import pytest
 import yaml
-from commands import Command
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -27,13 +26,13 @@ from ray.tune.schedulers import ASHAScheduler
 
 from experiments import Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
+from fedsim.cli import runs
 from fedsim.config.file import RawConfig
-from fedsim.data import load_dataset
-from fedsim.errors import BadInput, RunError, UnknownObjective
+from fedsim.errors import RunError, UnknownObjective
 from fedsim.results.archive import pack_results
 from fedsim.results.figures import pareto
 from fedsim.results.verify import insist_on_whole
-from fedsim.sweep import search, sweep, trials
+from fedsim.sweep import search
 from fedsim.sweep.search import SAMPLERS, SamplerByPlace, SearchSettings, SearchSweep
 from fedsim.sweep.trials import objective_value
 
@@ -72,24 +71,9 @@ def test_the_corners_stand_for_all_trials() -> None:
     ]
 
 
-def test_the_data_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without objectives, the data decides what is optimised, before any trial is checked."""
-    loads: list[Any] = []
-
-    def load_counted(source: Any) -> Any:
-        loads.append(source)
-        return load_dataset(source)
-
-    def check(plan: trials.SweepPlan, path: Path, *rest: Any) -> None:
-        trials._load_data(plan, path, rest[-1])
-        raise BadInput(f"checked for {plan.directions}")
-
-    for module in (search, trials):
-        monkeypatch.setattr(module, "load_dataset", load_counted)
-    monkeypatch.setattr(sweep, "run_trials", check)
-    with pytest.raises(BadInput, match=r"^checked for {'accuracy': 'max'}$"):
-        tune(content({"space": {"train.optimizer.lr": [0.1, 0.2]}}), out=tmp_path, progress=False)
-    assert len(loads) == 1
+def interrupt() -> None:
+    """As Ctrl-C does."""
+    signal.raise_signal(signal.SIGINT)
 
 
 class TestOnRay:
@@ -131,6 +115,59 @@ class TestOnRay:
             archive.extractall(tmp_path / "elsewhere")
         assert insist_on_whole(tmp_path / "elsewhere" / folder.path.name) == 3
 
+    def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
+        self, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch, own_ray: None
+    ) -> None:
+        section = {
+            "space": SPACE,
+            "objectives": {"accuracy": "max", "total_bytes": "min"},
+            "trials": 5,
+        }
+        whole = content(section, train={"rounds": 2})
+        (tmp_path / "search.yaml").write_text(yaml.safe_dump(whole))
+        with monkeypatch.context() as patch:
+            patch.setattr(runs._Lines, "show", lambda _, line: line[:5] == "[2/5]" and interrupt())
+            code, _, complaint = say("tune", "search.yaml")
+        (path,) = (tmp_path / "runs" / "small").iterdir()
+        told = f"interrupted; to continue:\n  fedsim resume {path.relative_to(tmp_path)}\n"
+        assert (code, complaint.endswith(told)) == (130, True), complaint
+        assert Search.open(path).manifest["status"] == "interrupted"
+        assert not pickles(path)
+
+        code, text, complaints = say("resume", str(path))
+        assert code == 0, complaints
+        folder = Search.open(path)
+        assert folder.manifest["status"] == "finished"
+        trials = folder.trials
+        assert len(trials) == 5
+        assert set(trials["status"]) == {"finished"}
+        assert not pickles(path)
+        assert {p.name for p in path.iterdir() if p.is_dir()} == {"trials"}
+
+        # The study, with Optuna's own tools.
+        study = optuna.load_study(study_name="fedsim", storage=f"sqlite:///{path}/study.db")
+        assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+        assert {t.number for t in study.best_trials} == set(folder.pareto["trial"])
+        for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            row = trials[trials["trial"] == trial.number].iloc[0]
+            assert trial.values == [row["accuracy"], row["total_bytes"]]
+            assert trial.params == {key: row[key] for key in SPACE}
+
+        # The picture is one, and shows something.
+        picture = imread(path / "pareto.png")
+        assert picture.shape[0] > 400
+        assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10
+
+        shares = folder.importance.set_index("hyper-parameter")
+        assert set(shares.index) == set(SPACE)
+        assert shares["total_bytes"].sum() == pytest.approx(1)
+        assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.5
+
+        best = Experiment.load(path / "best.yaml")
+        again = run(best, tmp_path / "again")
+        assert again.rounds["accuracy"].iloc[-1] == trials["accuracy"].max()
+        assert "best, ready to run: fedsim run" in text
+
     def test_an_objective_that_no_round_reports_ends_the_search_at_once(
         self, tmp_path: Path, own_ray: None
     ) -> None:
@@ -150,63 +187,6 @@ class TestOnRay:
         assert len(list(tmp_path.glob("small/*/trials/*"))) == 1
         (folder,) = (Search.open(path) for path in tmp_path.glob("small/*"))
         assert folder.manifest["status"] == "failed"
-
-
-def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
-    tmp_path: Path, command: Callable[..., Command], say: Say
-) -> None:
-    section = {
-        "space": SPACE,
-        "objectives": {"accuracy": "max", "total_bytes": "min"},
-        "trials": 5,
-    }
-    whole = content(section, train={"rounds": 2})
-    (tmp_path / "search.yaml").write_text(yaml.safe_dump(whole))
-    first = command("tune", "search.yaml")
-    for line in first.stdout:
-        if line.startswith("[2/5]"):
-            first.send_signal(signal.SIGINT)
-            break
-    text, _ = first.communicate(timeout=120)
-    assert first.returncode == 130, text
-    (path,) = (tmp_path / "runs" / "small").iterdir()
-    assert f"interrupted; to continue:\n  fedsim resume {path.relative_to(tmp_path)}" in text
-    assert Search.open(path).manifest["status"] == "interrupted"
-    assert not pickles(path)
-
-    code, text, complaints = say("resume", str(path))
-    assert code == 0, complaints
-    folder = Search.open(path)
-    assert folder.manifest["status"] == "finished"
-    trials = folder.trials
-    assert len(trials) == 5
-    assert set(trials["status"]) == {"finished"}
-    assert not pickles(path)
-    assert {p.name for p in path.iterdir() if p.is_dir()} == {"trials"}
-
-    # The study, with Optuna's own tools.
-    study = optuna.load_study(study_name="fedsim", storage=f"sqlite:///{path}/study.db")
-    assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
-    assert {t.number for t in study.best_trials} == set(folder.pareto["trial"])
-    for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
-        row = trials[trials["trial"] == trial.number].iloc[0]
-        assert trial.values == [row["accuracy"], row["total_bytes"]]
-        assert trial.params == {key: row[key] for key in SPACE}
-
-    # The picture is one, and shows something.
-    picture = imread(path / "pareto.png")
-    assert picture.shape[0] > 400
-    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10
-
-    shares = folder.importance.set_index("hyper-parameter")
-    assert set(shares.index) == set(SPACE)
-    assert shares["total_bytes"].sum() == pytest.approx(1)
-    assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.5
-
-    best = Experiment.load(path / "best.yaml")
-    again = run(best, tmp_path / "again")
-    assert again.rounds["accuracy"].iloc[-1] == trials["accuracy"].max()
-    assert "best, ready to run: fedsim run" in text
 
 
 def test_pickles_are_found(tmp_path: Path) -> None:

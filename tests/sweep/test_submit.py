@@ -22,7 +22,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ import psutil
 import pytest
 from commands import Command
 
-from experiments import Say, small_experiment
+from experiments import Say, small_experiment, unused_address
 from fedsim import load, run
 from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.sweep import pack, submit
@@ -40,6 +40,7 @@ from fedsim.sweep import pack, submit
 # A method of the user's own, which works only where it was sent with its environment.
 MINE = """
 import os
+import time
 
 from fedsim.methods.fedavg import FedAvg
 
@@ -49,27 +50,10 @@ class Mine(FedAvg):
 
     def local_update(self, client, weights):
         assert os.environ["GREETING"] == "hello, world"
+        time.sleep(float(os.environ["PAUSE"]))
         return super().local_update(client, weights)
 """
-
-# One that takes its time, for jobs that are to go on.
-SLOW = """
-import time
-
-from fedsim.methods.fedavg import FedAvg
-
-
-class Slow(FedAvg):
-    name: str = "slow:Slow"
-
-    def local_update(self, client, weights):
-        time.sleep(0.5)
-        return super().local_update(client, weights)
-"""
-FOR_LONG = (
-    *("small.yaml", "method.name=slow:Slow", "train.rounds=100000", "train.participation=0.1"),
-    "checkpoint.every=1",
-)
+SUBMIT = ("submit", "small.yaml", "method.name=mine:Mine", "--env", "GREETING=hello, world")
 
 
 @pytest.fixture
@@ -286,9 +270,9 @@ class TestAddresses:
 
     @pytest.mark.parametrize("words", [["jobs"], ["submit", "small.yaml"], ["stop", "x"]])
     def test_nothing_answers(self, say: Say, words: list[str]) -> None:
-        (port,) = free_ports(1)
-        told = f"http://127.0.0.1:{port}: no Ray dashboard answers there (Connection refused)"
-        assert say(*words, "--address", f"127.0.0.1:{port}") == (2, "", f"error: {told}\n")
+        address = unused_address()
+        told = f"http://{address}: no Ray dashboard answers there (Connection refused)"
+        assert say(*words, "--address", address) == (2, "", f"error: {told}\n")
 
     @pytest.mark.parametrize(
         ("address", "told"),
@@ -299,22 +283,22 @@ class TestAddresses:
             ),
             ("\0", r"http://\x00: is not the address of a Ray dashboard"),
             ("ray://127.0.0.1:99999", f"ray://127.0.0.1:99999{AT_NOBODY}"),
-            ("ray://127.0.0.1:{port}", f"ray://127.0.0.1:{{port}}{AT_NOBODY}"),  # not waited for
-            ("RAY_ADDRESS=127.0.0.1:{port}", f"RAY_ADDRESS=127.0.0.1:{{port}}{AT_NOBODY}"),
+            ("ray://NOBODY", f"ray://NOBODY{AT_NOBODY}"),  # not waited for
+            ("RAY_ADDRESS=NOBODY", f"RAY_ADDRESS=NOBODY{AT_NOBODY}"),
         ],
     )
     def test_what_cannot_be_an_address(
         self, say: Say, monkeypatch: pytest.MonkeyPatch, address: str, told: str
     ) -> None:
-        (port,) = free_ports(1)
-        address = address.format(port=port)
+        nobody = unused_address()
+        address = address.replace("NOBODY", nobody)
         words = ["--address", address] if address else []
         if address.startswith("RAY_ADDRESS="):
             monkeypatch.setenv("RAY_ADDRESS", address.partition("=")[2])
             words = []
         code, _, complaint = say("jobs", *words)
         assert code == 2
-        assert complaint.startswith(f"error: {told.format(port=port)}")
+        assert complaint.startswith(f"error: {told.replace('NOBODY', nobody)}")
 
     def test_the_option_wins_over_the_variables(
         self, say: Say, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +308,22 @@ class TestAddresses:
             assert say("jobs", "--address", address)[:2] == (0, "no jobs\n")
             monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
             assert say("jobs")[:2] == (0, "no jobs\n")
+
+
+BROKEN = RuntimeError("WebSocket connection closed unexpectedly")
+
+
+def logs(patch: pytest.MonkeyPatch, *connections: Sequence[str | Exception]) -> None:
+    """What the log of a job says in one connection after another."""
+    left = iter(connections)
+
+    async def log(*_: object) -> AsyncIterator[str]:
+        for said in next(left):
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+    patch.setattr(submit.Cluster, "tail_job_logs", log)
 
 
 class TestJobs:
@@ -344,39 +344,26 @@ class TestJobs:
         assert lines[2][1:4] == ["run", "small", "succeeded"]
         assert lines[2][-2:] == ["61", "s"]
 
-    def test_one_that_fails(
-        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        async def log(*_: object) -> AsyncIterator[str]:
-            yield "run folder: x\n"
-            yield "error: no data\n"
-
-        monkeypatch.setattr(submit.Cluster, "tail_job_logs", log)
-        end = "run folder: x\nerror: no data\n"
-        message = f"Job entrypoint command failed with exit code 2, last available logs:\n{end}"
-        failed = described("x", 0, status="FAILED", message=message)
+    def test_one_that_fails(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        end = ["run folder: x\n", "error: no data\n"]
+        logs(monkeypatch, end)
+        message = "Job entrypoint command failed with exit code 2, last available logs:\n"
+        failed = described("x", 0, status="FAILED", message=message + "".join(end))
+        lines: list[str] = []
         with answering({**VERSION, "/api/jobs/": [failed]}) as address:
             cluster = submit.Cluster(address)
             with pytest.raises(RunError) as found:
-                submit.follow(cluster, submit.find(cluster, "x"), print)
+                submit.follow(cluster, submit.find(cluster, "x"), lines.append)
         assert found.value.exit_code == 1
-        assert str(found.value) == f"job x failed; the end of its log:\n{message.strip()}"
-        assert capsys.readouterr().out == "run folder: x\n\nerror: no data\n\n"
+        told = f"job x failed; the end of its log:\n{message}{''.join(end).strip()}"
+        assert (str(found.value), lines) == (told, end)
 
     def test_a_connection_that_breaks_is_made_anew(
         self, here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What was seen before is not told again."""
-        connections = []
-
-        async def log(*_: object) -> AsyncIterator[str]:
-            connections.append(1)
-            yield "one\ntwo\n" if len(connections) > 1 else "one\n"
-            if len(connections) < 3:
-                raise RuntimeError("WebSocket connection closed unexpectedly")
-            yield "three\n"
-
-        monkeypatch.setattr(submit.Cluster, "tail_job_logs", log)
+        seen = "one\ntwo\n"
+        logs(monkeypatch, ["one\n", BROKEN], [seen, BROKEN], [seen, "three\n"])
         lines: list[str] = []
         with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
             cluster = submit.Cluster(address)
@@ -384,11 +371,7 @@ class TestJobs:
         assert lines == ["one\n", "two\n", "three\n"]
 
     def test_one_whose_cluster_dies(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def log(*_: object) -> AsyncIterator[str]:
-            yield "one\n"
-            raise RuntimeError("WebSocket connection closed unexpectedly")
-
-        monkeypatch.setattr(submit.Cluster, "tail_job_logs", log)
+        logs(monkeypatch, ["one\n", BROKEN])
         lines: list[str] = []
         with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
             cluster = submit.Cluster(address)
@@ -577,10 +560,8 @@ class TestPacking:
         (tmp_path / "from" / "empty").mkdir()
         assert pack.add_files(tmp_path / "from", tmp_path / "package.tar")
         with tarfile.open(tmp_path / "package.tar") as tar:
-            assert {m.name for m in tar if not m.isdir()} == {
-                "small/one/log.txt",
-                "small/two/.hidden",
-            }
+            packed = {"small/one/log.txt", "small/two/.hidden"}
+            assert {m.name for m in tar if not m.isdir()} == packed
             assert "empty" in tar.getnames()
 
     def test_a_file_that_is_gone_when_its_turn_comes(
@@ -733,12 +714,12 @@ class TestOnACluster:
             head.ask("/api/version", *([] if how == "missing" else ["f" * 64]))
         assert (refused.value.code, refused.value.read().decode()) == REFUSALS[how]
 
+    @pytest.mark.night  # by day the other one is submitted, with its environment
     def test_a_job_finishes(self, head: Head, tmp_path: Path) -> None:
         Path("mine.py").write_text(MINE)
         # The last is set for the job and, as everywhere, for what connects to the cluster.
-        greeting = ("--env", "GREETING=hello, world", "--env", f"PYTHONPATH={tmp_path}")
-        changes = ("method.name=mine:Mine", "engine.kind=ray", "engine.actors=1")
-        code, text, complaint = head.say("submit", "small.yaml", *changes, *greeting)
+        variables = ("--env", "PAUSE=0", "--env", f"PYTHONPATH={tmp_path}")
+        code, text, complaint = head.say(*SUBMIT, "engine.kind=ray", "engine.actors=1", *variables)
         assert (code, complaint) == (0, "")
         id = text.split()[1].rstrip(":")
         assert f"job {id}: fedsim run, into ~/fedsim-jobs/{id} on the cluster" in text
@@ -755,8 +736,9 @@ class TestOnACluster:
     def test_one_goes_on_without_being_followed_until_it_is_stopped(
         self, head: Head, here: Path
     ) -> None:
-        Path("slow.py").write_text(SLOW)
-        command = head.start("submit", *FOR_LONG)
+        Path("mine.py").write_text(MINE)
+        for_long = ("train.rounds=100000", "train.participation=0.1", "checkpoint.every=1")
+        command = head.start(*SUBMIT, *for_long, "--env", "PAUSE=0.5")
         id = until(command, "round 2/")[0].split()[1].rstrip(":")
         command.send_signal(signal.SIGINT)
         _, complaint = command.communicate(timeout=240)

@@ -36,6 +36,7 @@ GRAY = np.uint8([[0, 40, 90], [130, 200, 255], [7, 8, 9]])  # what a viewer show
 COLOURS = RNG.integers(0, 256, (3, 3, 3), dtype=np.uint8)
 INK = np.uint8([[0, 255, 255], [255, 0, 255], [255, 255, 128]])  # on white
 ALPHA = 255 - INK
+INKED = np.dstack([0 * INK, 0 * INK, 0 * INK, ALPHA])
 UPRIGHT = np.repeat(GRAY[:, :, None], 3, axis=2)
 
 Write = Callable[[Path], Any]
@@ -76,15 +77,17 @@ def palette(name: str) -> tuple[str, Write]:
 
 def in_other_colours(name: str) -> tuple[str, Write]:
     """With a profile, in which a gamma of 1 makes values linear in light."""
-    light = (UPRIGHT / 255.0 <= 0.04045) * (UPRIGHT / 255.0 / 12.92)
-    light += (UPRIGHT / 255.0 > 0.04045) * ((UPRIGHT / 255.0 + 0.055) / 1.055) ** 2.4
-    linear = np.round(light * 255).astype(np.uint8)
-    return of(linear, name, icc_profile=linear_profile())
+    shown = UPRIGHT / 255.0
+    light = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    return of(np.round(light * 255).astype(np.uint8), name, icc_profile=linear_profile())
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 def linear_profile() -> bytes:
     """The profile of sRGB, its curves replaced by straight lines and its name by another."""
-    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    profile = bytearray(SRGB)
     (count,) = struct.unpack(">I", profile[128:132])
     for k in range(count):
         tag, start, size = struct.unpack(">4sII", profile[132 + 12 * k : 144 + 12 * k])
@@ -188,16 +191,9 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     "cmyk jpeg": (of_mode("CMYK", "it.jpg", UPRIGHT[:1, :1]), np.zeros((3, 3)), 2),
     "cmyk tiff": (of_mode("CMYK", "it.tif", COLOURS), COLOURS, 0),
     "lab": (of_mode("LAB", "it.tif", COLOURS), COLOURS, 12),
-    "ink on a clear ground": (
-        of(np.dstack([0 * INK, 0 * INK, 0 * INK, ALPHA]), "it.png"), INK, 0,
-    ),
-    "ink on a clear ground, webp": (
-        of(np.dstack([0 * INK, 0 * INK, 0 * INK, ALPHA]), "it.webp", lossless=True, exact=True),
-        INK, 0,
-    ),
-    "ink on a clear ground, tiff": (
-        of(np.dstack([0 * INK, 0 * INK, 0 * INK, ALPHA]), "it.tif"), INK, 0,
-    ),
+    "ink on a clear ground": (of(INKED, "it.png"), INK, 0),
+    "ink on a clear ground, webp": (of(INKED, "it.webp", lossless=True, exact=True), INK, 0),
+    "ink on a clear ground, tiff": (of(INKED, "it.tif"), INK, 0),
     "gray ink on a clear ground": (of(np.dstack([0 * INK, ALPHA]), "it.png"), INK, 0),
     "a clear colour": (clear_colour(), INK, 0),
     "a clear colour of a palette": (palette("it.png"), np.where(INK == 255, 255, 0), 0),
@@ -205,8 +201,7 @@ AS_SHOWN: dict[str, tuple[tuple[str, Write], Any, int]] = {
     "colours that are clear nowhere": (of(np.dstack([COLOURS, 0 * INK + 255]), "it.png"),
                                        COLOURS, 0),
     "colours in linear light": (in_other_colours("it.png"), UPRIGHT, 8),  # of 8 bits
-    "sRGB": (of(COLOURS, "it.png", icc_profile=ImageCms.ImageCmsProfile(
-        ImageCms.createProfile("sRGB")).tobytes()), COLOURS, 0),
+    "sRGB": (of(COLOURS, "it.png", icc_profile=SRGB), COLOURS, 0),
     "a profile that is none": (of(COLOURS, "it.png", icc_profile=b"nothing"), COLOURS, 0),
     "a profile of other colours": (of(GRAY, "it.png", icc_profile=linear_profile()), GRAY, 0),
     "tiff of one page": (of(COLOURS, "it.tif", save_all=True), COLOURS, 0),
@@ -438,7 +433,7 @@ def test_pictures_that_are_refused(tmp_path: Path, kind: str) -> None:
 
 
 def test_images_of_pillow_in_other_data_sets() -> None:
-    ink = Image.fromarray(np.dstack([0 * INK, 0 * INK, 0 * INK, ALPHA]))
+    ink = Image.fromarray(INKED)
     deep = Image.fromarray(GRAY.astype(np.uint16) * 257)
     for image, shown in ((ink, np.stack([INK] * 3)), (deep, GRAY[None])):
         data = read(Items([(image, k % 2) for k in range(6)]), "data", Reading())

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,16 +55,6 @@ def assert_sound(data: Dataset) -> None:
     assert not data.features or data.shape == (len(data.features),)
     assert len(data.mean) == len(data.std)
     assert all(len(values) == len(data.x) for values in data.columns.values())
-
-
-def test_import_stays_light():
-    heavy = "torchvision", "sklearn", "PIL"
-    module = "fedsim.data.sources.images"
-    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout.strip() == "[]"
 
 
 def test_digits():
@@ -346,24 +335,6 @@ def test_keel(write, tmp_path):
     np.testing.assert_array_equal(data.test_x, again.test_x)
 
 
-def test_keel_that_is_scaled(write, tmp_path):
-    path = write.raw(tmp_path / "a.dat", numbers(50))
-    plain = Keel(path=path, test_fraction=0.9).load()
-    data, _ = fitted(Keel(path=path, test_fraction=0.9, scale="minmax").load())
-    assert_sound(data)
-    low, high = plain.x[:, 0].min(), plain.x[:, 0].max()
-    assert (low, high) != (0, 49)  # so that a test row falls outside
-    for x, y, rows in (
-        (data.x, data.y, plain.x[:, 0]),
-        (data.test_x, data.test_y, plain.test_x[:, 0]),
-    ):
-        np.testing.assert_allclose(x[:, 0], (rows - low) / (high - low), rtol=1e-15)
-        np.testing.assert_allclose(y, x[:, 0], rtol=1e-14)
-        assert (x[:, 1] == 0).all()
-    assert (data.x[:, 0].min(), data.x[:, 0].max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
-    assert data.test_x[:, 0].min() < 0 or data.test_x[:, 0].max() > 1
-
-
 def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
     write.raw(tmp_path / "mortgage/mortgage.dat.gz", numbers(20))
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
@@ -599,19 +570,6 @@ def test_table_that_is_split(tmp_path, suffix):
     assert np.bincount(data.test_y).tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_table_with_a_test_file(tmp_path, suffix):
-    train = store(frame()[:12], tmp_path / f"a{suffix}")
-    test = store(frame()[::-1][:4], tmp_path / f"b{suffix}")
-    source = Table(path=train, label="sick", features=("dose", "age"), test_path=test)
-    data = source.load()
-    assert_sound(data)
-    assert (len(data.x), len(data.test_x)) == (12, 4)
-    assert data.features == ("dose", "age")
-    np.testing.assert_array_equal(data.test_x[:, 1], [19, 18, 17, 16])
-    assert data.test_y.tolist() == [0, 1, 0, 1]
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("of", [{"label": "y"}, {"target": "x"}], ids=["label", "target"])
 def test_a_column_of_a_table_that_was_not_loaded_is_no_partition(tmp_path, of, in_place):
@@ -636,20 +594,6 @@ def test_table_of_nullable_parquet_columns(tmp_path):
     table = pd.DataFrame({"x": np.arange(10), "y": [0, 1] * 5}).convert_dtypes()
     data = Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
     assert_sound(data)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_table_with_a_target_that_is_split(tmp_path, suffix):
-    path = store(frame().assign(price=frame()["age"] ** 2 / 3), tmp_path / f"a{suffix}")
-    source = Table(path=path, target="price", columns=("site", "age"), categorical="none")
-    data = source.load()
-    assert_sound(data)
-    assert (data.classes, data.features, data.target) == ((), ("dose", "fit"), "price")
-    rows = data.columns["age"]
-    np.testing.assert_array_equal(data.x[:, 0], rows / 8)
-    np.testing.assert_array_equal(data.y, rows**2 / 3)
-    np.testing.assert_array_equal(data.columns["site"], np.where(rows < 5, "north", "south"))
-    assert (len(data.y), len(data.test_y)) == (16, 4)
 
 
 @pytest.mark.parametrize("scale", ["none", "minmax"])
