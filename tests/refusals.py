@@ -33,6 +33,7 @@ from fedsim import Dataset, Experiment, run
 from fedsim.analysis.attacks import inversion, membership
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.conditions.devices import read_availability, read_capacities
+from fedsim.config.file import LOADER
 from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
@@ -414,7 +415,7 @@ def evaluated(expression: str, **known: Any) -> Any:
 
 def written() -> Iterator[Row]:
     """The rows of refusals.yaml."""
-    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    table = yaml.load(Path(__file__).with_suffix(".yaml").read_text(), LOADER)
     for number, line in enumerate(EXPERIMENT.splitlines(), 1):
         section = line.partition(":")[0]
         for value, said in table["values"].get(section, {}).items():

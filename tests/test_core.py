@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import fedsim
+from experiments import federation, small_experiment
 from fedsim.conditions.adversaries import attacks
 from fedsim.conditions.aggregators import aggregators
 from fedsim.data import datasets, partitions
@@ -19,6 +24,7 @@ from fedsim.federation import Federation
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
+from fedsim.simulate import initial_state
 
 PACKAGE = Path(fedsim.__file__).parent
 
@@ -125,25 +131,28 @@ def modules_imported(path: Path) -> set[str]:
     return found & MODULES.keys()
 
 
-IMPORTS = {module: modules_imported(path) for module, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module of fedsim imports of fedsim."""
+    return {module: modules_imported(path) for module, path in MODULES.items()}
 
 
 def layer(module: str) -> int:
     return LAYERS.index(module.split(".")[1] if "." in module else "__init__")
 
 
-def test_no_import_runs_upward() -> None:
+def test_no_import_runs_upward(imports: dict[str, set[str]]) -> None:
     """Imports inside functions and for types alone included."""
     assert [
         f"{module} imports {other}"
-        for module, imported in sorted(IMPORTS.items())
+        for module, imported in sorted(imports.items())
         for other in sorted(imported)
         if layer(other) > layer(module)
     ] == []
 
 
-def test_no_imports_in_a_circle() -> None:
-    assert circles(IMPORTS) == []
+def test_no_imports_in_a_circle(imports: dict[str, set[str]]) -> None:
+    assert circles(imports) == []
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -183,6 +192,40 @@ def test_the_federation_has_no_condition() -> None:
         assert not {m for m in imports_of(tree) if m.startswith("fedsim.conditions")}, path
         found = {name: line for name, line in names_in(tree).items() if name in sections}
         assert not found, f"{path}: {found}"
+
+
+def calls_of_a_client(**sections: Any) -> Counter[str]:
+    """Calls of fedsim's functions that one more client in a cohort of FedAvg takes."""
+    experiment = small_experiment(train={"batch_size": 10_000}, **sections)
+    fed, found = federation(experiment), []
+    state = initial_state(fed.runner, experiment)
+    for cohort in (range(4), range(9)):
+        calls = Counter[str]()
+
+        def note(frame: FrameType, event: str, argument: Any, calls: Counter[str] = calls) -> None:
+            path = Path(frame.f_code.co_filename)
+            if event == "call" and path.is_relative_to(PACKAGE):
+                calls[f"{path.relative_to(PACKAGE)}:{frame.f_code.co_qualname}"] += 1
+
+        fed.runner.begin(1)
+        sys.setprofile(note)
+        try:
+            fed.mean(experiment.method.local_update, cohort, weights=state.weights)
+        finally:
+            sys.setprofile(None)
+        found.append(calls)
+    few, many = found
+    further = many - few
+    assert not [name for name, count in further.items() if count % 5]
+    return Counter({name: count // 5 for name, count in further.items()})
+
+
+def test_no_condition_is_called_where_none_is_set() -> None:
+    plain = calls_of_a_client()
+    assert not [name for name in plain if name.startswith("conditions/")]
+    assert sum(plain.values()) <= 140  # a client of one step in all; fewer are welcome
+    masked = calls_of_a_client(secure_aggregation={})
+    assert any(name.startswith("conditions/secure.py") for name in masked)
 
 
 def test_the_architecture_page_has_every_package_in_its_place() -> None:
