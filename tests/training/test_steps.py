@@ -143,6 +143,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, CLASSES)),
     "a last layer of another kind": lambda: nn.Sequential(*mlp(), nn.Softplus()),
 }
+NOT_BY_LAYERS = {
+    *("tied weights", "a layer twice", "a weight outside", "its own forward"),
+    *("a hook of all", "a last layer of another kind"),
+}
 STACKED = {
     *("mlp", "cnn", "group norm", "layer norm", "dropout", "channel dropout"),
     *("a frozen layer", "tied weights", "a view of memory"),
@@ -274,6 +278,12 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         loss.__name__: loss
         for loss in (other_weights, inner, remembered, masked, by_two, weighted)
     },
+}
+
+
+LOSSES_BY_LAYERS = {
+    *("classification", "halved", "squared", "class weights"),
+    *("losses", "confident", "remembered", "masked", "by_two", "weighted"),
 }
 
 
@@ -730,22 +740,40 @@ def test_what_is_frozen_later_cannot_be_trained(way: Any) -> None:
             way(Case(), Case().settings)
 
 
-@pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm", "dropout", "hooks"])
-def test_sequences_of_layers_go_layer_by_layer(network: str) -> None:
+def made_by_layers(network: str, loss: Callable[..., Tensor]) -> bool:
     model, job = FlatModel(Case(network).network_of(0), CPU), Case(network).job_of(0)
     before = model.vector.clone()
-    of_batch = partial(losses, model.module, job.x, job.y, job.context)
+    of_batch = partial(loss, model.module, job.x, job.y, job.context)
     _, gradient = LayerwiseSgd(model).step(of_batch, lr=0.1)
-    assert gradient is None
-    assert not torch.equal(model.vector, before)
     assert "forward" not in vars(model.module)
+    assert (gradient is None) == (not torch.equal(model.vector, before))
+    return gradient is None
+
+
+def test_which_networks_and_losses_go_layer_by_layer() -> None:
+    assert {n for n in NETWORKS if not made_by_layers(n, losses)} == NOT_BY_LAYERS
+    assert {n for n, loss in LOSSES.items() if made_by_layers("mlp", loss)} == LOSSES_BY_LAYERS
+    # What a layer has kept is another way to the loss.
+    assert not made_by_layers("a layer that remembers", remembered)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "batch norm"])
-def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(network: str) -> None:
-    cases = (Case(network, loss, terms=True) for loss in ("losses", "classification"))
-    ((one, _),), ((other, _),) = (alone(case, case.settings) for case in cases)
-    assert torch.equal(one.weights, other.weights)
+def test_a_gradient_that_is_written_out_is_autograd_s_to_the_bit(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, step_to = list[str](), LayerwiseSgd.step_to
+
+    def note(self: LayerwiseSgd, *arguments: Any) -> Tensor:
+        asked.append(loss)
+        return step_to(self, *arguments)
+
+    monkeypatch.setattr(LayerwiseSgd, "step_to", note)
+    found = {}
+    for loss in ("losses", "classification", "halved", "squared", "class weights"):
+        case = Case(network, loss, terms=True)
+        ((found[loss], _),) = alone(case, case.settings)
+    assert set(asked) == {"classification"}
+    assert torch.equal(found["classification"].weights, found["losses"].weights)
 
 
 def test_labels_of_a_byte_are_classes_as_well() -> None:
@@ -825,6 +853,18 @@ def test_what_can_be_stacked_has_no_obstacle(network: str) -> None:
 
 
 # how images lie in memory
+
+
+def test_images_are_trained_channels_last_where_networks_take_them_so() -> None:
+    seen: dict[str, set[bool]] = {}
+    for name in ("cnn", "a view of memory", "mlp"):
+        case, seen[name] = Case(name, sizes=(6,)), set()
+        model = FlatModel(case.network_of(0), CPU)
+        model.module.register_forward_pre_hook(
+            lambda _, inputs, own=seen[name]: own.add(inputs[0].stride()[-1] != 1)
+        )
+        train(model, case.job_of(0), case.settings)
+    assert seen == {"cnn": {True}, "a view of memory": {True, False}, "mlp": {False}}
 
 
 @pytest.mark.parametrize(
