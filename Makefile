@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+# One more than cores, as those on Ray leave a core idle at times.
+PROCESSES ?= 3
+PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 
 .PHONY: quickstart test night test-all
 
@@ -12,7 +14,7 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@# Beside the tests, of which those on Ray leave a core idle at times; its report comes last.
+	@# Beside the tests; its report comes last.
 	report=$$(mktemp); $(BIN)/mypy >$$report & mypy=$$!; tests=0; types=0; \
 	$(BIN)/pytest $(PARALLEL) || tests=$$?; \
 	wait $$mypy || types=$$?; cat $$report; rm $$report; exit $$((tests | types))

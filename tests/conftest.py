@@ -36,19 +36,13 @@ settings.register_profile("day", deadline=None)
 settings.register_profile("night", deadline=None, max_examples=500)
 settings.load_profile("day")
 
-# Files that take the longest, most of them as they start Ray.
-LONGEST = {
-    *("test_matrix", "test_cli", "test_cluster", "test_contract", "test_ray_compat", "test_grid"),
-    *(
-        "test_layout",
-        "test_loggers",
-        "test_notebooks",
-        "test_openfl_xai",
-        "test_placement",
-        "test_preflight",
-    ),
-    *("test_docs", "test_run", "test_same_bits", "test_search", "test_submit"),
-}
+# Files that take the longest, in this order.
+LONGEST = (
+    *("unlearning", "same_bits", "viewer", "every_method", "on_a_card", "docs", "submit", "audit"),
+    *("search", "refusals", "report", "contributions", "contributions_of_sweeps", "without"),
+    *("reference", "notebooks", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),
+    *("lora", "alone_or_together"),
+)
 
 
 NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
@@ -57,7 +51,8 @@ NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, so that no process is left alone with them at the end."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    place = {f"test_{name}": k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     config.stash[NIGHT] = sum(item.get_closest_marker("night") is not None for item in items)
     if hasattr(config, "workeroutput"):
         config.workeroutput["night"] = config.stash[NIGHT]

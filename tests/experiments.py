@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -75,8 +75,10 @@ MECHANISMS = (
 )
 
 
-def by_day(values: Iterable[Any], chosen: Container[Any] = MECHANISMS) -> list[Any]:
+def by_day(values: Iterable[Any], chosen: Collection[Any] = MECHANISMS) -> list[Any]:
     """Values of a parameter: those chosen by day, all of them by night."""
+    values = list(values)
+    assert all(c in values or c in MECHANISMS for c in chosen), chosen
     return [v if v in chosen else pytest.param(v, marks=pytest.mark.night) for v in values]
 
 
@@ -85,7 +87,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=count * settings().max_examples // 100)
 
 
-COMMAND = cache(typer.main.get_command)  # which takes a tenth of a second to build
+get_command = cache(typer.main.get_command)  # which takes a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Say:
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """The exit code, what is printed, and the complaints."""
         self.patch.setattr(sys, "argv", ["fedsim", *words])
-        self.patch.setattr(typer.main, "get_command", COMMAND)
+        self.patch.setattr(typer.main, "get_command", get_command)
         code = 0
         try:
             main()

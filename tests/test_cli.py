@@ -19,6 +19,7 @@ from experiments import FOUR, NUMBERS, Finish, Say, grid_in_process, small_exper
 from fedsim import Grid, load
 from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
+from fedsim.results.summary import mean_std
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     text = capsys.readouterr().out
     last = [run.rounds["r2"].iloc[-1] for run in done.runs]
     assert "R²: mean ± standard deviation over seeds" in text
-    assert f"{np.mean(last):.3f} ± {np.std(last, ddof=1):.3f}" in text
+    assert mean_std([np.mean(last)], [np.std(last, ddof=1)])[0] in text
     assert "(2/2)" in text
     assert "accuracy" not in text
 

@@ -1,4 +1,4 @@
-"""What help, completion and data sets leave alone, because it takes seconds to import."""
+"""What help, completion and training leave alone, because it takes long to import."""
 
 from __future__ import annotations
 

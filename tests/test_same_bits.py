@@ -41,7 +41,7 @@ from experiments import (
 )
 from fedsim import load, resume, run
 from fedsim.cluster.ray_compat import actor_table
-from fedsim.errors import ClusterError, RunError, RunFolderError
+from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
 from fedsim.launch import run as launch
 
@@ -355,6 +355,14 @@ class TestOnRay:
     ) -> None:
         with pytest.raises(RunError, match=message):
             finish(**sections, engine={"kind": "ray", "actors": 1})
+
+    def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
+        experiment = small_experiment(
+            method={"name": "misbehaving_methods:Reports", "column": "error"},
+            engine={"kind": "ray", "actors": 2},
+        )
+        with pytest.raises(ClientError, match=r"client \d, round 1, local_update: (?s:.*)'error'"):
+            run(experiment, tmp_path)
 
     @pytest.mark.parametrize(
         ("error", "status"), [(LookupError, "failed"), (KeyboardInterrupt, "interrupted")]

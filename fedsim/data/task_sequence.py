@@ -120,8 +120,8 @@ def _slices(
         found = rows[y[rows] == label]
         if len(found) < count:
             raise DataError(
-                f"class '{classes[label]}' has {len(found)} training examples for its {count} "
-                "tasks"
+                f"partition: class '{classes[label]}' has {len(found)} training examples for its "
+                f"{count} tasks; use it in fewer tasks"
             )
         size = len(found) // count
         cut[label] = [found[i * size : (i + 1) * size] for i in range(count - 1)]

@@ -26,8 +26,8 @@ threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backwar
 def _vjp(z: Tensor, inputs: Sequence[Tensor], delta: Tensor) -> list[Tensor]:
     """delta·∂z/∂input for each input, 0 for one that z does not depend on.
 
-    What `torch.autograd.grad` calls, without its comparison of shapes, which takes as long as a
-    small layer and imports sympy the first time, for 0.3 s of each client actor.
+    As `torch.autograd.grad`, whose comparison of shapes takes as long as a small layer and imports
+    sympy the first time, for 0.3 s of each client actor.
     """
     found = torch.autograd.graph._engine_run_backward(
         (z,), (delta,), False, False, tuple(inputs), True, accumulate_grad=False
@@ -149,7 +149,7 @@ class _Autograd(_Layer):
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
         inputs, z = kept.inputs, kept.z
-        if not z.requires_grad:
+        if not z.requires_grad or not (inputs or self.leaves):
             return None
         found = _vjp(z, inputs + self.leaves, delta)
         if to:

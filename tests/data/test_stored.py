@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from cachetools import cached
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 from experiments import Finish, small_experiment
 from fedsim.data import datasets, load_dataset, stored
 from fedsim.data.dataset import Dataset
+from fedsim.data.sources import tables
 from fedsim.data.stored import MappedArray, StoredArray, bounds, select
 from fedsim.errors import DataError
 
@@ -204,3 +206,40 @@ def test_files_that_were_replaced_are_read_anew(tmp_path: Path, name: str) -> No
     memory, after = both(SECTIONS[name](tmp_path))
     assert not np.array_equal(after.x[:], first)
     np.testing.assert_array_equal(after.x[:], memory.x)
+
+
+def test_a_row_group_larger_than_the_cache_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "CACHE_BYTES", 1000)
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 400)
+    kept = cached(stored.latest())(tables._row_group.__wrapped__)
+    monkeypatch.setattr(tables, "_row_group", kept)
+    frame = pd.DataFrame({str(k): np.zeros(4) for k in range(40)})
+    frame.to_parquet(tmp_path / "a.parquet")
+    rows = tables.ParquetRows(tmp_path / "a.parquet", [*frame], np.float64)
+    read, decoded = tables.as_entries, list[int]()
+    monkeypatch.setattr(tables, "as_entries", lambda *given: decoded.append(1) or read(*given))
+    assert [len(part) for part in rows.chunks()] == [1] * 4
+    assert len(decoded) == 1
+
+
+def test_decoded_images_are_kept_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = stored._decoded.cache
+    cache.clear()
+    _, in_place = both({"name": "folder", "path": painted(tmp_path), **PIXELS})
+    read: list[Path] = []
+    original = stored.pictures.read_picture
+
+    def read_picture(path: Path, *arguments: Any, **named: Any) -> Any:
+        read.append(path)
+        return original(path, *arguments, **named)
+
+    monkeypatch.setattr(stored.pictures, "read_picture", read_picture)
+    first = in_place.x[[3, 5, 3]]
+    np.testing.assert_array_equal(in_place.x[[3, 5, 3]], first)
+    assert len(read) == 2
+    assert cache.currsize == 2 * 64
+    assert cache.maxsize == stored.CACHE_BYTES

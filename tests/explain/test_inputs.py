@@ -56,8 +56,9 @@ def test_rows_of_the_test_set() -> None:
     found = Inputs.of_rows(documents(), [0, 1])
     assert found.words == (("good", "bad"), ("beer",))
     assert found.marks == ((True, False), (False,))
-    with pytest.raises(DataError, match=r"^there is no row -1 in the test set; it has 6, "):
-        Inputs.of_rows(data, [-1])
+    for row in (6, -1):
+        with pytest.raises(DataError, match=f"^there is no row {row} in the test set; it has 6, "):
+            Inputs.of_rows(data, [row])
 
 
 def test_texts(tmp_path: Path) -> None:

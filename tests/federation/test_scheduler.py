@@ -89,6 +89,39 @@ def test_nobody_holds_more_than_may_be_in_flight() -> None:
     assert send(scheduler, ["a", "b"]) == []
 
 
+class TestTheEnd:
+    def test_done_is_not_accepted(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        sent = send(scheduler, ["a", "b"])
+        for _, item in sent:
+            assert not scheduler.are_done([item])
+            scheduler.done(item, None)
+            assert scheduler.are_done([item])
+        for worker, item in sent:
+            assert not scheduler.all_accepted
+            scheduler.accept(worker, [item])
+        assert scheduler.all_accepted
+
+    def test_workers_are_asked_once_nothing_waits(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(5))
+        sent = send(scheduler, ["a", "b"])
+        assert scheduler.waiting == 1
+        assert scheduler.to_ask() == {}
+        scheduler.done(sent[1][1], None)
+        sent += send(scheduler, ["a", "b"])
+        of_a, of_b = ([item for worker, item in sent if worker == w] for w in "ab")
+        assert scheduler.to_ask() == {"a": of_a, "b": of_b}
+        assert scheduler.to_ask() == {}
+        scheduler.lose("a", "gone")
+        assert scheduler.to_ask() == {}
+        scheduler.done(of_b[1], None)
+        ((_, again),) = send(scheduler, ["b"])
+        assert scheduler.to_ask() == {}  # one block waits still
+        scheduler.done(again, None)
+        ((_, last),) = send(scheduler, ["b"])
+        assert scheduler.to_ask() == {"b": [again, last]}  # without what it was asked for before
+
+
 class TestALoss:
     def test_blocks_wait_again_before_all_others(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(16))

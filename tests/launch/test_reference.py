@@ -295,7 +295,7 @@ def test_a_damaged_reference_is_made_again(finish: Finish, damage: Callable[[Pat
     assert (done.path / REFERENCE).read_bytes() == content
 
 
-@pytest.mark.night  # by day a grid trains it there
+@pytest.mark.night  # by day test_a_grid_trains_it_once_a_seed, on Ray
 def test_on_ray(finish: Finish, own_ray: None, driver_here: None) -> None:
     local = finish(**explained(TABLE))
     shutil.rmtree(local.path.parent / ".references")

@@ -124,7 +124,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "codec": {"uplink": {"name": "topk", "fraction": 0.1}},
     "adversaries": {"adversaries": {"share": 0.3, "attack": {"name": "label_flip"}}},
 }
-# By day: what is kept, who takes part, what all clients have a part in, who is bad.
+# By day: kept states, who is drawn, what is made of all clients' data, adversaries.
 DAYS = ("states", "over-selection", "baseline", "masks", "adversaries")
 
 

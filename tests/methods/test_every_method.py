@@ -206,7 +206,7 @@ class TestReplayed:
                 assert row["accuracy"] == pytest.approx(np.mean(accuracies))
 
 
-@pytest.mark.parametrize("name", by_day(PERSONAL, REPLAYED))
+@pytest.mark.parametrize("name", by_day(PERSONAL, REPLAYED & {*PERSONAL}))
 def test_what_a_client_sends_is_another_model(found: Trained, name: str) -> None:
     """`cohort` is what it trained, and averaged, and `personal` what it predicts with."""
     done, t, explained = found.run, ROUNDS, Counter[str]()

@@ -88,6 +88,68 @@ def test_cuts_of_few_whole_numbers_are_half_way_between() -> None:
     assert encode(neighbours, cuts_of(neighbours, 2)).tolist() == [[0, 1]]
 
 
+def grown_by_hand(
+    model: BoostedTrees, x: Array, cuts: Arrays, g: Array, h: Array
+) -> dict[int, tuple[int, float, float]]:
+    """A tree by loops over examples: feature, threshold and value of each node."""
+    found: dict[int, tuple[int, float, float]] = {}
+
+    def visit(node: int, rows: Array, depth: int) -> None:
+        G, H = g[rows].sum(), h[rows].sum()
+        best: tuple[float, int, float] = (0.0, LEAF, 0.0)
+        for f in range(x.shape[1]) if depth < model.depth else ():
+            for edge in cuts["edges"][cuts["starts"][f] - f : cuts["starts"][f + 1] - f - 1]:
+                left = rows & (x[:, f] < edge)
+                right = rows & ~left
+                gain = -model.gamma
+                for part, sign in ((left, 1), (right, 1), (rows, -1)):
+                    if h[part].sum() + model.lam > 0:
+                        gain += sign * g[part].sum() ** 2 / (h[part].sum() + model.lam)
+                least = min(h[left].sum(), h[right].sum())
+                if least >= model.min_child_weight and least > 0 and gain > best[0] + 1e-12:
+                    best = gain, f, float(edge)
+        found[node] = best[1], best[2], -model.eta * G / (H + model.lam)
+        if best[1] != LEAF:
+            left = rows & (x[:, best[1]] < best[2])
+            visit(2 * node + 1, left, depth + 1)
+            visit(2 * node + 2, rows & ~left, depth + 1)
+
+    visit(0, np.ones(len(x), np.bool_), 0)
+    return found
+
+
+@examples(10)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.sampled_from([{}, {"gamma": 0.5}, {"lam": 0.3}, {"min_child_weight": 4.0}]),
+    st.sampled_from([0, 2, 3]),
+)
+def test_a_tree_is_that_of_loops_over_examples(
+    seed: int, depth: int, settings: dict[str, float], classes: int
+) -> None:
+    model = BoostedTrees(depth=depth, bins=6, **settings)  # type: ignore[arg-type]
+    x, y = some(seed)
+    y = y + (x[:, 2] > 1) if classes == 3 else y
+    cuts = cuts_of(x, model.bins)
+    f = np.random.default_rng(seed).normal(size=(classes if classes > 2 else 1, len(x)))
+    of = Gradients(y, classes)
+    g, h = of(f)
+    tree = model.boost(g, h, encode(x, cuts), cuts)
+    for c in range(len(f)):
+        feature, threshold, value = (tree[n][0, c] for n in ("feature", "threshold", "value"))
+        for node, (own, edge, w) in grown_by_hand(model, x, cuts, g[c], h[c]).items():
+            assert (feature[node], threshold[node]) == (own, np.float32(edge)), node
+            assert value[node] == pytest.approx(w, rel=1e-5, abs=1e-7)
+        leaves = leaf_of(tree, x)[c]
+        assert (feature[leaves] == LEAF).all()
+        np.testing.assert_allclose(
+            tree["cover"][0, c][np.unique(leaves)],
+            [h[c][leaves == leaf].sum() for leaf in np.unique(leaves)],
+            rtol=1e-5,
+        )
+
+
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_other_answers_are_asked_again_and_give_the_same_tree(classes: int) -> None:
     """Where subtraction does not hold, as others have answered."""

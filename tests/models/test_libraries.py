@@ -96,6 +96,14 @@ def test_the_network_is_the_library_s(name: str) -> None:
     assert network.head.out_features == len(data.classes) == 3
 
 
+def test_channels_follow_the_data() -> None:
+    for channels in (1, 2, 3):
+        _, network = built(coloured(channels), **SHUFFLE)
+        first: Any = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
+        assert first.in_channels == channels
+        assert network(torch.rand(2, channels, 32, 32)).shape == (2, 3)
+
+
 def test_weights_of_a_file(tmp_path: Path) -> None:
     """With the classes and the normalisation that they were trained with."""
     torch.manual_seed(3)

@@ -310,12 +310,13 @@ def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
 
 def test_both_train_where_algorithms_must_be_deterministic() -> None:
     """As in a worker with a GPU."""
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
             torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize("ratio", [1.0, -0.1, 1.5, math.nan, 0.8])

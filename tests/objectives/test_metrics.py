@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as theirs
 
-from experiments import FEW, KINDS, Finish, small_experiment
+from experiments import FEW, KINDS, Finish, Say, small_experiment
 from experiments import examples as few
 from fedsim import Run, predictions, run
 from fedsim.cli import runs
@@ -200,6 +200,17 @@ class TestRuns:
         last = done.clients[done.clients["round"] == 3]
         assert last["test_macro_f1"].between(0, 1).all()
         assert {"test_ece", "test_f2", "test_class_accuracy/0"} < set(last)
+
+    @pytest.mark.night
+    def test_reports_show_them(self, done: Run, say: Say) -> None:
+        named = {metric.column: metric for metric in done.metrics}
+        assert named["error_rate"].best == named["ece"].best == "min"
+        assert done.primary_metric.column == "accuracy"
+        code, _, err = say("report", str(done.path), "--out", "page.html")
+        assert code == 0, err
+        page = Path("page.html").read_text()
+        for label in ("macro F1", "top-5 accuracy", "expected calibration error", "error rate"):
+            assert label in page
 
     def test_summaries_show_the_last_scores(
         self, done: Run, capsys: pytest.CaptureFixture[str]

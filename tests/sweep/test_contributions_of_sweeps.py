@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ class TestOnRay:
             )
         assert len(search.pareto) >= 1
 
-    @pytest.mark.night  # by day of runs: see analysis/test_contributions.py
+    @pytest.mark.night  # by day for single runs, in analysis/test_contributions.py
     def test_the_same_bits_on_any_number_of_actors(self, tmp_path: Path, own_ray: None) -> None:
         tables = []
         for engine in ({"kind": "local"}, {"kind": "ray", "actors": 2}):
@@ -149,7 +150,7 @@ OF_METHODS = {
     for name in NETWORK_METHODS
     if name not in LATER
 }
-# That change updates, or what is known of them.
+# Sections that change updates, or what is known of them.
 OF_SECTIONS: dict[str, dict[str, Any]] = {
     "uplink": {"uplink": {"name": "int8"}},
     "downlink": {"downlink": {"name": "int8"}},
@@ -163,7 +164,8 @@ OF_SECTIONS: dict[str, dict[str, Any]] = {
     "explained": {"explain": {"of": ["cohort", "global"], "inputs": 2}},
 }
 CASES = {**OF_METHODS, **{name: {**FEW, **given} for name, given in OF_SECTIONS.items()}}
-# FedNova's steps are not alike.
+# By day methods whose clients make different numbers of steps, keep states, send messages, or have
+# no global model.
 DAYS = {*OF_SECTIONS, "fednova", "scaffold", "fedaux", "ifca"}
 
 
@@ -179,10 +181,11 @@ def test_what_is_refused_before_is_what_would_be_refused_after(tmp_path: Path, c
 
     done = fedsim.run(experiment, tmp_path, progress=False)
     refused = []
-    for ask in (before, lambda: fedsim.contributions(done, how="cosine", progress=False)):
+    after = partial(fedsim.contributions, done, how="cosine", progress=False)
+    for ask, refusal in ((before, BadInput), (after, FedsimError)):
         try:
             ask()
-        except FedsimError as error:
+        except refusal as error:
             refused.append(error)
     assert len(refused) in (0, 2), refused
 

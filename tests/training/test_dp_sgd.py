@@ -17,7 +17,9 @@ from experiments import (
     Finish,
     federation,
     interrupted,
+    refusal,
     small_experiment,
+    with_method,
 )
 from fedsim import Experiment, Run, resume, run
 from fedsim.conditions.privacy import Privacy
@@ -155,7 +157,12 @@ def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str
 
 
 def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods that compute more are among those of docs/reference/combinations.md."""
+    own_loops = ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme")
+    # Explanations of examples, images, scores of features; examples mixed in a loss; gradients.
+    for name in (*own_loops, "xfedalign", "fedxds", "fedaux", "semifl", "fedsam"):
+        told = refusal(lambda name=name: small_experiment(**with_method(name, privacy=PRIVACY)))
+        message = f"privacy.level=example: method.name={name} has clients compute more, or"
+        assert message in told
     monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.runner.begin(1)

@@ -686,6 +686,23 @@ def test_what_is_prepared_is_of_a_client_s_own_weights(way: Any) -> None:
     agree(way(case, case.settings), alone(case, case.settings))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_relu_after_max_pooling_is_relu_before_it(layout: torch.memory_format) -> None:
+    draws = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(3, 4, 9, 9, generator=draws)).round() / 2  # with ties
+    for pool in (
+        *(nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1)),
+        *(nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, dilation=2)),
+    ):
+        one, other = (x.contiguous(memory_format=layout).requires_grad_() for _ in range(2))
+        before, after = pool(torch.relu(one)), torch.relu(pool(other))
+        assert torch.equal(before, after)
+        upstream = torch.randn(before.shape, generator=draws)
+        (of_one,) = torch.autograd.grad(before, one, upstream)
+        (of_other,) = torch.autograd.grad(after, other, upstream)
+        assert torch.equal(of_one, of_other), pool
+
+
 @pytest.mark.parametrize("way", [alone, stacked])
 def test_in_bfloat16_steps_are_nearly_the_same(way: Any) -> None:
     case = Case(sizes=(9, 4), optimizer={"lr": 0.2, "momentum": 0.5}, train=TWICE)

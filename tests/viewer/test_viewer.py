@@ -97,7 +97,10 @@ def fetched(url: str, data: bytes | None = None, **headers: str) -> tuple[int, b
 def settled(url: str) -> tuple[int, str]:
     """The status of a page once nothing on it is being worked on, and its text."""
     while b"data-wait" in (found := fetched(url))[1]:
-        fetched(url.replace("/at/", "/file/csv/"))  # waits for an explanation
+        if "/at/" in url:  # its table is sent once the explanation is there
+            fetched(url.replace("/at/", "/file/csv/"))
+        else:
+            time.sleep(0.05)
     return found[0], found[1].decode()
 
 
@@ -321,7 +324,7 @@ class TestDecisions:
         assert "there is no row 100000" in said(answered(url))
 
     def test_what_was_cancelled_or_ended_can_be_asked_again(self, page: View) -> None:
-        slow = urlencode({"explainer": "kernel_shap: {samples: 50000, size: 1}"})
+        slow = urlencode({"explainer": "kernel_shap: {samples: 900000, size: 1}"})
         url = f"{page.url}at/images?round=3&row=9&{slow}"
         assert "data-cancel" in fetched(url)[1].decode()
         asked = urlsplit(url).query
@@ -332,6 +335,8 @@ class TestDecisions:
         until(lambda: b"explaining" in fetched(url)[1])
         page._server._work._process.kill()  # type: ignore[union-attr]
         assert said(answered(url)) == "the process that was to answer has ended"
+        assert "data-cancel" in fetched(f"{url}&again=1")[1].decode()
+        fetched(f"{page.url}cancel/images?{asked}", b"")
         assert not said(answered(f"{page.url}at/images?round=3&row=8"))
 
 
@@ -428,10 +433,12 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_many_runs_has_pages(page: View, folder: Path) -> None:
-    for k in range(120):
-        shutil.copytree(folder / "rules", folder / "many" / f"run-{k:03}")
-    pages = [answered(f"{page.url}at/many?page={k}") for k in range(3)]
-    shutil.rmtree(folder / "many")
+    try:
+        for k in range(120):
+            shutil.copytree(folder / "rules", folder / "many" / f"run-{k:03}")
+        pages = [answered(f"{page.url}at/many?page={k}") for k in range(3)]
+    finally:
+        shutil.rmtree(folder / "many")
     found = [re.findall(r'href="/[^"/]*/at/many/(run-\d+)"', text) for text in pages]
     assert [len(each) for each in found] == [50, 50, 20]
     assert found[0][0] == "run-119"

@@ -251,6 +251,43 @@ def test_shadow_models_have_streams_of_their_own() -> None:
         assert not np.isclose(third, fourth).all()
 
 
+class Watched(nn.Module):
+    """Takes down how it is called."""
+
+    def __init__(self, calls: list[tuple[bool, bool, Tensor]]) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(20, 2), calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append((self.training, torch.is_grad_enabled(), x.clone()))
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_shadow_models_learn_from_their_own_part_and_are_asked_about_all() -> None:
+    x, y = points(1100)
+    inside = halves(1100, 2, np.random.default_rng(0))
+    calls: list[tuple[bool, bool, Tensor]] = []
+    section = Train.model_validate({"batch_size": 100})
+    found = shadow_confidences(lambda: Watched(calls), x, y, inside, section, 3, 0)
+    assert found.shape == (2, 1100)
+    assert np.isfinite(found).all()
+    place = {row.numpy().tobytes(): i for i, row in enumerate(x)}
+    seen: list[list[int]] = [[], []]
+    asked: list[Tensor] = []
+    for training, gradients, batch in calls:
+        assert training == gradients
+        if training:
+            seen[1 if asked else 0] += [place[row.numpy().tobytes()] for row in batch]
+            assert len(batch) <= 100
+        else:
+            asked.append(batch)
+            assert len(batch) <= 500
+    assert torch.equal(torch.cat(asked), torch.cat([x, x]))
+    for rows, part in zip(seen, inside, strict=True):
+        assert sorted(rows) == sorted(3 * np.flatnonzero(part).tolist())  # three epochs
+
+
 def test_shadow_models_take_the_steps_of_the_clients() -> None:
     """Epochs of a single full batch of plain SGD, on their part alone, from known weights."""
     x, y = points(10)
