@@ -44,7 +44,6 @@ LONGEST = (
     *("lora", "alone_or_together"),
 )
 
-
 NIGHT = pytest.StashKey[int]()  # how many tests the night alone has
 
 

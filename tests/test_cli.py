@@ -232,15 +232,11 @@ class TestDataOfSeveralExperiments:
             "grid:\n  seeds: [4, 5]\n  axes:\n    train.local_epochs: [1, 2]\n"
             "    partition.alpha: [0.1, 1.0]\n",
         )
-        assert re.findall(r"^(partition.*):$", text, re.M) == [
-            "partition.alpha=0.1",
-            "partition.alpha=1.0",
-        ]
-        assert re.findall(r"^drawn: (\S+)$", text, re.M) == [
-            "small-labels-1.png",
-            "small-labels-2.png",
-        ]
-        assert all(Path(f"small-labels-{k}.png").stat().st_size for k in (1, 2))
+        found = re.findall(r"^(partition.*):$", text, re.M)
+        assert found == [f"partition.alpha={alpha}" for alpha in (0.1, 1.0)]
+        drawn = re.findall(r"^drawn: (\S+)$", text, re.M)
+        assert drawn == [f"small-labels-{k}.png" for k in (1, 2)]
+        assert all(Path(name).stat().st_size for name in drawn)
         assert text.endswith("partitioned with seed 4, the first of 2\n")
 
     def test_of_a_grid_that_leaves_the_data_alone_there_is_one(self, say: Say) -> None:
@@ -254,10 +250,8 @@ class TestDataOfSeveralExperiments:
             "search:\n  objectives: {accuracy: max}\n"
             "  space: {partition.alpha: {type: float, low: 0.5, high: 2.0}}\n",
         )
-        assert re.findall(r"^(partition.*):$", text, re.M) == [
-            "partition.alpha=0.5",
-            "partition.alpha=2.0",
-        ]
+        found = re.findall(r"^(partition.*):$", text, re.M)
+        assert found == [f"partition.alpha={alpha}" for alpha in (0.5, 2.0)]
 
     def test_of_many_the_first(self, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(look, "MOST_VARIANTS", 1)

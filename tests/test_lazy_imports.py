@@ -58,18 +58,9 @@ def test_training_imports_no_symbolic_mathematics(tmp_path: Path) -> None:
     """As torch.autograd.grad would in each client actor, for a third of a second."""
     program = """
 import sys, fedsim
-fedsim.run(
-    {
-        "data": {"name": "synthetic", "shape": [1, 8, 8], "samples": 40, "classes": 2},
-        "partition": {"kind": "iid", "clients": 2},
-        "model": {"name": "cnn"},
-        "method": {"name": "fedavg"},
-        "train": {"rounds": 1, "optimizer": {"lr": 0.1}},
-        "engine": {"kind": "local"},
-    },
-    sys.argv[1],
-    progress=False,
-)
+from fedsim.testing import small_experiment
+experiment = small_experiment(model={"name": "cnn"}, train={"rounds": 1})
+fedsim.run(experiment, sys.argv[1], progress=False)
 assert "sympy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

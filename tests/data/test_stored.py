@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -218,10 +219,10 @@ def test_a_row_group_larger_than_the_cache_is_decoded_once(
     frame = pd.DataFrame({str(k): np.zeros(4) for k in range(40)})
     frame.to_parquet(tmp_path / "a.parquet")
     rows = tables.ParquetRows(tmp_path / "a.parquet", [*frame], np.float64)
-    read, decoded = tables.as_entries, list[int]()
-    monkeypatch.setattr(tables, "as_entries", lambda *given: decoded.append(1) or read(*given))
+    decoded = Mock(wraps=tables.as_entries)
+    monkeypatch.setattr(tables, "as_entries", decoded)
     assert [len(part) for part in rows.chunks()] == [1] * 4
-    assert len(decoded) == 1
+    decoded.assert_called_once()
 
 
 def test_decoded_images_are_kept_up_to_a_bound(
@@ -230,16 +231,10 @@ def test_decoded_images_are_kept_up_to_a_bound(
     cache = stored._decoded.cache
     cache.clear()
     _, in_place = both({"name": "folder", "path": painted(tmp_path), **PIXELS})
-    read: list[Path] = []
-    original = stored.pictures.read_picture
-
-    def read_picture(path: Path, *arguments: Any, **named: Any) -> Any:
-        read.append(path)
-        return original(path, *arguments, **named)
-
-    monkeypatch.setattr(stored.pictures, "read_picture", read_picture)
+    read = Mock(wraps=stored.pictures.read_picture)
+    monkeypatch.setattr(stored.pictures, "read_picture", read)
     first = in_place.x[[3, 5, 3]]
     np.testing.assert_array_equal(in_place.x[[3, 5, 3]], first)
-    assert len(read) == 2
+    assert read.call_count == 2
     assert cache.currsize == 2 * 64
     assert cache.maxsize == stored.CACHE_BYTES

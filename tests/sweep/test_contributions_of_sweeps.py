@@ -144,7 +144,6 @@ class TestOnRay:
 VALID = {"evaluate": {"validation": 0.2}}
 LATER = {"fedbuff", "fedfed", "fedxds"}  # need other settings than these, or begin otherwise
 
-
 OF_METHODS = {
     name: with_method(name, **{**FEW, "train": {"rounds": 3}})
     for name in NETWORK_METHODS
@@ -164,8 +163,7 @@ OF_SECTIONS: dict[str, dict[str, Any]] = {
     "explained": {"explain": {"of": ["cohort", "global"], "inputs": 2}},
 }
 CASES = {**OF_METHODS, **{name: {**FEW, **given} for name, given in OF_SECTIONS.items()}}
-# By day methods whose clients make different numbers of steps, keep states, send messages, or have
-# no global model.
+# By day methods of unlike steps, kept states, messages, and no global model.
 DAYS = {*OF_SECTIONS, "fednova", "scaffold", "fedaux", "ifca"}
 
 

@@ -279,8 +279,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         for loss in (other_weights, inner, remembered, masked, by_two, weighted)
     },
 }
-
-
 LOSSES_BY_LAYERS = {
     *("classification", "halved", "squared", "class weights"),
     *("losses", "confident", "remembered", "masked", "by_two", "weighted"),

@@ -251,25 +251,19 @@ def test_shadow_models_have_streams_of_their_own() -> None:
         assert not np.isclose(third, fourth).all()
 
 
-class Watched(nn.Module):
-    """Takes down how it is called."""
-
-    def __init__(self, calls: list[tuple[bool, bool, Tensor]]) -> None:
-        super().__init__()
-        self.layer, self.calls = nn.Linear(20, 2), calls
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.append((self.training, torch.is_grad_enabled(), x.clone()))
-        out: Tensor = self.layer(x)
-        return out
-
-
 def test_shadow_models_learn_from_their_own_part_and_are_asked_about_all() -> None:
     x, y = points(1100)
     inside = halves(1100, 2, np.random.default_rng(0))
     calls: list[tuple[bool, bool, Tensor]] = []
-    section = Train.model_validate({"batch_size": 100})
-    found = shadow_confidences(lambda: Watched(calls), x, y, inside, section, 3, 0)
+
+    def watched() -> nn.Module:
+        layer = nn.Linear(20, 2)
+        layer.register_forward_hook(
+            lambda own, given, _: calls.append((own.training, torch.is_grad_enabled(), given[0]))
+        )
+        return layer
+
+    found = shadow_confidences(watched, x, y, inside, Train(batch_size=100), 3, 0)
     assert found.shape == (2, 1100)
     assert np.isfinite(found).all()
     place = {row.numpy().tobytes(): i for i, row in enumerate(x)}
