@@ -268,7 +268,7 @@ def _refuse_links(folder: Path) -> None:
         what = ""
         if path.is_symlink():
             what = "a symbolic link, which no folder of fedsim's has"
-        elif not (path.is_file() or path.is_dir()):
+        elif not (path.is_file() or path.is_dir()) and path.exists():  # a driver replaces files
             what = "neither a file nor a folder, and fedsim makes nothing else"
         if what:
             raise RunFolderError(f"{path}: is {what}; remove it")
