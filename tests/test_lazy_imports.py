@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,9 @@ HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 
 @pytest.fixture(scope="module")
-def loaded() -> list[set[str]]:
-    """What a new process has imported for all commands with their arguments, and for images."""
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """What a new process has imported for all commands with their arguments, for images, and to
+    train and explain."""
     program = """
 import sys
 from typer.main import get_command
@@ -26,18 +26,24 @@ get_command(app)
 print(*sys.modules)
 import fedsim.data.sources.images
 print(*sys.modules)
+from fedsim.testing import small_experiment
+explain = {"explainers": ["integrated_gradients"], "inputs": 2}
+experiment = small_experiment(model={"name": "cnn"}, train={"rounds": 1}, explain=explain)
+fedsim.run(experiment, sys.argv[1], progress=False)
+print(*sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program, str(tmp_path_factory.mktemp("runs"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(loaded: list[set[str]]) -> None:
-    for_help, for_images = loaded
+    for_help, for_images, to_explain = loaded
     assert "fedsim.cli.runs" in for_help
     assert not HEAVY & for_help
     assert not {"torchvision", "sklearn", "PIL"} & for_images
+    # Which torch.autograd.grad imports to compare shapes, for 0.3 s of each process.
+    assert "sympy" not in to_explain
 
 
 def test_every_public_name_is_there() -> None:
@@ -52,15 +58,3 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert fedsim.__version__ == version("fedsim")
-
-
-def test_training_imports_no_symbolic_mathematics(tmp_path: Path) -> None:
-    """As torch.autograd.grad would in each client actor, for a third of a second."""
-    program = """
-import sys, fedsim
-from fedsim.testing import small_experiment
-experiment = small_experiment(model={"name": "cnn"}, train={"rounds": 1})
-fedsim.run(experiment, sys.argv[1], progress=False)
-assert "sympy" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

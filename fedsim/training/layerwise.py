@@ -15,24 +15,13 @@ from torch.nn.functional import linear
 
 from fedsim.models import Classifier
 from fedsim.objectives.objective import OutputGradient
+from fedsim.support.gradients import vector_jacobian
 from fedsim.training.flat import FlatModel
 
 # Views of the flat gradient, by parameter.
 Gradients = Mapping[nn.Parameter, Tensor]
 
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backward pass
-
-
-def _vjp(z: Tensor, inputs: Sequence[Tensor], delta: Tensor) -> list[Tensor]:
-    """delta·∂z/∂input for each input, 0 for one that z does not depend on.
-
-    As `torch.autograd.grad`, whose comparison of shapes takes as long as a small layer and imports
-    sympy the first time, for 0.3 s of each client actor.
-    """
-    found = torch.autograd.graph._engine_run_backward(
-        (z,), (delta,), False, False, tuple(inputs), True, accumulate_grad=False
-    )  # neither retain_graph nor create_graph; allow_unreachable
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
 class _Layer(ABC):
@@ -151,7 +140,11 @@ class _Autograd(_Layer):
         inputs, z = kept.inputs, kept.z
         if not z.requires_grad or not (inputs or self.leaves):
             return None
-        found = _vjp(z, inputs + self.leaves, delta)
+        asked = inputs + self.leaves
+        found = [
+            torch.zeros_like(x) if g is None else g
+            for x, g in zip(asked, vector_jacobian(z, asked, delta, True), strict=True)
+        ]
         if to:
             if beta != 1:
                 torch._foreach_mul_(list(to), beta)
@@ -213,7 +206,7 @@ class LayerwiseSgd:
             return losses, self._gradient(losses, passes)
         with torch.no_grad():
             mean = torch.full_like(losses, 1 / losses.numel())
-            (delta,) = _vjp(losses, [passes[0].outputs], mean)
+            (delta,) = vector_jacobian(losses, [passes[0].outputs], mean)
             self._descend(passes[0].kept, delta, lr, decay, linear)
         return losses, None
 

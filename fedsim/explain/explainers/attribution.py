@@ -42,6 +42,7 @@ from fedsim.explain.groups import by_feature
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.scores.faithfulness import PartOf
 from fedsim.models.rationale import RationaleClassifier
+from fedsim.support.gradients import vector_jacobian
 from fedsim.training import logits
 
 # Rows at a time, fixed because the bits of a matrix product depend on their number.
@@ -253,7 +254,7 @@ class Output:
             else:
                 y = self.y.repeat(len(x) // len(self.y))
                 of_logits = contrast(own.target, own.name, logits, y)
-            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
+            (found,) = vector_jacobian(logits, [inputs], of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(
                 f"attribution {own.name}: the network's outputs cannot be differentiated with "
