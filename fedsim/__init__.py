@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim import errors
 from fedsim.config.modules import search_here_last
 from fedsim.support.torchvision import import_beside_any_torch
+from fedsim.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedsim.analysis.attacks.audit import audit
@@ -75,7 +76,6 @@ __all__ = [
     "view",
     "without",
 ]
-__version__ = "0.1.0"
 
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {

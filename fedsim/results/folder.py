@@ -26,6 +26,7 @@ from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
 from fedsim.support import atomic
 from fedsim.support.hardware import hardware
+from fedsim.support.version import __version__
 
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
 REFERENCE = "reference.safetensors"  # maps of the reference of its explanations
@@ -318,7 +319,10 @@ def _signature(experiment: bytes) -> str | None:
     return hmac.new(key, experiment, "sha256").hexdigest()[:32]
 
 
-version = cache(metadata.version)  # of a package; reading it takes milliseconds
+@cache  # reading it takes milliseconds
+def version(package: str) -> str:
+    """Of a package; of fedsim without its metadata, which jobs and checkouts may lack."""
+    return __version__ if package == "fedsim" else metadata.version(package)
 
 
 @cache

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -244,18 +243,12 @@ def submit(
         # Deterministic, so that Ray does not upload the same content twice.
         named = {name: path for path, name in sorted(files.items())}
         write_zip(working_dir, named, zipfile.ZIP_DEFLATED)
-        # fedsim reads its version from its metadata, which are not sent with the package, and have
-        # another name where it runs from a checkout.
-        about = Path(scratch, f"fedsim-{version('fedsim')}.dist-info")
-        about.mkdir()
-        words = f"Metadata-Version: 2.1\nName: fedsim\nVersion: {version('fedsim')}\n"
-        (about / "METADATA").write_text(words)
         cluster.submit_job(
             entrypoint=f"{shlex.join(command)} --out {_quote(folder)}",
             submission_id=id,
             runtime_env={
                 "working_dir": str(working_dir),
-                "py_modules": [str(Path(__file__).parents[1]), str(about)],
+                "py_modules": [str(Path(__file__).parents[1])],
                 "excludes": ["__pycache__"],
                 "env_vars": {
                     # Like Ctrl-C, so that the run records its end in its folder.
