@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import secrets
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -266,18 +267,23 @@ def _refuse_links(folder: Path) -> None:
     Nor does it make pipes and devices, which a reader would wait for.
     """
     for path in folder.iterdir():
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # a driver has replaced or removed it meanwhile
+            continue
         what = ""
-        if path.is_symlink():
+        if stat.S_ISLNK(mode):
             what = "a symbolic link, which no folder of fedsim's has"
-        elif not (path.is_file() or path.is_dir()) and path.exists():  # a driver replaces files
+        elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             what = "neither a file nor a folder, and fedsim makes nothing else"
         if what:
             raise RunFolderError(f"{path}: is {what}; remove it")
         # Runs of a grid are looked into when they are opened; client states are replaced and
         # removed by name, which no link misleads.
         client_states = path.parts[-2:] == ("weights", "clients")
-        if path.is_dir() and not client_states and not manifests.is_at(path):
-            _refuse_links(path)
+        if stat.S_ISDIR(mode) and not client_states and not manifests.is_at(path):
+            with suppress(FileNotFoundError):  # as above
+                _refuse_links(path)
 
 
 @contextmanager

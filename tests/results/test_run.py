@@ -259,3 +259,20 @@ def test_metrics_are_those_of_the_manifest(done: Run, tmp_path: Path) -> None:
     RunFolder.open(path).update(metrics=[{"column": "loss", "label": "loss"}, own])
     again = fedsim.load(path)
     assert again.primary_metric == Metric("hamming", "Hamming loss", best="min", primary=True)
+
+
+def test_what_a_driver_replaces_meanwhile_is_passed_over(
+    done: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listed = shutil.copytree(done.path, tmp_path / "run"), Path.iterdir
+    (folder / "rounds.parts").mkdir()
+
+    def gone(of: Path) -> list[Path]:
+        """With a file that is gone before it is looked at, and a folder before it is listed."""
+        if of.name == "rounds.parts":
+            of.rmdir()
+        return [*listed(of), of / ".rounds.parquet.1.part"]
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert RunFolder.open(folder).manifest == RunFolder.open(done.path).manifest
+    assert not (folder / "rounds.parts").exists()
