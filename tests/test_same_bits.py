@@ -32,6 +32,7 @@ from experiments import (
     QUARTER,
     TREE_METHODS,
     WITHOUT_GLOBAL,
+    WRITTEN,
     Finish,
     by_day,
     forked,
@@ -63,9 +64,13 @@ EXPLAINED: dict[str, dict[str, Any]] = {
 with tempfile.TemporaryDirectory() as folder:
     OTHERS = result_hashes.experiments(Path(folder))
 
-KEPT = tempfile.TemporaryDirectory(prefix="fedsim-stored-")  # until this process ends
-STORED = Path(KEPT.name, "a.npz")
-np.savez(STORED, x=np.random.default_rng(0).random((40, 5)), y=np.arange(40) % 4)
+STORED = WRITTEN / "same_bits.npz"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored() -> None:
+    np.savez(STORED, x=np.random.default_rng(0).random((40, 5)), y=np.arange(40) % 4)
+
 
 SCAFFOLD = with_method("scaffold", data=FEW, train={"participation": 0.7, "rounds": 3})
 SAME: dict[str, dict[str, Any]] = {

@@ -68,10 +68,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "stacks": {"model": {"name": "cnn"}, "engine": {"clients_per_step": 2}},
 }
-OF_DAY = ("plain", "scaffold", "fedxds", "every", "stops late", "devices", "reference")
+BY_DAY = ("plain", "scaffold", "fedxds", "every", "stops late", "devices", "reference")
 
 
-@pytest.mark.parametrize("name", by_day(SECTIONS, OF_DAY))
+@pytest.mark.parametrize("name", by_day(SECTIONS, BY_DAY))
 def test_an_outcome_is_that_of_a_run_without_the_others(name: str) -> None:
     sections = SECTIONS[name]
     whole = finished(**sections)

@@ -384,10 +384,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "secure_aggregation": {"secure_aggregation": {}},
 }
 # With rounds left out, with running statistics, and with scores and refusals of their own.
-OF_DAY = ("participation", "statistics", "backdoor", "numbers", "secure_aggregation")
+BY_DAY = ("participation", "statistics", "backdoor", "numbers", "secure_aggregation")
 
 
-@pytest.mark.parametrize("name", by_day(SECTIONS, OF_DAY))
+@pytest.mark.parametrize("name", by_day(SECTIONS, BY_DAY))
 def test_sections(name: str) -> None:
     sections = SECTIONS[name]
     whole = ran(**{**LITTLE, **sections})

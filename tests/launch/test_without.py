@@ -125,10 +125,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "adversaries": {"adversaries": {"share": 0.3, "attack": {"name": "label_flip"}}},
 }
 # By day: kept states, who is drawn, what is made of all clients' data, adversaries.
-DAYS = ("states", "over-selection", "baseline", "masks", "adversaries")
+BY_DAY = ("states", "over-selection", "baseline", "masks", "adversaries")
 
 
-@pytest.mark.parametrize("of", by_day(SECTIONS, DAYS))
+@pytest.mark.parametrize("of", by_day(SECTIONS, BY_DAY))
 def test_a_beginning_is_shared_only_where_it_is_the_same(tmp_path: Path, of: str) -> None:
     given = {"train": FEW, "checkpoint": ALL, **SECTIONS[of]}
     done = finished(tmp_path, **given)

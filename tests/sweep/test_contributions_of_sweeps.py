@@ -164,10 +164,10 @@ OF_SECTIONS: dict[str, dict[str, Any]] = {
 }
 CASES = {**OF_METHODS, **{name: {**FEW, **given} for name, given in OF_SECTIONS.items()}}
 # By day methods of unlike steps, kept states, messages, and no global model.
-DAYS = {*OF_SECTIONS, "fednova", "scaffold", "fedaux", "ifca"}
+BY_DAY = {*OF_SECTIONS, "fednova", "scaffold", "fedaux", "ifca"}
 
 
-@pytest.mark.parametrize("case", by_day(CASES, DAYS))
+@pytest.mark.parametrize("case", by_day(CASES, BY_DAY))
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_refused_before_is_what_would_be_refused_after(tmp_path: Path, case: str) -> None:
     experiment = small_experiment(**CASES[case])
