@@ -32,8 +32,7 @@ from fedsim.testing import (
 
 KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
 CHECKS = (check_method, check_model, check_objective, check_partition, small_experiment)
-KNOWN["Dataset"] = Dataset
-KNOWN["NothingToReduce"] = NothingToReduce
+KNOWN |= {"Dataset": Dataset, "NothingToReduce": NothingToReduce}
 
 
 @pytest.mark.parametrize("module", [faithfulness, groups, relevance])

@@ -16,8 +16,7 @@ HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """What a new process has imported for all commands with their arguments, for images, and to
-    train and explain."""
+    """What a new process imports for all commands, then for images, then to train and explain."""
     program = """
 import sys
 from typer.main import get_command
@@ -42,7 +41,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(loaded: list[set[str]]) -
     assert "fedsim.cli.runs" in for_help
     assert not HEAVY & for_help
     assert not {"torchvision", "sklearn", "PIL"} & for_images
-    # Which torch.autograd.grad imports to compare shapes, for 0.3 s of each process.
+    # Which torch.autograd.grad imports to compare shapes, for half a second of each process.
     assert "sympy" not in to_explain
 
 

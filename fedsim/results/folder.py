@@ -32,7 +32,7 @@ from fedsim.support.version import __version__
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
 REFERENCE = "reference.safetensors"  # maps of the reference of its explanations
 LABELS = "labels.parquet"  # who holds which labels
-PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
+PACKAGES = ("torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 
 class ResultsFolder:
@@ -66,7 +66,8 @@ class ResultsFolder:
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "git_revision": _git_revision(),
             "python": platform.python_version(),
-            "packages": {name: version(name) for name in PACKAGES},
+            # fedsim's own not from its metadata, which jobs and checkouts may lack.
+            "packages": {"fedsim": __version__, **{name: version(name) for name in PACKAGES}},
             "hardware": hardware(),
         }
         try:
@@ -282,7 +283,7 @@ def _refuse_links(folder: Path) -> None:
         # removed by name, which no link misleads.
         client_states = path.parts[-2:] == ("weights", "clients")
         if stat.S_ISDIR(mode) and not client_states and not manifests.is_at(path):
-            with suppress(FileNotFoundError):  # as above
+            with suppress(FileNotFoundError, NotADirectoryError):  # as above
                 _refuse_links(path)
 
 
@@ -325,10 +326,7 @@ def _signature(experiment: bytes) -> str | None:
     return hmac.new(key, experiment, "sha256").hexdigest()[:32]
 
 
-@cache  # reading it takes milliseconds
-def version(package: str) -> str:
-    """Of a package; of fedsim without its metadata, which jobs and checkouts may lack."""
-    return __version__ if package == "fedsim" else metadata.version(package)
+version = cache(metadata.version)  # of a package; reading it takes milliseconds
 
 
 @cache

@@ -14,7 +14,7 @@ def vector_jacobian(
     """vᵀ·∂z/∂input for each input, as `torch.autograd.grad(z, inputs, v)`.
 
     Which compares shapes first: that takes as long as a small layer, and imports sympy the first
-    time, for 0.3 s of each process.
+    time, for half a second of each process. Here they are not compared.
 
     Args:
         z, v: of the same shape.
@@ -23,6 +23,8 @@ def vector_jacobian(
     Raises:
         RuntimeError: z does not depend on an input, unless that is allowed.
     """
+    if not inputs:  # of none, the engine would add the gradients of all leaves to them
+        return ()
     return torch.autograd.graph._engine_run_backward(
         (z,), (v,), False, False, tuple(inputs), allow_unused, accumulate_grad=False
     )  # neither retain_graph nor create_graph

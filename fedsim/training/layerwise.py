@@ -138,13 +138,11 @@ class _Autograd(_Layer):
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
     ) -> Tensor | None:
         inputs, z = kept.inputs, kept.z
-        if not z.requires_grad or not (inputs or self.leaves):
+        if not z.requires_grad:
             return None
-        asked = inputs + self.leaves
-        found = [
-            torch.zeros_like(x) if g is None else g
-            for x, g in zip(asked, vector_jacobian(z, asked, delta, True), strict=True)
-        ]
+        of = inputs + self.leaves
+        parts = vector_jacobian(z, of, delta, allow_unused=True)
+        found = [torch.zeros_like(x) if g is None else g for x, g in zip(of, parts, strict=True)]
         if to:
             if beta != 1:
                 torch._foreach_mul_(list(to), beta)
