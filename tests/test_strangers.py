@@ -155,6 +155,7 @@ class TestLinks:
     def test_to_a_run_are_refused_in_a_grid(self, finished: Run, tmp_path: Path) -> None:
         grid = shutil.copytree(finished.path, tmp_path / "grid")
         (grid / "cells").mkdir()
+        (grid / "cells" / "manifest.json").write_text("{}")  # does not hide what is beside it
         (grid / "cells" / "a").symlink_to(finished.path)
         with pytest.raises(RunFolderError, match=f"{grid / 'cells' / 'a'}: is a symbolic link"):
             RunFolder.open(grid)

@@ -591,9 +591,7 @@ def split_rows(
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
     """
-    from sklearn.model_selection import train_test_split  # slow to import
-
-    examples = f"{len(y)} examples"
+    examples, least = f"{len(y)} examples", 1
     if classes:
         present, counts = np.unique(y, return_counts=True)
         if counts.min() < 2:
@@ -603,16 +601,50 @@ def split_rows(
                 f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; splitting "
                 f"off a test set needs at least 2 per class{hint}"
             )
-        examples += f" of {len(present)} classes"
-    try:
-        train, test = train_test_split(
-            np.arange(len(y)),
-            test_size=test_fraction,
-            stratify=y if classes else None,
-            random_state=0,
-        )
-    except ValueError as error:
+        least = len(present)
+        examples += f" of {least} classes"
+    aside = math.ceil(test_fraction * len(y))
+    if min(aside, len(y) - aside) < least:
         raise DataError(
-            f"{what}: {examples} cannot be split with test_fraction={test_fraction}: {error}"
-        ) from error
-    return np.sort(train), np.sort(test)
+            f"{what}: {examples} cannot be split with test_fraction={test_fraction}: it leaves "
+            f"{len(y) - aside} for training and {aside} for testing, of at least {least} each"
+        )
+    return split_off(aside, len(y), y if classes else None, seed=0)
+
+
+def split_off(
+    aside: int, n: int, y: NDArray[Any] | None, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The rows that stay and those set aside, of n, at random, each in ascending order.
+
+    With labels y (n,), of each class in proportion. The rows are those of scikit-learn's
+    `train_test_split`, which takes more than a second to import.
+    """
+    rng = np.random.RandomState(seed)
+    if y is None:
+        order = rng.permutation(n)
+        return np.sort(order[aside:]), np.sort(order[:aside])
+    _, counts = np.unique(y, return_counts=True)
+    staying = _in_proportion(counts, n - aside, rng)
+    _in_proportion(counts - staying, aside, rng)  # all others; for what it draws
+    of_classes = np.split(np.argsort(y, kind="stable"), np.cumsum(counts)[:-1])
+    parts = [
+        np.split(rows[rng.permutation(len(rows))], [k])
+        for rows, k in zip(of_classes, staying, strict=True)
+    ]
+    stay, go = (np.sort(np.concatenate(part)) for part in zip(*parts, strict=True))
+    return stay, go
+
+
+def _in_proportion(
+    counts: NDArray[np.intp], n: int, rng: np.random.RandomState
+) -> NDArray[np.intp]:
+    """How many of n examples each class gets: largest remainders are rounded up, ties drawn."""
+    exact = counts / counts.sum() * n
+    found = np.floor(exact).astype(np.intp)
+    remainders = exact - found
+    for remainder in np.unique(remainders)[::-1]:
+        missing = n - int(found.sum())
+        if missing > 0:
+            found[rng.permutation(np.flatnonzero(remainders == remainder))[:missing]] += 1
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.config.registry import nearest, unfit
-from fedsim.data.dataset import Dataset
+from fedsim.data.dataset import Dataset, split_off
 from fedsim.data.partition import MOST_CLIENTS, Partition, partitions
 from fedsim.data.splits import NONE, ClientSplits, Indices, Ragged, TaskSequence
 from fedsim.errors import DataError
@@ -133,8 +133,6 @@ def _aside(
     share: Indices, y: Indices, fraction: float, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
     """The validation examples and the rest, both sorted."""
-    from sklearn.model_selection import train_test_split
-
     count = int(np.ceil(fraction * len(share))) if fraction else 0
     if count == 0 or len(share) == 1:
         return share[:0], share
@@ -142,13 +140,9 @@ def _aside(
         return share, share[:0]
     present, sizes = np.unique(y[share], return_counts=True)
     fits = sizes.min() >= 2 and min(count, len(share) - count) >= len(present)
-    rest, aside = train_test_split(
-        share,
-        test_size=count,
-        stratify=y[share] if fits else None,
-        random_state=int(rng.integers(2**31)),
-    )
-    return np.sort(aside), np.sort(rest)
+    seed = int(rng.integers(2**31))
+    rest, aside = split_off(count, len(share), y[share] if fits else None, seed)
+    return share[aside], share[rest]
 
 
 @partitions.register

@@ -10,10 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import refusals
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import frame, medmnist
+from sklearn.model_selection import train_test_split
 
+from experiments import examples
 from fedsim.data import Dataset, datasets, partitions
-from fedsim.data.dataset import fitted
+from fedsim.data.dataset import fitted, split_off
 from fedsim.data.sources import files
 from fedsim.data.sources.arrays import Npz
 from fedsim.data.sources.generated import Digits, Synthetic
@@ -529,6 +533,18 @@ def test_npz_that_is_split(tmp_path):
     assert np.bincount(data.test_y).tolist() == [1] * 4
     np.testing.assert_array_equal(data.x, x[data.columns["row"]])
     np.testing.assert_array_equal(data.y, y[data.columns["row"]])
+
+
+@examples(50)
+@given(st.lists(st.integers(-1, 9), min_size=2, max_size=90), st.data())
+def test_a_split_is_that_of_scikit_learn(labels: list[int], data: st.DataObject) -> None:
+    y, aside = np.array(labels), data.draw(st.integers(1, len(labels) - 1))
+    fits = np.unique(y, return_counts=True)[1]
+    stratified = fits.min() > 1 and len(fits) <= min(aside, len(y) - aside)
+    of, seed = (y if stratified else None), data.draw(st.integers(0, 2**32 - 1))
+    expected = train_test_split(range(len(y)), test_size=aside, stratify=of, random_state=seed)
+    found = split_off(aside, len(y), of, seed)
+    assert [part.tolist() for part in found] == [sorted(part) for part in expected]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.bool_])
