@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedsim.config.registry import Config, Registry
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import frozen
+from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import as_html
 from fedsim.models import ArrayModel, Arrays, Model
@@ -313,3 +314,19 @@ class FeatureExplainer(Explainer, ABC):
 
 
 explainers: Registry[Explainer] = Registry("explainer", Explainer)  # type: ignore[type-abstract]
+
+
+def check_explainer(
+    explainer: Explainer, model: ExplainedModel, data: ExplainedData, key: str = "explainer "
+) -> None:
+    """Refuse what an explainer cannot explain, in a line that names it.
+
+    Raises:
+        ExperimentError: with the explainer's reason, or what an own explainer's code has raised.
+    """
+    try:
+        explainer.check(model, data)
+    except Exception as error:  # a user's explainer may raise anything
+        why = str(error) if isinstance(error, BadInput) else in_own_code(error)
+        why = why.removeprefix(f"explainer {explainer.name}: ")
+        raise ExperimentError(f"{key}{explainer.label}: {why}") from error

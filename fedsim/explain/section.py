@@ -23,9 +23,15 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config.registry import OWN, Config, check_named, located, nearest
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import BadInput, ExperimentError, in_own_code
+from fedsim.errors import ExperimentError
 from fedsim.explain.baselines import Backgrounds, Compared
-from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, FeatureExplainer
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    FeatureExplainer,
+    check_explainer,
+)
 from fedsim.explain.explainers import explainers
 from fedsim.explain.scores.randomisation import random_agreement
 from fedsim.explain.scores.relevance import parts_compared
@@ -406,11 +412,7 @@ class Explain(Config):
                     f"model.name={model.section.name} is a {model.section.kind}"
                 )
         for explainer in self.explainers:
-            try:
-                explainer.check(model, data)
-            except Exception as error:  # a user's explainer may raise anything
-                why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-                raise ExperimentError(f"explain.explainers: {explainer.label}: {why}") from error
+            check_explainer(explainer, model, data, "explain.explainers: ")
 
     def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:
         """The baselines that all models have in common, made once; after `check`."""

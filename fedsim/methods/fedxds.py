@@ -177,16 +177,15 @@ class FedXDS(PoolMethod[FedXDSState]):
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         check_images(self.name, "takes", dataset)
-        self.attribution.check_network(network)
-        self.attribution.check_shape(dataset.shape)
+        try:
+            self._check_attribution(dataset, network)
+        except ExperimentError as error:
+            why = str(error).removeprefix("explainer ")
+            raise ExperimentError(f"method.attribution: {why}") from error
         if getattr(self.attribution, "baseline", "zero") != "zero":
             raise ExperimentError(
                 "method.attribution.baseline: images are attributed from zero; leave it out"
             )
-        if self.attribution.differentiates:  # some problems show only in a call
-            draws = np.random.default_rng(0)
-            x = torch.from_numpy(draws.random((1, *dataset.shape), dtype=np.float32))
-            self.attribution.relevance(network, x, torch.zeros(1, dtype=torch.int64), draws)
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available
@@ -196,6 +195,14 @@ class FedXDS(PoolMethod[FedXDSState]):
                 f"GB; two copies must fit into {free / 1e9:.1f} GB of free memory; lower "
                 "method.fraction, or set method.encoding=uint8"
             )
+
+    def _check_attribution(self, dataset: Dataset, network: nn.Module) -> None:
+        self.attribution.check_network(network)
+        self.attribution.check_shape(dataset.shape)
+        if self.attribution.differentiates:  # some problems show only in a call
+            draws = np.random.default_rng(0)
+            x = torch.from_numpy(draws.random((1, *dataset.shape), dtype=np.float32))
+            self.attribution.relevance(network, x, torch.zeros(1, dtype=torch.int64), draws)
 
     # -- the server ----------------------------------------------------------------------------
 

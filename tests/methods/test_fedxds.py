@@ -296,7 +296,7 @@ def test_the_loss_is_of_augmented_images(name: str, function: Callable[..., Any]
 def test_attributions_that_do_not_fit(attribution: dict[str, Any], message: str) -> None:
     model = {"name": "networks:of_torch" if attribution == LRP else "mlp"}
     method = {**FEDXDS, "attribution": attribution}
-    with pytest.raises(BadInput, match=f"attribution {attribution['name']}: {message}"):
+    with pytest.raises(BadInput, match=f"method.attribution: {attribution['name']}: {message}"):
         prepare(small_experiment(method=method, model=model, train=TRAIN))
 
 

@@ -137,7 +137,6 @@ class Judge:
             model, data = snapshot.explained(), snapshot.data()
             rng = keyed_rng(model.seed, f"unlearning/{explainer.label}")
             with as_errors(explainer):
-                explainer.check(model, data)
                 maps.append(relevances_of(explainer, model, data, x, decided, rng))
         found = {}
         for how, alike in similarities(None, by_size=not classes).items():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.analysis.attacks.membership import insist_on_several
 from fedsim.analysis.explanations import Wanted, explainer_of, problem_of
-from fedsim.analysis.replay import insist_on_client, replay
+from fedsim.analysis.replay import ModelSnapshot, insist_on_client, replay
 from fedsim.analysis.unlearning.forgetting import (
     Cost,
     Forgetting,
@@ -29,7 +29,7 @@ from fedsim.analysis.unlearning.scores import Judge
 from fedsim.config.arguments import checked
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, RunFolderError
-from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.explainer import FeatureExplainer, check_explainer
 from fedsim.federation import Without
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import LineProgress
@@ -181,6 +181,9 @@ def unlearn(
                 f"objective.name={task.again.spec.objective.name} has not; take shadows=0"
             )
         how.check(task)
+        if maps is not None:
+            model = ModelSnapshot(task.again.fed.server.tensor(task.weights), task.again, None)
+            check_explainer(maps, model.explained(), model.data())
         rounds = experiment.train.rounds
 
         def show(event: Any) -> None:

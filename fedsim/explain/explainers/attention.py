@@ -92,14 +92,14 @@ class AttentionRollout(Attribution):
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) not in (1, 3):
-            raise ExperimentError(f"attribution {self.name}: explains images and documents")
+            raise ExperimentError(f"explainer {self.name}: explains images and documents")
 
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         found = torch.zeros(x.shape, device=x.device)
         with evaluation(network):
             for rows in batches(x):
                 some = x[rows]
-                words, attention = WordVectors(f"attribution {self.name}", some), _Maps(len(some))
+                words, attention = WordVectors(f"explainer {self.name}", some), _Maps(len(some))
                 images = x.is_floating_point()
                 with torch.enable_grad(), attention, contextlib.nullcontext() if images else words:
                     logits = network(some)
@@ -149,7 +149,7 @@ class AttentionRollout(Attribution):
         )
 
     def _refusal(self, why: str) -> ExperimentError:
-        return ExperimentError(f"attribution {self.name}: {why}")
+        return ExperimentError(f"explainer {self.name}: {why}")
 
 
 @explainers.register
@@ -256,7 +256,7 @@ class _Rules(Calls):
         known |= name in QUOTIENTS and not is_activation(divisor)
         if not known:
             raise ExperimentError(
-                f"attribution {self.name}: the network calls {name_of(func)}, which has no rule; "
+                f"explainer {self.name}: the network calls {name_of(func)}, which has no rule; "
                 "for any differentiable network, use gradient_x_input, integrated_gradients"
             )
         return found

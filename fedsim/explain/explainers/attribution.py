@@ -141,7 +141,7 @@ class Attribution(OfDecision, ABC):
         if model.network is None:
             if self.differentiates:
                 raise ExperimentError(
-                    f"attribution {self.name} explains networks; "
+                    f"explainer {self.name}: explains networks; "
                     f"model.name={model.section.name} is a {model.section.kind}"
                 )
             return
@@ -186,7 +186,7 @@ class FromBaseline(Compared, Attribution):
     def relevance(self, network: nn.Module, x: Tensor, y: Tensor, rng: Generator) -> Tensor:
         if self.baseline != "zero":
             raise ExperimentError(
-                f"attribution {self.name}: only explanations of whole data sets have a baseline "
+                f"explainer {self.name}: only explanations of whole data sets have a baseline "
                 "other than zero here; leave out `baseline`"
             )
         return self.compared(network, x, y, None, None)
@@ -257,7 +257,7 @@ class Output:
             (found,) = vector_jacobian(logits, [inputs], of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(
-                f"attribution {own.name}: the network's outputs cannot be differentiated with "
+                f"explainer {own.name}: the network's outputs cannot be differentiated with "
                 "respect to its inputs"
             )
         return found
@@ -297,7 +297,7 @@ class OfGradients(Attribution):
                 if x.is_floating_point():
                     found[rows] = explain(Output(self, network, network, y[rows], rows), x[rows])
                     continue
-                vectors, of_vectors = by_words(f"attribution {self.name}", network, x[rows])
+                vectors, of_vectors = by_words(f"explainer {self.name}", network, x[rows])
                 output = Output(self, network, of_vectors, y[rows], rows)
                 found[rows, : vectors.shape[1]] = explain(output, vectors).sum(dim=2)
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
@@ -314,7 +314,7 @@ def contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
         return weights
     if logits.shape[1] == 1:
         raise ExperimentError(
-            f"attribution {name}: target=centred compares classes, and there is one output; use "
+            f"explainer {name}: target=centred compares classes, and there is one output; use "
             "target=class"
         )
     return weights - 1 / logits.shape[1]
@@ -339,7 +339,7 @@ def refuse_integers(name: str, x: Tensor) -> None:
 def _of_numbers(name: str, found: str) -> ExperimentError:
     able = ", ".join(n for n, one in attributions.items() if one.documents)
     return ExperimentError(
-        f"attribution {name}: needs inputs of floating point, such as images; {found}; for "
+        f"explainer {name}: needs inputs of floating point, such as images; {found}; for "
         f"documents: occlusion, {able}"
     )
 

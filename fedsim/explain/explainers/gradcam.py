@@ -82,7 +82,7 @@ class GradCam(Attribution):
         known.pop("")
         if self.layer is not None and self.layer not in known:
             raise ExperimentError(
-                f"attribution {self.name}: the network has no layer '{self.layer}'"
+                f"explainer {self.name}: the network has no layer '{self.layer}'"
                 f"{nearest(self.layer, known)}"
             )
 
@@ -140,7 +140,7 @@ class GradCam(Attribution):
         return self._refusal(why, "take a layer before it, or leave out `layer`")
 
     def _refusal(self, why: str, instead: str) -> ExperimentError:
-        return ExperimentError(f"attribution {self.name}: {why}; {instead}")
+        return ExperimentError(f"explainer {self.name}: {why}; {instead}")
 
 
 @contextmanager

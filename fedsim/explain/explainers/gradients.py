@@ -204,7 +204,7 @@ class IntegratedGradients(FromBaseline, OfGradients):
         ends, starts, network = [], [], model.as_network()
         with torch.no_grad(), evaluation(network):
             for rows in batches(x):
-                vectors, of = by_words(f"attribution {self.name}", network, x[rows])
+                vectors, of = by_words(f"explainer {self.name}", network, x[rows])
                 f = Output(self, network, of, y[rows], rows)
                 ends.append(f(vectors))
                 starts.append(f(torch.zeros_like(vectors)))

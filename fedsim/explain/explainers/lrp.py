@@ -216,7 +216,7 @@ class Lrp(Attribution):
     def _refuse(self, name: str, module: nn.Module, what: str) -> None:
         where = f"layer {name}" if name else "the network itself"
         raise ExperimentError(
-            f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP supports "
+            f"explainer {self.name}: {where} ({type(module).__name__}): {what}. LRP supports "
             "convolutions, linear layers, batch norm right after them, ReLU and similar "
             "activations, pooling, flattening and dropout; use attn_lrp for transformers, and for "
             "any differentiable network gradient, gradient_x_input, smoothgrad, "
@@ -237,7 +237,7 @@ class Lrp(Attribution):
             if function(func) not in _HANDED_ON:
                 where = f"layer {name}" if name else "the network"
                 raise ExperimentError(
-                    f"attribution {self.name}: {where} calls {name_of(func)} itself, where no "
+                    f"explainer {self.name}: {where} calls {name_of(func)} itself, where no "
                     "rule applies. Use a module, for sums a canonizer that converts them to a "
                     "zennit.layer.Sum (attribution field canonizer: package.module:Name); or "
                     "attn_lrp, gradient, gradient_x_input, smoothgrad or integrated_gradients"
@@ -245,7 +245,7 @@ class Lrp(Attribution):
         scale = before.nan_to_num().abs().amax().item() if before.numel() else 0.0
         if not torch.allclose(before, after, rtol=0, atol=1e-2 * scale + 1e-6, equal_nan=True):
             raise ExperimentError(
-                f"attribution {self.name}: with batch norm merged and sums converted to modules, "
+                f"explainer {self.name}: with batch norm merged and sums converted to modules, "
                 "the network's output changes. Define layers in the order of their calls, and "
                 "each batch norm right after the layer that it follows"
             )
@@ -278,7 +278,7 @@ class Lrp(Attribution):
             return x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
         if len(self.low) not in (1, x.shape[1]):
             raise ExperimentError(
-                f"attribution {self.name}: low and high have {len(self.low)} values, but the "
+                f"explainer {self.name}: low and high have {len(self.low)} values, but the "
                 f"inputs have {x.shape[1]} channels"
             )
         shape = 1, len(self.low), *[1] * (x.dim() - 2)

@@ -42,7 +42,7 @@ class Occlusion(FromBaseline):
     size: int = Field(4, ge=1)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_size(f"attribution {self.name}: size", shape, self.size)
+        check_size(f"explainer {self.name}: size", shape, self.size)
 
     def squares(self, shape: tuple[int, ...]) -> int | None:
         return count_squares(shape, self.size)

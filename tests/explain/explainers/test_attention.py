@@ -584,7 +584,7 @@ FLOATS = (
     ],
 )
 def test_refusals(name: str, make: Callable[[], nn.Module], x: Tensor, line: str) -> None:
-    with pytest.raises(ExperimentError, match=re.escape(f"attribution {name}: {line}")):
+    with pytest.raises(ExperimentError, match=re.escape(f"explainer {name}: {line}")):
         explain(name, make().eval(), x)
 
 
