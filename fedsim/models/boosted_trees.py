@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.special import expit
 
 from fedsim.models.arrays import ArrayModel, Arrays
 from fedsim.models.bins import Array, Floats, Ints
@@ -219,6 +218,8 @@ class Gradients:
         if not self.classes:
             g, h = f - self.y, np.ones_like(f)
         else:
+            from scipy.special import expit  # SciPy is slow to import
+
             p = expit(f) if self.classes == 2 else softmax(f)
             own = self.y if self.classes == 2 else self.y == np.arange(self.classes)[:, None]
             g, h = p - own, p * (1 - p) * (1 if self.classes == 2 else 2)
