@@ -38,7 +38,7 @@ settings.load_profile("day")
 
 # Files that take the longest, in this order.
 LONGEST = (
-    *("matrix", "card"),  # at night
+    *("matrix", "card"),  # long at night only
     *("unlearning", "same_bits", "viewer", "every_method", "on_a_card", "docs", "submit", "audit"),
     *("search", "refusals", "report", "contributions", "contributions_of_sweeps", "without"),
     *("reference", "notebooks", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),

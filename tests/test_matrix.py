@@ -25,26 +25,27 @@ def on_the_page() -> dict[tuple[str, str], tuple[str, str]]:
     }
 
 
-def test_the_page_is_what_the_script_writes() -> None:
+def test_the_page_is_written_as_by_the_script() -> None:
     assert page(on_the_page()) == PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("method", METHODS)
 def test_trains_or_is_refused_before_the_start(method: str, tmp_path: Path) -> None:
-    """The cells of the page, and of others a fifth; tests/matrix.py goes through all of them."""
-    said, found = on_the_page(), {}
+    """Cells of the page or without a condition, and a fifth of others; tests/matrix.py has all."""
+    page, found, other = on_the_page(), {}, {}
     for model, condition in product(MODELS, {**TRAINING, **CONDITIONS}):
         shown = model == model_of(method) and condition in CONDITIONS
         drawn = zlib.crc32(f"{method} {model} {condition}".encode()) % 5 == 0
         if shown or drawn or condition == "none":
             out = tmp_path / f"{model} {condition}"
             state, line = found[model, condition] = outcome(method, model, condition, out)
-            if shown:
-                why = reason(method, line) if state == "refused" else ""
-                assert (state, why) == said[method, condition], (condition, line)
+            told = (state, reason(method, line) if state == "refused" else "")
+            if shown and told != page[method, condition]:
+                other[condition] = line
     failed = {cell: line for cell, (state, line) in found.items() if state == "fails"}
     assert not failed
+    assert not other
     assert any(state == "trains" for state, _ in found.values())
 
 

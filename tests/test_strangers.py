@@ -152,10 +152,10 @@ class TestLinks:
     def finished(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return fedsim.run(small_experiment(train={"rounds": 1}), tmp_path_factory.mktemp("runs"))
 
-    def test_to_a_run_are_refused_in_a_grid(self, finished: Run, tmp_path: Path) -> None:
+    def test_below_are_refused(self, finished: Run, tmp_path: Path) -> None:
         grid = shutil.copytree(finished.path, tmp_path / "grid")
         (grid / "cells").mkdir()
-        (grid / "cells" / "manifest.json").write_text("{}")  # does not hide what is beside it
+        (grid / "cells" / "manifest.json").write_text("{}")  # hides nothing
         (grid / "cells" / "a").symlink_to(finished.path)
         with pytest.raises(RunFolderError, match=f"{grid / 'cells' / 'a'}: is a symbolic link"):
             RunFolder.open(grid)

@@ -25,7 +25,7 @@ from fedsim.analysis.replay import ModelSnapshot, Whose, as_errors
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
-from fedsim.explain.explainer import FeatureExplainer, check_explainer
+from fedsim.explain.explainer import FeatureExplainer, refuse_unfit
 from fedsim.explain.explainers.embedding import embed
 from fedsim.explain.pictures.clusters import Panel, draw_clusters
 from fedsim.explain.pictures.images import as_pixels
@@ -283,7 +283,7 @@ def clusters(
             continue
         model, about = snapshot.explained(), snapshot.data()
         if not found:
-            check_explainer(chosen, model, about)
+            refuse_unfit(chosen, model, about)
         y = torch.from_numpy(data.y[own] if data.classes else np.zeros(len(own))).long()
         rng = keyed_rng(model.seed, f"clusters/{chosen.label}", client=k)
         with as_errors(chosen):

@@ -25,7 +25,7 @@ from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors, replay, tra
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
-from fedsim.explain.explainer import FeatureExplainer, check_explainer
+from fedsim.explain.explainer import FeatureExplainer, refuse_unfit
 from fedsim.explain.pictures.drifts import draw_drifts
 from fedsim.explain.scores.measure import relevances_of
 from fedsim.launch.progress import LineProgress
@@ -419,7 +419,7 @@ class _Watching:
             losses = batch.losses(again.spec.objective, network).double().cpu().numpy()
         relevance, sign = None, np.ones(len(rows))
         if self.explains:
-            check_explainer(chosen, model, about)
+            refuse_unfit(chosen, model, about)
             y = batch.y.long() if data.classes else torch.zeros(len(rows)).long()
             rng = keyed_rng(model.seed, f"drifts/{chosen.label}", t, client)
             with as_errors(chosen):

@@ -41,7 +41,7 @@ from fedsim.errors import (
 )
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
-from fedsim.explain.explainer import SharedItems, check_explainer
+from fedsim.explain.explainer import SharedItems, refuse_unfit
 from fedsim.explain.explainers.rules import Sourced
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.sanity import Sanity, check
@@ -636,7 +636,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 def _explained(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
 ) -> Explanation:
-    check_explainer(explainer, model, data)
+    refuse_unfit(explainer, model, data)
     with as_errors(explainer):
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
 

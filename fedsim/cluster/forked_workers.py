@@ -33,7 +33,7 @@ BADNESS = Path("/proc/self/oom_score_adj")
 # Further modules that Ray, client actors and drivers import.
 NEEDED = (
     *("google.protobuf.reflection", "jsonschema", "requests", "filelock", "wcwidth"),
-    *("pydantic.v1", "scipy.linalg", "pandas", "pyarrow.dataset"),
+    *("pydantic.v1", "scipy.linalg", "scipy.special", "pandas", "pyarrow.dataset"),
 )
 # Environment variables without effect at import time; Ray Tune sets them for trials.
 LATE = {"PL_DISABLE_FORK"}

@@ -606,8 +606,8 @@ def split_rows(
     aside = math.ceil(test_fraction * len(y))
     if min(aside, len(y) - aside) < least:
         raise DataError(
-            f"{what}: {examples} cannot be split with test_fraction={test_fraction}: it leaves "
-            f"{len(y) - aside} for training and {aside} for testing, of at least {least} each"
+            f"{what}: {examples} cannot be split with test_fraction={test_fraction}: that leaves "
+            f"{len(y) - aside} for training and {aside} for testing; each needs {least} or more"
         )
     return split_off(aside, len(y), y if classes else None, seed=0)
 

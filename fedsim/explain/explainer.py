@@ -6,6 +6,7 @@ my_module:Name`, and whose pictures `fedsim report` shows.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -316,7 +317,7 @@ class FeatureExplainer(Explainer, ABC):
 explainers: Registry[Explainer] = Registry("explainer", Explainer)  # type: ignore[type-abstract]
 
 
-def check_explainer(
+def refuse_unfit(
     explainer: Explainer, model: ExplainedModel, data: ExplainedData, key: str = "explainer "
 ) -> None:
     """Refuse what an explainer cannot explain, in a line that names it.
@@ -328,5 +329,5 @@ def check_explainer(
         explainer.check(model, data)
     except Exception as error:  # a user's explainer may raise anything
         why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-        why = why.removeprefix(f"explainer {explainer.name}: ")
+        why = re.sub(rf"^(explainer )?{re.escape(explainer.name)}:? ", "", why)
         raise ExperimentError(f"{key}{explainer.label}: {why}") from error

@@ -19,7 +19,7 @@ from fedsim.explain.explainer import (
     Explainer,
     Explanation,
     FeatureExplainer,
-    check_explainer,
+    refuse_unfit,
 )
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import new_figure, picture, place, plain, save
@@ -133,7 +133,7 @@ def check(
             "check makes the weights of a network random, and "
             f"model.name={model.section.name} is a {model.section.kind}"
         )
-    check_explainer(explainer, model, data)
+    refuse_unfit(explainer, model, data)
     x = data.prepare(inputs.x)
     decided = torch.from_numpy(logits(model.network, x)).argmax(dim=1)
     there, image = present(x, data.dataset.parts), len(data.dataset.shape) == 3

@@ -30,7 +30,7 @@ from fedsim.explain.explainer import (
     ExplainedModel,
     Explainer,
     FeatureExplainer,
-    check_explainer,
+    refuse_unfit,
 )
 from fedsim.explain.explainers import explainers
 from fedsim.explain.scores.randomisation import random_agreement
@@ -412,7 +412,7 @@ class Explain(Config):
                     f"model.name={model.section.name} is a {model.section.kind}"
                 )
         for explainer in self.explainers:
-            check_explainer(explainer, model, data, "explain.explainers: ")
+            refuse_unfit(explainer, model, data, "explain.explainers: ")
 
     def backgrounds(self, model: ExplainedModel, data: ExplainedData) -> Backgrounds:
         """The baselines that all models have in common, made once; after `check`."""

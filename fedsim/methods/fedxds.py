@@ -177,15 +177,15 @@ class FedXDS(PoolMethod[FedXDSState]):
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         check_images(self.name, "takes", dataset)
+        if getattr(self.attribution, "baseline", "zero") != "zero":
+            raise ExperimentError(
+                "method.attribution.baseline: images are attributed from zero; leave it out"
+            )
         try:
             self._check_attribution(dataset, network)
         except ExperimentError as error:
             why = str(error).removeprefix("explainer ")
             raise ExperimentError(f"method.attribution: {why}") from error
-        if getattr(self.attribution, "baseline", "zero") != "zero":
-            raise ExperimentError(
-                "method.attribution.baseline: images are attributed from zero; leave it out"
-            )
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available

@@ -218,14 +218,18 @@ class Gradients:
         if not self.classes:
             g, h = f - self.y, np.ones_like(f)
         else:
-            from scipy.special import expit  # SciPy is slow to import
-
-            p = expit(f) if self.classes == 2 else softmax(f)
+            p = _logistic(f) if self.classes == 2 else softmax(f)
             own = self.y if self.classes == 2 else self.y == np.arange(self.classes)[:, None]
             g, h = p - own, p * (1 - p) * (1 if self.classes == 2 else 2)
         if self.weights is not None:
             g, h = g * self.weights, h * self.weights
         return to_step(g, self.units[0]), to_step(h, self.units[1])
+
+
+def _logistic(f: Array) -> Array:
+    from scipy.special import expit  # SciPy is slow to import
+
+    return np.asarray(expit(f))
 
 
 def softmax(f: Array) -> Array:

@@ -228,10 +228,12 @@ def test_rows_as_their_file_has_them(tmp_path: Path, of: str, ending: str) -> No
 
 def test_digits_as_scikit_learn_has_them(tmp_path: Path) -> None:
     data = Digits().load()
-    np.save(tmp_path / "all.npy", load_digits().images[:, None])
+    known = load_digits()
+    np.save(tmp_path / "all.npy", known.images[:, None])
     found = Inputs.of_file(data, tmp_path / "all.npy").x
     assert found.dtype == np.float32
-    assert {*map(bytes, found)} == {*map(bytes, (*data.x, *data.test_x))}
+    loaded = zip(map(bytes, (*data.x, *data.test_x)), (*data.y, *data.test_y), strict=True)
+    assert {*loaded} == {*zip(map(bytes, found), known.target, strict=True)}
 
 
 def test_images_of_official_files_as_they_have_them(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from experiments import RESNET, TABLE, interrupted, small_experiment
 from fedsim import Experiment, Run, State
 from fedsim.errors import RunError, RunFolderError
 from fedsim.objectives import Metric
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, version
 from fedsim.results.manifest import FORMAT
 from fedsim.results.records import chained, new_ledger, result_hash, summarise
 from fedsim.support.hardware import hardware
@@ -52,6 +52,7 @@ def done(folder: Path) -> Run:
     known = metadata.distribution
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "distribution", lambda n: known("none" if n == "fedsim" else n))
+        version.cache_clear()
         return fedsim.run(experiment(), folder)
 
 

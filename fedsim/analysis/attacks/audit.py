@@ -60,7 +60,7 @@ from fedsim.config.arguments import checked
 from fedsim.config.registry import LARGEST
 from fedsim.data.splits import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
-from fedsim.explain.explainer import Explainer, FeatureExplainer, check_explainer
+from fedsim.explain.explainer import Explainer, FeatureExplainer, refuse_unfit
 from fedsim.explain.scores.faithfulness import present
 from fedsim.explain.scores.measure import by_row, relevances_of
 from fedsim.explain.scores.relevance import Scores
@@ -334,7 +334,7 @@ class PrivacyAudit:
                     f"length, and at most {LARGEST:g}"
                 )
         for explainer in explainers:
-            check_explainer(explainer, self._model, self._data)
+            refuse_unfit(explainer, self._model, self._data)
 
     def _maps(
         self, explainer: FeatureExplainer, network: nn.Module, x: Tensor, number: int

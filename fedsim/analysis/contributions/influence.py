@@ -24,7 +24,7 @@ from fedsim.analysis.replay import ModelSnapshot, Replay, as_errors
 from fedsim.config.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
-from fedsim.explain.explainer import FeatureExplainer, check_explainer
+from fedsim.explain.explainer import FeatureExplainer, refuse_unfit
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.pictures.canvas import AGAINST, FOR, plain
 from fedsim.explain.pictures.images import as_pixels
@@ -269,7 +269,7 @@ class _Decision:
         """Of a run's last global model; of the class `label`, by default the one predicted."""
         snapshot = ModelSnapshot.of(run, dataset=dataset)
         data, model = snapshot.data(), snapshot.explained()
-        check_explainer(explainer, model, data)
+        refuse_unfit(explainer, model, data)
         inputs = Inputs.of_rows(snapshot.dataset, [row])
         x = data.prepare(inputs.x)
         with torch.no_grad():

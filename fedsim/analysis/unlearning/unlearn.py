@@ -29,7 +29,7 @@ from fedsim.analysis.unlearning.scores import Judge
 from fedsim.config.arguments import checked
 from fedsim.data import load_dataset
 from fedsim.errors import BadInput, RunFolderError
-from fedsim.explain.explainer import FeatureExplainer, check_explainer
+from fedsim.explain.explainer import FeatureExplainer, refuse_unfit
 from fedsim.federation import Without
 from fedsim.launch.prepare import prepare
 from fedsim.launch.progress import LineProgress
@@ -143,7 +143,7 @@ def unlearn(
     Raises:
         BadInput: the run is not finished or damaged, or its data have changed; its method has no
             global network, or learns a sequence of tasks; there is no such client, it never took
-            part, or nobody would be left; or the method is not for the run.
+            part, or nobody would be left; or the method or the explainer is not for the run.
         RunError: a round fails.
 
     Example:
@@ -182,8 +182,8 @@ def unlearn(
             )
         how.check(task)
         if maps is not None:
-            model = ModelSnapshot(task.again.fed.server.tensor(task.weights), task.again, None)
-            check_explainer(maps, model.explained(), model.data())
+            own = ModelSnapshot(task.again.fed.server.tensor(task.weights), task.again, None)
+            refuse_unfit(maps, own.explained(), own.data())
         rounds = experiment.train.rounds
 
         def show(event: Any) -> None:

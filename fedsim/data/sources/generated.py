@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import string
 from dataclasses import replace
-from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -34,8 +35,8 @@ class Digits(Source):
     def load(self) -> Dataset:
         """x is float32 (N, 1, 8, 8) in [0, 1]: the embedded values 0 to 16, divided by 16."""
         # Not by load_digits, which takes more than a second to import.
-        path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-        rows = np.loadtxt(str(path), delimiter=",")
+        package = Path(getattr(find_spec("sklearn"), "origin", "")).parent
+        rows = np.loadtxt(package / "datasets/data/digits.csv.gz", delimiter=",")
         scaling = Scaling(span=16.0)
         x = scaling(rows[:, :-1].reshape(-1, 1, 8, 8)).astype(np.float32)
         y = rows[:, -1].astype(np.int64)

@@ -136,7 +136,7 @@ class OfCaptum(Compared, OfDecision, ABC):
         if dataset.words and not (kind.parts or kind.differentiates):
             raise self._refusal(f"{asked.method} explains numbers; for documents: kernel_shap")
         if kind.parts:
-            check_size(f"{self.name}: size", dataset.shape, asked.size)
+            check_size(f"explainer {self.name}: size", dataset.shape, asked.size)
             parts = dataset.shape[0]
             if not dataset.words:
                 parts = len(group_parts(dataset.shape, asked.size, dataset.parts))

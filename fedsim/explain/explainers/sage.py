@@ -67,7 +67,7 @@ class Sage(Compared, OfDecision):
             raise ExperimentError(
                 f"{self.name} explains the loss of a class, and the target here is a number"
             )
-        check_size(f"{self.name}: size", data.dataset.shape, self.size)
+        check_size(f"explainer {self.name}: size", data.dataset.shape, self.size)
         super().check(model, data)
 
     def squares(self, shape: tuple[int, ...]) -> int | None:
