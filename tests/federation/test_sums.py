@@ -61,6 +61,8 @@ def test_any_order_and_any_grouping(parts: list[list[float]], random: object) ->
         first = workers.pop()
         random.choice(workers).merge(first)  # type: ignore[attr-defined]
     assert bits(workers[0]) == expected
+    workers[0].clear()
+    assert bits(workers[0]) == bits(summed([]))
 
 
 @pytest.mark.parametrize("size", [0, 1, 32767, 32768, 32769, 100_000])
