@@ -248,16 +248,17 @@ def test_multi_rounds_and_gtg(short: Run) -> None:
 def test_gtg_by_hand() -> None:
     """With all orders' marginals alike, an additive game, its samples are exact."""
     changes, samples = dict(enumerate(np.eye(3))), dict.fromkeys(range(3), 1)
-    before, after = (np.full(3, value, np.float32) for value in (0, 1 / 3))
-    round = RoundUpdates(1, before, after, changes, samples, {})
+    round = RoundUpdates(1, *np.full((2, 3), [[0], [1 / 3]], np.float32), changes, samples, {})
 
     def worth(weights: Any) -> float:  # how many have taken part
         return float((weights > 0).sum())
 
-    found = gtg_shapley(iter([round]), worth, np.random.default_rng(0))
+    rng, like = np.random.default_rng(0), np.random.default_rng(0)
+    found = gtg_shapley(iter([round]), worth, rng)
     assert {k: own["value"] for k, own in found.items()} == {0: 1.0, 1: 1.0, 2: 1.0}
-    flat = gtg_shapley(iter([round]), lambda weights: 1.0, np.random.default_rng(0))
-    assert flat == {}  # a round that changes nothing is left out
+    like.permuted(np.zeros((6, 2)), axis=1)  # two sweeps of three: the second changes nothing
+    assert gtg_shapley(iter([round]), lambda weights: 1.0, rng) == {}  # nothing changes: left out
+    assert rng.random() == like.random()
 
 
 def cosine(own: Any, whole: Any) -> float:
