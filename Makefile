@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One more than cores, as those on Ray leave a core idle at times.
 PROCESSES ?= 3
-PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
+PARALLEL := -n $(PROCESSES) --no-loadscope-reorder --durations=20
 
 .PHONY: quickstart test night test-all
 

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import ray
 from hypothesis import settings
 from markupsafe import Markup
-from sklearn.datasets import _base as datasets
+from xdist.scheduler import LoadFileScheduling
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
 from fedsim import Run, run
@@ -38,7 +37,7 @@ settings.load_profile("day")
 
 # Files that take the longest, in this order.
 LONGEST = (
-    *("matrix", "card"),  # long at night only
+    "card",  # at night
     *("unlearning", "same_bits", "viewer", "every_method", "on_a_card", "docs", "submit", "audit"),
     *("search", "refusals", "report", "contributions", "contributions_of_sweeps", "without"),
     *("reference", "notebooks", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),
@@ -56,6 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[NIGHT] = sum(item.get_closest_marker("night") is not None for item in items)
     if hasattr(config, "workeroutput"):
         config.workeroutput["night"] = config.stash[NIGHT]
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """A process takes a file at a time, of the matrix a method at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if "test_matrix.py" in nodeid else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -112,19 +123,6 @@ def one_thread() -> Iterator[None]:
     undo = limit_threads(1)
     yield
     undo()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def digits_read_once() -> Iterator[None]:
-    """The file of the digits is read once, a tenth of the time of a small run."""
-    read = cache(datasets.load_gzip_compressed_csv_data)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            datasets,
-            "load_gzip_compressed_csv_data",
-            lambda *names, **options: deepcopy(read(*names, **options)),
-        )
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

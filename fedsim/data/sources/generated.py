@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import string
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -34,14 +35,22 @@ class Digits(Source):
 
     def load(self) -> Dataset:
         """x is float32 (N, 1, 8, 8) in [0, 1]: the embedded values 0 to 16, divided by 16."""
-        # Not by load_digits, which takes more than a second to import.
-        package = Path(getattr(find_spec("sklearn"), "origin", "")).parent
-        rows = np.loadtxt(package / "datasets/data/digits.csv.gz", delimiter=",")
+        rows = _digits()
         scaling = Scaling(span=16.0)
         x = scaling(rows[:, :-1].reshape(-1, 1, 8, 8)).astype(np.float32)
         y = rows[:, -1].astype(np.int64)
         data = of_parts((x, y), None, tuple(string.digits), self.test_fraction, self.name)
         return replace(data, scaling=scaling)
+
+
+@cache
+def _digits() -> NDArray[np.float64]:
+    """(1797, 65) the pixels and the label of each digit, read once."""
+    # Not by load_digits, which takes more than a second to import.
+    package = Path(getattr(find_spec("sklearn"), "origin", "")).parent
+    rows = np.loadtxt(package / "datasets/data/digits.csv.gz", delimiter=",")
+    rows.flags.writeable = False
+    return rows
 
 
 @datasets.register
