@@ -57,14 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["night"] = config.stash[NIGHT]
 
 
-class ByFile(LoadFileScheduling):  # type: ignore[misc]
+class ByFile(LoadFileScheduling):
     """A process takes a file at a time, of the matrix a method at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if "test_matrix.py" in nodeid else str(super()._split_scope(nodeid))
+        return nodeid if "test_matrix.py" in nodeid else super()._split_scope(nodeid)
 
 
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 

@@ -33,7 +33,7 @@ def test_the_page_is_written_as_by_the_script() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_trains_or_is_refused_before_the_start(method: str, tmp_path: Path) -> None:
     """Cells of the page or without a condition, and a fifth of others; tests/matrix.py has all."""
-    page, found, other = on_the_page(), {}, {}
+    said, found, other = on_the_page(), {}, {}
     for model, condition in product(MODELS, {**TRAINING, **CONDITIONS}):
         shown = model == model_of(method) and condition in CONDITIONS
         drawn = zlib.crc32(f"{method} {model} {condition}".encode()) % 5 == 0
@@ -41,7 +41,7 @@ def test_trains_or_is_refused_before_the_start(method: str, tmp_path: Path) -> N
             out = tmp_path / f"{model} {condition}"
             state, line = found[model, condition] = outcome(method, model, condition, out)
             told = (state, reason(method, line) if state == "refused" else "")
-            if shown and told != page[method, condition]:
+            if shown and told != said[method, condition]:
                 other[condition] = line
     failed = {cell: line for cell, (state, line) in found.items() if state == "fails"}
     assert (failed, other) == ({}, {})

@@ -624,10 +624,11 @@ def split_off(
     if y is None:
         order = rng.permutation(n)
         return np.sort(order[aside:]), np.sort(order[:aside])
-    _, counts = np.unique(y, return_counts=True)
+    order = np.argsort(y, kind="stable")
+    of_classes = np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
+    counts = np.array([len(rows) for rows in of_classes])
     staying = _in_proportion(counts, n - aside, rng)
     _in_proportion(counts - staying, aside, rng)  # all others; for what it draws
-    of_classes = np.split(np.argsort(y, kind="stable"), np.cumsum(counts)[:-1])
     parts = [
         np.split(rows[rng.permutation(len(rows))], [k])
         for rows, k in zip(of_classes, staying, strict=True)

@@ -76,7 +76,7 @@ def test_adwin_does_what_the_paper_says(seed: int, levels: tuple[float, float]) 
     assert found == slow_adwin(values, 0.01)
     if levels == (0, 0.6):
         assert found
-        assert 60 <= found[0] < 90
+        assert 60 <= found[0] < 84  # of 10,521 streams 99.7 % by 79, all by 80
     else:
         assert not found or levels == (0, 0.3)
 

@@ -182,7 +182,7 @@ def unlearn(
             )
         how.check(task)
         if maps is not None:
-            own = ModelSnapshot(task.again.fed.server.tensor(task.weights), task.again, None)
+            own = ModelSnapshot.of(run, again=task.again)
             refuse_unfit(maps, own.explained(), own.data())
         rounds = experiment.train.rounds
 

@@ -6,14 +6,13 @@ import math
 import string
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from fedsim.config.pretrained import PACKAGE, folder_of
 from fedsim.data.dataset import Dataset, TestFraction, of_parts
 from fedsim.data.encoding import Scaling
 from fedsim.data.source import Source, check_memory, datasets
@@ -47,8 +46,8 @@ class Digits(Source):
 def _digits() -> NDArray[np.float64]:
     """(1797, 65) the pixels and the label of each digit, read once."""
     # Not by load_digits, which takes more than a second to import.
-    package = Path(getattr(find_spec("sklearn"), "origin", "")).parent
-    rows = np.loadtxt(package / "datasets/data/digits.csv.gz", delimiter=",")
+    folder = folder_of("data.name=digits", f"{PACKAGE}sklearn/datasets/data")
+    rows = np.loadtxt(folder / "digits.csv.gz", delimiter=",")
     rows.flags.writeable = False
     return rows
 
