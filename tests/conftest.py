@@ -64,6 +64,7 @@ class ByFile(LoadFileScheduling):
         return nodeid if "test_matrix.py" in nodeid else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 

@@ -329,5 +329,5 @@ def refuse_unfit(
         explainer.check(model, data)
     except Exception as error:  # a user's explainer may raise anything
         why = str(error) if isinstance(error, BadInput) else in_own_code(error)
-        why = re.sub(rf"^(explainer )?{re.escape(explainer.name)}:? ", "", why)
+        why = re.sub(rf"^explainer {re.escape(explainer.name)}:? ", "", why)
         raise ExperimentError(f"{key}{explainer.label}: {why}") from error

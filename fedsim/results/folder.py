@@ -89,7 +89,7 @@ class ResultsFolder:
         """
         path = manifests.meant(path, cls.kind).absolute()
         manifest, wrong = manifests.read(path, cls.kind, cls.schema)
-        _refuse_links(path)
+        _refuse_links(path, cls.kind != "run")
         return cls(path, manifest, [*wrong, *_put_experiment_back(path, manifest, cls.kind)])
 
     @property
@@ -262,7 +262,7 @@ def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -
     return [f"{wrong}; it has been put back"]
 
 
-def _refuse_links(folder: Path) -> None:
+def _refuse_links(folder: Path, of_runs: bool) -> None:
     """fedsim makes none: by one, a folder from elsewhere would have other files written or shown.
 
     Nor does it make pipes and devices, which a reader would wait for.
@@ -279,11 +279,12 @@ def _refuse_links(folder: Path) -> None:
             what = "neither a file nor a folder, and fedsim makes nothing else"
         if what:
             raise RunFolderError(f"{path}: is {what}; remove it")
-        # Client states are replaced and removed by name, which no link misleads.
+        # Runs of a grid or search are looked into when they are opened, each by itself; client
+        # states are replaced and removed by name, which no link misleads.
         client_states = path.parts[-2:] == ("weights", "clients")
-        if stat.S_ISDIR(mode) and not client_states:
+        if stat.S_ISDIR(mode) and not client_states and not (of_runs and manifests.is_at(path)):
             with suppress(FileNotFoundError, NotADirectoryError):  # as above
-                _refuse_links(path)
+                _refuse_links(path, of_runs)
 
 
 @contextmanager

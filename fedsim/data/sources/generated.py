@@ -46,7 +46,7 @@ class Digits(Source):
 def _digits() -> NDArray[np.float64]:
     """(1797, 65) the pixels and the label of each digit, read once."""
     # Not by load_digits, which takes more than a second to import.
-    folder = folder_of("data.name=digits", f"{PACKAGE}sklearn/datasets/data")
+    folder = folder_of("data.name", f"{PACKAGE}sklearn/datasets/data")
     rows = np.loadtxt(folder / "digits.csv.gz", delimiter=",")
     rows.flags.writeable = False
     return rows

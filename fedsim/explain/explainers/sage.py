@@ -61,11 +61,12 @@ class Sage(Compared, OfDecision):
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if data.dataset.words:
             raise ExperimentError(
-                f"{self.name} needs floating-point inputs; for documents: occlusion"
+                f"explainer {self.name}: needs floating-point inputs; for documents: occlusion"
             )
         if not data.dataset.classes:
             raise ExperimentError(
-                f"{self.name} explains the loss of a class, and the target here is a number"
+                f"explainer {self.name}: explains the loss of a class, and the target here is "
+                "a number"
             )
         check_size(f"explainer {self.name}: size", data.dataset.shape, self.size)
         super().check(model, data)

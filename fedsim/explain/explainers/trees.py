@@ -40,8 +40,8 @@ def _check(name: str, model: ExplainedModel, instead: str = "") -> None:
     """Refuse models without trees."""
     if not isinstance(model.section, BoostedTrees):
         raise ExperimentError(
-            f"{name} explains boosted trees; model.name={model.section.name} is a "
-            f"{model.section.kind}{instead}"
+            f"explainer {name}: explains boosted trees; model.name={model.section.name} is "
+            f"a {model.section.kind}{instead}"
         )
 
 
