@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -58,10 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadFileScheduling):
-    """A process takes a file at a time, of the matrix a method at a time."""
+    """A process takes a file at a time, and of the matrix a method at a time.
+
+    What asks the same runs (see trained.py) goes to one process.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if "test_matrix.py" in nodeid else super()._split_scope(nodeid)
+        if "test_matrix.py" in nodeid:
+            return nodeid
+        asks = ("test_every_method.py", "test_methods_come_to_the_same_bits")
+        return "trained" if any(word in nodeid for word in asks) else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -131,6 +138,24 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """What fedsim logs. Pytest's own fixture for it looks at all loggers, six times a test."""
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    lines: list[str] = []
+    kept, logger = Kept(), logging.getLogger("fedsim")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(kept)
+    yield lines
+    logger.removeHandler(kept)
+    logger.setLevel(level)
 
 
 @pytest.fixture

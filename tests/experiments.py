@@ -169,7 +169,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "fedfed": {
         "method": {
             **{"name": "fedfed", "distillation_rounds": 2, "width": 4},
-            "distillation": {"mosaics": 8},
+            "distillation": {"mosaics": 8, "batch_size": 64},
         }
     },
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},

@@ -413,9 +413,13 @@ def evaluated(expression: str, **known: Any) -> Any:
     return eval(expression, {**globals(), **known})
 
 
+def parsed(text: str) -> Any:
+    return yaml.load(text, LOADER)
+
+
 def written() -> Iterator[Row]:
     """The rows of refusals.yaml."""
-    table = yaml.load(Path(__file__).with_suffix(".yaml").read_text(), LOADER)
+    table = parsed(Path(__file__).with_suffix(".yaml").read_text())
     for number, line in enumerate(EXPERIMENT.splitlines(), 1):
         section = line.partition(":")[0]
         for value, said in table["values"].get(section, {}).items():
@@ -440,23 +444,23 @@ def written() -> Iterator[Row]:
             yield in_file(name, evaluated(content), f"{end}{said}")
     for section, contents in table["data"].items():
         for content, said in contents.items():
-            yield Row(partial(load, **yaml.safe_load(section)), said, files=evaluated(content))
+            yield Row(partial(load, **parsed(section)), said, files=evaluated(content))
     for data, models in table["pairs"].items():
         for model, said in models.items():
-            yield Row(partial(reads, yaml.safe_load(data), yaml.safe_load(model)), said)
+            yield Row(partial(reads, parsed(data), parsed(model)), said)
     for sections, explainers in table["explainers"].items():
         for explainer, said in explainers.items():
-            explain = {"explainers": [yaml.safe_load(explainer)], "inputs": 2}
+            explain = {"explainers": [parsed(explainer)], "inputs": 2}
             told = f"explain.explainers: {said}"
-            yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), told)
+            yield Row(partial(begin, **parsed(sections), explain=explain), told)
     for sections, lines in table["explained"].items():
         for keys, said in lines.items():
-            explain = {"explainers": ["random"], "inputs": 3, **yaml.safe_load(keys)}
-            yield Row(partial(begin, **yaml.safe_load(sections), explain=explain), said)
+            explain = {"explainers": ["random"], "inputs": 3, **parsed(keys)}
+            yield Row(partial(begin, **parsed(sections), explain=explain), said)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
-            base = yaml.safe_load(sections.replace("TESTS", str(Path(__file__).parent)))
-            given = extended(base, yaml.safe_load(change))
+            base = parsed(sections.replace("TESTS", str(Path(__file__).parent)))
+            given = extended(base, parsed(change))
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)

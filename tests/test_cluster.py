@@ -533,6 +533,7 @@ class TestDockerfile:
         for other in ("fedsim/__pycache__", "runs/x/log.txt", ".git/config", ".venv/bin/python"):
             assert ignored.match_file(other)
 
+    @pytest.mark.night  # builds a package
     def test_what_it_copies_is_all_of_fedsim(self, tmp_path: Path) -> None:
         for words in instructions("COPY"):
             *sources, target = (word for word in words if not word.startswith("--"))

@@ -96,7 +96,7 @@ class Table:
             schemas = [pq.read_schema(part).remove_metadata() for part in parts]
             schema = pa.unify_schemas(schemas, promote_options="permissive")
         # With all columns, empty where a part lacks one.
-        parted = ([schema.empty_table(), pq.read_table(part)] for part in parts)
+        parted = ([schema.empty_table(), _read(part)] for part in parts)
         whole = (pa.concat_tables(pair, promote_options="permissive") for pair in parted)
         _write(self.file, (table.select(schema.names) for table in whole), schema)
 
@@ -116,7 +116,7 @@ class Table:
             atomic.check(self.file, checksum)
             if self.file.exists():
                 return pd.read_parquet(self.file)
-            tables = [pq.read_table(part) for part in self._part_files()]
+            tables = [_read(part) for part in self._part_files()]
             if not tables:
                 return pd.DataFrame()
             whole = pa.concat_tables(tables, promote_options="permissive")
@@ -174,6 +174,11 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def _chained(chain: str, part: Path) -> str:
     return hashlib.sha256(f"{chain}{atomic.checksum(part)}".encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> pa.Table:
+    with pq.ParquetFile(path) as file:  # twice as fast as `read_table`, which also reads folders
+        return file.read()
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:

@@ -70,7 +70,9 @@ def done() -> Run:
 
 
 def unlearn(done: Run, method: str, clients: Any = FORGOTTEN, **settings: Any) -> fedsim.Unlearned:
-    return fedsim.unlearn(done, clients, {"name": method, **settings}, progress=False)
+    how = {"name": method, **settings}
+    # The cheapest maps; some tests below take the run's usual ones.
+    return fedsim.unlearn(done, clients, how, explainer="gradient", progress=False)
 
 
 def flat(found: fedsim.Unlearned | Run) -> NDArray[Any]:
@@ -258,6 +260,7 @@ def test_what_is_written(done: Run) -> None:
     assert "nan" not in found.text()
 
 
+@pytest.mark.night  # trains 16 models; by day its formula
 def test_lira_tells_what_the_loss_does_not() -> None:
     """Shadow models know which examples are easy for whoever has not met them."""
     train = {"rounds": 12, "local_epochs": 4, "batch_size": 8, "optimizer": {"lr": 0.2}}

@@ -78,16 +78,15 @@ class TestOfTheCluster:
 
 
 def test_what_ray_says_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str], capsys: Any
 ) -> None:
     from ray._private import worker
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     still_there(compat.log_what_ray_says)
-    caplog.set_level("INFO", "fedsim.ray")
     said = {"lines": ["a", "b"], "pid": 1, "is_err": False}
     worker.print_to_stdstream(said, ignore_prefix=False)
-    assert caplog.messages == ["a\nb"]
+    assert log_lines == ["a\nb"]
     assert capsys.readouterr() == ("", "")
 
 

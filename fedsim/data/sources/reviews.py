@@ -100,6 +100,11 @@ class Review(NamedTuple):
     marks: list[bool]  # which words belong to the rationale; empty if unknown
 
 
+def _one_of(words: Sequence[str], rng: np.random.Generator) -> str:
+    """What `rng.choice` draws, which makes an array of the words each time."""
+    return words[rng.integers(len(words))]
+
+
 class _Reviews(TextSource):
     """Reviews by aspect, with tokens separated by spaces."""
 
@@ -218,10 +223,11 @@ class PlantedReviews(_Reviews):
             good = positive
             if name != about and rng.random() >= agreement:
                 good = not positive
-            said = rng.choice(aspects[name].positive if good else aspects[name].negative)
-            adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
-            phrase = [*adverb, str(said), str(rng.choice(aspects[name].nouns))]
-            fillers = rng.choice(FILLERS, int(rng.poisson(self.fillers))).tolist()
+            said = _one_of(aspects[name].positive if good else aspects[name].negative, rng)
+            adverb = [_one_of(ADVERBS, rng)] if rng.random() < 0.5 else []
+            phrase = [*adverb, said, _one_of(aspects[name].nouns, rng)]
+            drawn = rng.integers(len(FILLERS), size=int(rng.poisson(self.fillers)))
+            fillers = [FILLERS[k] for k in drawn]
             place = int(rng.integers(len(fillers) + 1))
             words += [*fillers[:place], *phrase, *fillers[place:]]
             marks += [False] * place + [name == about] * len(phrase)

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 DPI = 150
 MOST_DRAWN = 100  # things in a picture
@@ -77,28 +80,32 @@ def save(figure: Figure, path: Path, title: str = "", told: str = "") -> None:
     Args:
         told: what the picture shows, for those who do not see it; by default the panels' captions.
     """
-    _lay_out(figure)
+    box = _drawn(figure)
     title = title[:1].upper() + title[1:]
     if not told:
         captions = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
         told = "; ".join(" ".join(text.split()) for text in captions if text)
     if title:
-        box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
         style: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "bottom"}
         words = textwrap.fill(title, letters)
-        figure.text(box.x0 / W, (box.y1 + 0.12) / H, words, parse_math=False, **style)
-    save_cropped(figure, path, ". ".join(filter(None, (title, told.replace(r"\$", "$")))))
+        line = figure.text(box.x0 / W, (box.y1 + 0.12) / H, words, parse_math=False, **style)
+        box = box.union([box, line.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())])
+    _save(figure, path, box, ". ".join(filter(None, (title, told.replace(r"\$", "$")))))
 
 
-def save_cropped(figure: Figure, where: Path | IO[bytes], alt: str = "") -> None:
+def save_cropped(figure: Figure, where: Path | IO[bytes]) -> None:
     """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn."""
+    _save(figure, where, _drawn(figure), "")
+
+
+def _save(figure: Figure, where: Path | IO[bytes], box: Bbox, alt: str) -> None:
+    """Save what is in a box in inches, and a little around it."""
     import matplotlib as mpl
 
-    figure.set_dpi(DPI)
-    _lay_out(figure)
-    box = figure.get_tightbbox().padded(0.1)
+    box = box.padded(0.1)
+
     ending = where.suffix[1:].lower() if isinstance(where, Path) else "png"
     about: dict[str, Any] = {
         "png": {"Software": None, **({"Description": alt} if alt else {})},
@@ -144,8 +151,10 @@ def add_scale(
     from matplotlib.colors import ListedColormap
 
     bar = place(figure, left, top, 2.4, 0.12)
-    colours = [pale_colour(r) for r in np.linspace(-1, 1, 256)]
-    mappable = ScalarMappable(cmap=ListedColormap(colours) if pale else RELEVANCE)
+    colours: Any = RELEVANCE
+    if pale:
+        colours = ListedColormap([pale_colour(r) for r in np.linspace(-1, 1, 256)])
+    mappable = ScalarMappable(cmap=colours)
     mappable.set_clim(-1, 1)
     figure.colorbar(mappable, cax=bar, orientation="horizontal", ticks=(-1, 0, 1))
     low, high = (f"\n−{largest:.3g}", f"\n+{largest:.3g}") if largest else ("", "")
@@ -156,14 +165,22 @@ def add_scale(
 
 def pale_colour(relevance: float) -> tuple[float, ...]:
     """The colour of a relevance from -1 to 1 as a ground for black letters."""
+    return tuple(_colour_map()(0.5 + 0.3 * relevance))
+
+
+@cache
+def _colour_map() -> Colormap:
     import matplotlib as mpl
 
-    return tuple(mpl.colormaps[RELEVANCE](0.5 + 0.3 * relevance))
+    return mpl.colormaps[RELEVANCE]  # makes a copy each time
 
 
-def _lay_out(figure: Figure) -> None:
+def _drawn(figure: Figure) -> Bbox:
+    """The box of all that is drawn, in inches."""
+    figure.set_dpi(DPI)  # hinted letters are not as wide at another
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
+    return figure.get_tightbbox()
 
 
 def class_colours(classes: int) -> list[tuple[float, float, float]]:

@@ -20,7 +20,7 @@ from fedsim.analysis.attacks.audit import PrivacyAudit, _sent
 from fedsim.analysis.attacks.membership import Fit, guessing
 from fedsim.analysis.attacks.report import doubts
 from fedsim.explain.explainers.control import Random
-from fedsim.explain.explainers.gradients import Gradient, IntegratedGradients
+from fedsim.explain.explainers.gradients import Gradient, GradientXInput
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
 DEEPER = {"name": "mlp", "hidden": [32, 16]}
@@ -231,7 +231,7 @@ def test_images_are_reconstructed_from_explanations_unless_there_is_noise(little
     little(AUXILIARY=160, EPOCHS=6, VICTIMS=40)
     attacked = PrivacyAudit(trained(FEDAVG, 2, data={"name": "digits"}))
     plain, noisy = (
-        attacked.invert_explanations(IntegratedGradients(), noise) for noise in (None, 30)
+        attacked.invert_explanations(GradientXInput(), noise) for noise in (None, 30)
     )
     assert plain.reconstructed.mse < 0.8 * plain.mean_image.mse
     assert plain.reconstructed.ssim > plain.mean_image.ssim + 0.1
