@@ -32,9 +32,13 @@ from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
 
 # No test is timed: machines are busy, and schemas are built by the first example.
-settings.register_profile("day", deadline=None)
+settings.register_profile("day", deadline=None, max_examples=50)
 settings.register_profile("night", deadline=None, max_examples=500)
 settings.load_profile("day")
+
+# Libraries that set up logging where nobody has would write to what captures one test, and later
+# to a closed file.
+logging.getLogger().addHandler(logging.NullHandler())
 
 # Files that take the longest, in this order.
 LONGEST = (

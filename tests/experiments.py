@@ -84,7 +84,7 @@ def by_day(values: Iterable[Any], chosen: Collection[Any] = MECHANISMS) -> list[
 
 def examples(count: int) -> settings:
     """So many examples of a property by day, five times as many by night."""
-    return settings(max_examples=count * settings().max_examples // 100)
+    return settings(max_examples=count * max(1, settings().max_examples // 100))
 
 
 get_command = cache(typer.main.get_command)  # which takes a tenth of a second

@@ -68,6 +68,7 @@ class TestReadme:
         run_page(ROOT / "README.md", folder)
         return folder / "runs"
 
+    @pytest.mark.night  # with all that the page shows
     def test_the_quickstarts_hash_is_known(self, runs: Path) -> None:
         """So that a change of results is seen where processors round otherwise, too."""
         found = load(min((runs / "quickstart").iterdir())).result_hash

@@ -102,7 +102,7 @@ class Review(NamedTuple):
 
 def _one_of(words: Sequence[str], rng: np.random.Generator) -> str:
     """What `rng.choice` draws, which makes an array of the words each time."""
-    return words[rng.integers(len(words))]
+    return words[int(rng.integers(len(words)))]
 
 
 class _Reviews(TextSource):

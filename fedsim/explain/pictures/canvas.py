@@ -91,7 +91,9 @@ def save(figure: Figure, path: Path, title: str = "", told: str = "") -> None:
         style: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "bottom"}
         words = textwrap.fill(title, letters)
         line = figure.text(box.x0 / W, (box.y1 + 0.12) / H, words, parse_math=False, **style)
-        box = box.union([box, line.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())])
+        box = box.union(
+            [box, line.get_window_extent().transformed(figure.dpi_scale_trans.inverted())]
+        )
     _save(figure, path, box, ". ".join(filter(None, (title, told.replace(r"\$", "$")))))
 
 

@@ -230,9 +230,7 @@ def test_scores_that_can_be_turned_round_are_named() -> None:
 def test_images_are_reconstructed_from_explanations_unless_there_is_noise(little: Little) -> None:
     little(AUXILIARY=160, EPOCHS=6, VICTIMS=40)
     attacked = PrivacyAudit(trained(FEDAVG, 2, data={"name": "digits"}))
-    plain, noisy = (
-        attacked.invert_explanations(GradientXInput(), noise) for noise in (None, 30)
-    )
+    plain, noisy = (attacked.invert_explanations(GradientXInput(), noise) for noise in (None, 30))
     assert plain.reconstructed.mse < 0.8 * plain.mean_image.mse
     assert plain.reconstructed.ssim > plain.mean_image.ssim + 0.1
     assert noisy.reconstructed.mse > 0.98 * noisy.mean_image.mse
