@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,16 @@ def by_day(values: Iterable[Any], chosen: Collection[Any] = MECHANISMS) -> list[
 def examples(count: int) -> settings:
     """So many examples of a property by day, five times as many by night."""
     return settings(max_examples=count * max(1, settings().max_examples // 100))
+
+
+class Later:
+    """A module that the first test that needs it imports: each process collects all tests."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
 
 
 get_command = cache(typer.main.get_command)  # which takes a tenth of a second

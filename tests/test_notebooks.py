@@ -15,8 +15,6 @@ from jupyter_client.provisioning import LocalProvisioner
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from experiments import by_day
-
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # "/home/…", "C:\…", "file:///…", but neither "up/down" nor "</td>".
@@ -65,13 +63,9 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         kernel.wait()
 
 
-# By day the one that trains the least.
+@pytest.mark.night
 @pytest.mark.usefixtures("_clean", "_forked")
-@pytest.mark.parametrize(
-    "path",
-    by_day(NOTEBOOKS, [path for path in NOTEBOOKS if path.stem[:2] == "02"]),
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     stored = [[_kind(output) for output in cell.outputs] for cell in code_cells(path)]

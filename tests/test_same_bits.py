@@ -20,7 +20,6 @@ import result_hashes
 from commands import Command
 from matrix import MODELS
 from misbehaving_methods import HABITS
-from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
 from experiments import (
@@ -34,6 +33,7 @@ from experiments import (
     WITHOUT_GLOBAL,
     WRITTEN,
     Finish,
+    Later,
     by_day,
     forked,
     interrupted,
@@ -320,7 +320,7 @@ class TestOnRay:
         assert "continuing after round 5" in lines
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
-        client = MlflowClient(database)
+        client = Later("mlflow").MlflowClient(database)
         logged = client.get_metric_history(killed.manifest["mlflow_run"], "accuracy")
         assert [(p.step, p.value) for p in logged] == [
             *killed.rounds.set_index("round")["accuracy"].items()

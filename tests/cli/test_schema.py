@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ from fedsim.config.file import RawConfig
 from fedsim.errors import ExperimentError
 
 FOLDER = Path(fedsim.__file__).parents[1] / "experiments"
-SCHEMA = experiment_schema()
-CHECK = jsonschema.Draft202012Validator(SCHEMA)
 FILES = {str(path.relative_to(FOLDER)): path for path in sorted(FOLDER.rglob("*.yaml"))}
 
 SMALL: dict[str, Any] = {
@@ -28,17 +27,25 @@ SMALL: dict[str, Any] = {
 }
 
 
+schema = cache(experiment_schema)
+
+
+@cache
+def check() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema())
+
+
 def with_value(key: str, value: Any) -> dict[str, Any]:
     return dict(RawConfig(copy.deepcopy(SMALL)).changed({key: value}, "the test").content)
 
 
 def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator.check_schema(schema())
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_it_admits_the_experiments_of_the_repository(name: str) -> None:
-    CHECK.validate(RawConfig.read(FILES[name]).content)
+    check().validate(RawConfig.read(FILES[name]).content)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def test_it_admits_the_experiments_of_the_repository(name: str) -> None:
     ],
 )
 def test_it_admits(key: str, value: Any) -> None:
-    CHECK.validate(with_value(key, value))
+    check().validate(with_value(key, value))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def test_it_admits(key: str, value: Any) -> None:
 )
 def test_it_refuses_what_fedsim_refuses(key: str, value: Any) -> None:
     content = with_value(key, value)
-    assert not CHECK.is_valid(content)
+    assert not check().is_valid(content)
     if key not in ("grid", "search"):  # which have loaders of their own
         with pytest.raises(ExperimentError):
             fedsim.Experiment.from_dict(content)
@@ -90,14 +97,14 @@ def test_it_refuses_what_fedsim_refuses(key: str, value: Any) -> None:
 
 def test_a_section_is_missing_unless_axes_may_bring_it() -> None:
     content = {key: section for key, section in SMALL.items() if key != "method"}
-    assert not CHECK.is_valid(content)
+    assert not check().is_valid(content)
     variants = {"avg": {"method.name": "fedavg"}, "prox": {"method.name": "fedprox"}}
-    CHECK.validate({**content, "grid": {"axes": {"method": variants}}})
+    check().validate({**content, "grid": {"axes": {"method": variants}}})
 
 
 def test_every_key_and_section_has_a_description() -> None:
     lacking = []
-    for name, section in {"": SCHEMA, **SCHEMA["$defs"]}.items():
+    for name, section in {"": schema(), **schema()["$defs"]}.items():
         if not section.get("description"):
             lacking.append(name)
         keys = section.get("properties", {}).items()
@@ -109,7 +116,7 @@ def test_every_key_and_section_has_a_description() -> None:
 def test_every_component_is_an_alternative(registry: Any) -> None:
     names = {
         node["properties"][registry.key]["const"]
-        for node in SCHEMA["$defs"].values()
+        for node in schema()["$defs"].values()
         if "const" in node.get("properties", {}).get(registry.key, {})
     }
     assert {name for name, _ in registry.items()} <= names
@@ -131,5 +138,5 @@ def test_every_component_is_an_alternative(registry: Any) -> None:
     ],
 )
 def test_types_are_said_in_words(section: str, key: str, words: str) -> None:
-    definitions: dict[str, Any] = SCHEMA["$defs"]
+    definitions: dict[str, Any] = schema()["$defs"]
     assert type_in_words(definitions[section]["properties"][key], definitions) == words

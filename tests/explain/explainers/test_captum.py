@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import captum.attr
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from by_hand import shapley
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from experiments import FOUR, KINDS, REVIEWS, ran
+from experiments import FOUR, KINDS, REVIEWS, Later, ran
 from fedsim import explanations
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.baselines import Background
@@ -32,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Input Tensor",
 )
 
+captum: Any = Later("captum.attr")
 Sections = dict[str, Any]
 SUBJECTS: dict[str, Sections] = {
     "mlp": {"model": {"name": "mlp", "hidden": [8]}},
@@ -81,7 +81,7 @@ def theirs(name: str, network: Any, x: Tensor, y: Tensor, **more: Any) -> Tensor
         rng = np.random.default_rng(5)
         np.random.seed(int(rng.integers(2**32)))
         torch.manual_seed(torch_seed(int(rng.integers(2**63)), "libraries"))
-        made = getattr(captum.attr, name)(network, **more.pop("by", {}))
+        made = getattr(captum, name)(network, **more.pop("by", {}))
         return made.attribute(x[:1].clone(), target=int(y[0]), **more)[0].detach()
 
 
@@ -328,9 +328,9 @@ def test_neither_batch_mates_nor_order_nor_generators(section: Sections) -> None
 def test_all_of_captums_attributions_are_known() -> None:
     """Those of inputs that need nothing but a network, but for two that would mislead."""
     found = set()
-    for name in captum.attr.__all__:
-        made = getattr(captum.attr, name)
-        if not (inspect.isclass(made) and issubclass(made, captum.attr.Attribution)):
+    for name in captum.__all__:
+        made = getattr(captum, name)
+        if not (inspect.isclass(made) and issubclass(made, captum.Attribution)):
             continue
         if name.startswith(("Layer", "Neuron", "LLM", "RemoteLLM")) or name.endswith(
             "Attribution"

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import LayerGradCam
 from networks import Written
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments import Later
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainers.attribution import attributions
 from fedsim.models import models
 
+captum: Any = Later("captum.attr")
 CLASS = torch.tensor([2, 0, 1])
 
 
@@ -67,7 +68,7 @@ def test_convolutions_against_captum(
     other = Functions(inplace=False).eval() if isinstance(network, Functions) else network
     layers = [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d)]
     for layer in layers if named else [usual]:
-        cam = LayerGradCam(other, other.get_submodule(layer)).attribute(
+        cam = captum.LayerGradCam(other, other.get_submodule(layer)).attribute(
             x, CLASS, relu_attributions=True
         )
         expected = functional.interpolate(cam, shape[1:], mode="bilinear")[:, 0].detach()
