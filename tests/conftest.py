@@ -36,8 +36,7 @@ settings.register_profile("day", deadline=None, max_examples=50)
 settings.register_profile("night", deadline=None, max_examples=500)
 settings.load_profile("day")
 
-# Libraries that set up logging where nobody has would write to what captures one test, and later
-# to a closed file.
+# Libraries would set it up else, write to what captures one test, and later to a closed file.
 logging.getLogger().addHandler(logging.NullHandler())
 
 # Files that take the longest, in this order.
@@ -142,24 +141,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
-
-
-@pytest.fixture
-def log_lines() -> Iterator[list[str]]:
-    """What fedsim logs. Pytest's own fixture for it looks at all loggers, six times a test."""
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    lines: list[str] = []
-    kept, logger = Kept(), logging.getLogger("fedsim")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(kept)
-    yield lines
-    logger.removeHandler(kept)
-    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -17,13 +17,6 @@ from snippets import ROOT
 SCRIPT = ROOT / "experiments" / "benchmarks" / "card.py"
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    there = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *words], env=there, capture_output=True, text=True
-    )
-
-
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
@@ -92,7 +85,9 @@ def test_finished_parts_are_not_repeated(
 
 @pytest.mark.night
 def test_every_part_runs_in_small(tmp_path: Path) -> None:
-    done = command("--out", str(tmp_path), "--device", "cpu", "--smoke")
+    words = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--device", "cpu", "--smoke"]
+    there = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=there, capture_output=True, text=True)
     parts = json.loads((tmp_path / "card.json").read_text())["parts"]
     assert {name: found["error"] for name, found in parts.items()} == dict.fromkeys(parts)
     assert done.returncode == 0

@@ -152,19 +152,14 @@ LITTLE = {
 }
 
 
-def explained(kind: str, folder: Path) -> tuple[dict[str, Any], set[str]]:
-    """The sections of a small experiment, and which explainers explain its model."""
-    sections, names = EXPLAINED[kind]
-    return sections or result_hashes.experiments(folder)["fedseit, top_k"], names
-
-
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_explainers_keep_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     # No card draws pictures.
     monkeypatch.setattr(canvas, "_save", lambda figure, path, *_: path.touch())
-    sections, names = explained(kind, tmp_path)
+    sections, names = EXPLAINED[kind]
+    sections = sections or result_hashes.experiments(tmp_path)["fedseit, top_k"]
     with fake_card():
         done = run(small_experiment(**sections), tmp_path / "runs", progress=False)
         for name in sorted(names):

@@ -71,8 +71,7 @@ def done() -> Run:
 
 def unlearn(done: Run, method: str, clients: Any = FORGOTTEN, **settings: Any) -> fedsim.Unlearned:
     how = {"name": method, **settings}
-    # The cheapest maps; some tests below take the run's usual ones.
-    return fedsim.unlearn(done, clients, how, explainer="gradient", progress=False)
+    return fedsim.unlearn(done, clients, how, explainer="gradient", progress=False)  # cheap
 
 
 def flat(found: fedsim.Unlearned | Run) -> NDArray[Any]:

@@ -28,11 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 schema = cache(experiment_schema)
-
-
-@cache
-def check() -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(schema())
+check = cache(lambda: jsonschema.Draft202012Validator(schema()))
 
 
 def with_value(key: str, value: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,16 +78,16 @@ class TestOfTheCluster:
         assert with_us["node_ids"] == []
 
 
-def test_what_ray_says_is_logged(
-    monkeypatch: pytest.MonkeyPatch, log_lines: list[str], capsys: Any
-) -> None:
+def test_what_ray_says_is_logged(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from ray._private import worker
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    lines = list[str]()
+    monkeypatch.setattr(logging.getLogger("fedsim.ray"), "info", lines.append)
     still_there(compat.log_what_ray_says)
     said = {"lines": ["a", "b"], "pid": 1, "is_err": False}
     worker.print_to_stdstream(said, ignore_prefix=False)
-    assert log_lines == ["a\nb"]
+    assert lines == ["a\nb"]
     assert capsys.readouterr() == ("", "")
 
 

@@ -107,7 +107,6 @@ def _save(figure: Figure, where: Path | IO[bytes], box: Bbox, alt: str) -> None:
     import matplotlib as mpl
 
     box = box.padded(0.1)
-
     ending = where.suffix[1:].lower() if isinstance(where, Path) else "png"
     about: dict[str, Any] = {
         "png": {"Software": None, **({"Description": alt} if alt else {})},
