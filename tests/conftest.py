@@ -36,13 +36,14 @@ settings.register_profile("day", deadline=None, max_examples=50)
 settings.register_profile("night", deadline=None, max_examples=500)
 settings.load_profile("day")
 
-# Libraries would set it up else, write to what captures one test, and later to a closed file.
+# Else libraries set it up, to write to what captures one test, and later to a closed file.
 logging.getLogger().addHandler(logging.NullHandler())
 
 # Files that take the longest, in this order.
 LONGEST = (
+    "every_method",  # and the card's runs
     "card",  # at night
-    *("unlearning", "same_bits", "viewer", "every_method", "on_a_card", "docs", "submit", "audit"),
+    *("unlearning", "same_bits", "viewer", "on_a_card", "docs", "submit", "audit"),
     *("search", "refusals", "report", "contributions", "contributions_of_sweeps", "without"),
     *("reference", "notebooks", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),
     *("lora", "alone_or_together"),
@@ -62,10 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadFileScheduling):
-    """A process takes a file at a time, and of the matrix a method at a time.
-
-    What asks the same runs (see trained.py) goes to one process.
-    """
+    """A process takes a file at a time, of the matrix a method, and all that ask for one run."""
 
     def _split_scope(self, nodeid: str) -> str:
         if "test_matrix.py" in nodeid:

@@ -83,9 +83,10 @@ def by_day(values: Iterable[Any], chosen: Collection[Any] = MECHANISMS) -> list[
     return [v if v in chosen else pytest.param(v, marks=pytest.mark.night) for v in values]
 
 
-def examples(count: int) -> settings:
-    """So many examples of a property by day, five times as many by night."""
-    return settings(max_examples=count * max(1, settings().max_examples // 100))
+def examples(count: int, by_night: int | None = None) -> settings:
+    """So many examples of a property by day; by night five times as many, or that many."""
+    night = settings.get_current_profile_name() == "night"
+    return settings(max_examples=(by_night or 5 * count) if night else count)
 
 
 class Later:
@@ -95,6 +96,8 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # which pytest asks every name of a module for
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)
 
 

@@ -13,6 +13,7 @@ import pytest
 import result_hashes
 import torch
 from fake_card import fake_card
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from own_explainer import GradientNorm
 from torch import Tensor, nn
@@ -33,7 +34,6 @@ from fedsim.errors import ClientError
 from fedsim.explain import ExplainedData, ExplainedModel, Explanation
 from fedsim.explain.explainers import explainers
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.pictures import canvas
 from fedsim.methods.fedavg import FedAvg
 from fedsim.objectives import Classification
 from fedsim.testing import check_explainer
@@ -152,14 +152,19 @@ LITTLE = {
 }
 
 
+def explained(kind: str, folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """The sections of a small experiment, and which explainers explain its model."""
+    sections, names = EXPLAINED[kind]
+    return sections or result_hashes.experiments(folder)["fedseit, top_k"], names
+
+
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_explainers_keep_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    # No card draws pictures.
-    monkeypatch.setattr(canvas, "_save", lambda figure, path, *_: path.touch())
-    sections, names = EXPLAINED[kind]
-    sections = sections or result_hashes.experiments(tmp_path)["fedseit, top_k"]
+    # Pictures are not drawn on the card.
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: path.touch())
+    sections, names = explained(kind, tmp_path)
     with fake_card():
         done = run(small_experiment(**sections), tmp_path / "runs", progress=False)
         for name in sorted(names):

@@ -33,7 +33,6 @@ from experiments import (
     WITHOUT_GLOBAL,
     WRITTEN,
     Finish,
-    Later,
     by_day,
     forked,
     interrupted,
@@ -320,7 +319,9 @@ class TestOnRay:
         assert "continuing after round 5" in lines
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
-        client = Later("mlflow").MlflowClient(database)
+        from mlflow import MlflowClient
+
+        client = MlflowClient(database)
         logged = client.get_metric_history(killed.manifest["mlflow_run"], "accuracy")
         assert [(p.step, p.value) for p in logged] == [
             *killed.rounds.set_index("round")["accuracy"].items()

@@ -219,7 +219,7 @@ class TestServer:
         with pytest.raises(urllib.error.URLError):
             fetched(url)
 
-    @pytest.mark.night
+    @pytest.mark.night  # by day it is interrupted
     def test_killed_it_leaves_no_process(self, folder: Path) -> None:
         command = Command("view", str(folder))
         url = command.stdout.readline().strip()
@@ -480,7 +480,7 @@ class TestInChromium:
         settle(browser)
         assert browser.run("document.getElementById('picture').src") == shown
 
-    @pytest.mark.night
+    @pytest.mark.night  # by day with the mouse
     def test_by_keys_alone(self, browser: Browser, page: View) -> None:
         browser.open(f"{page.url}at/images")
         settle(browser)
@@ -533,7 +533,6 @@ class TestInChromium:
         line = until(lambda: browser.run("document.getElementById('problem')?.textContent"))
         assert line == "against: must be from 0 to 4, not 77"
 
-    @pytest.mark.night
     def test_a_run_that_goes_on(self, browser: Browser, tmp_path: Path) -> None:
         file = tmp_path / "long.yaml"
         train = {"rounds": 100_000}

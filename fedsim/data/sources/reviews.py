@@ -101,7 +101,7 @@ class Review(NamedTuple):
 
 
 def _one_of(words: Sequence[str], rng: np.random.Generator) -> str:
-    """What `rng.choice` draws, which makes an array of the words each time."""
+    """As `rng.choice` draws, without making an array of the words each time."""
     return words[int(rng.integers(len(words)))]
 
 

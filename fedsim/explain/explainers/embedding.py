@@ -113,7 +113,7 @@ def draw_embeddings(
     title: str = "",
 ) -> None:
     """Draw embeddings of the same examples side by side, coloured by class."""
-    figure = new_figure(4.2 * len(embeddings) + 1.4, 4.4, layout="constrained", dpi=130)
+    figure = new_figure(4.2 * len(embeddings) + 1.4, 4.4, layout="constrained")
     panels = figure.subplots(1, len(embeddings), squeeze=False)[0]
     colours = class_colours(len(class_names))
     for axes, (name, embedding) in zip(panels, embeddings.items(), strict=True):

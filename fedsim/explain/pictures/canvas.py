@@ -178,7 +178,7 @@ def _colour_map() -> Colormap:
 
 def _drawn(figure: Figure) -> Bbox:
     """The box of all that is drawn, in inches."""
-    figure.set_dpi(DPI)  # hinted letters are not as wide at another
+    figure.set_dpi(DPI)  # at another resolution hinted letters have other widths
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
     return figure.get_tightbbox()

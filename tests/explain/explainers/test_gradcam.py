@@ -17,7 +17,7 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.explainers.attribution import attributions
 from fedsim.models import models
 
-captum: Any = Later("captum.attr")
+attr: Any = Later("captum.attr")
 CLASS = torch.tensor([2, 0, 1])
 
 
@@ -68,7 +68,7 @@ def test_convolutions_against_captum(
     other = Functions(inplace=False).eval() if isinstance(network, Functions) else network
     layers = [name for name, one in network.named_modules() if isinstance(one, nn.Conv2d)]
     for layer in layers if named else [usual]:
-        cam = captum.LayerGradCam(other, other.get_submodule(layer)).attribute(
+        cam = attr.LayerGradCam(other, other.get_submodule(layer)).attribute(
             x, CLASS, relu_attributions=True
         )
         expected = functional.interpolate(cam, shape[1:], mode="bilinear")[:, 0].detach()

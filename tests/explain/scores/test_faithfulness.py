@@ -32,7 +32,7 @@ from fedsim.explain.scores.faithfulness import (
 )
 from fedsim.explain.scores.road import imputed, road
 
-captum: Any = Later("captum.metrics")
+metrics: Any = Later("captum.metrics")
 SHAPES = {"image": (4, 2, 3, 5), "table": (4, 7), "series": (4, 3, 2)}
 LENGTHS = (9, 5, 1, 0)  # words of the documents
 KINDS = (*SHAPES, "documents")
@@ -286,7 +286,7 @@ def test_infidelity_as_captum(kind: str) -> None:
     (slopes,) = torch.autograd.grad(value(x.requires_grad_()).sum(), x)
     x = x.detach()
     more = {"n_perturb_samples": 6, "max_examples_per_batch": len(x)}
-    expected = captum.infidelity(value, noisy, x, slopes, **more, normalize=True)
+    expected = metrics.infidelity(value, noisy, x, slopes, **more, normalize=True)
     for scale in (1, -3, 1e-3):  # which does not matter
         found = infidelity(value, x, scale * slopes, 0.2, 6, rng(3))
         np.testing.assert_allclose(found, expected, rtol=1e-9)
