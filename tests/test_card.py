@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def test_without_a_card_it_says_so(
 
 def test_its_parts_take_25_minutes_at_most(card: Any) -> None:
     assert sum(card.PARTS.values()) <= 25 * 60
+    assert card.PARTS.keys() <= vars(import_module("card_parts")).keys()
 
 
 def test_finished_parts_are_not_repeated(
