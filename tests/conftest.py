@@ -42,10 +42,10 @@ logging.getLogger().addHandler(logging.NullHandler())
 # Files that take the longest, in this order.
 LONGEST = (
     "every_method",  # and the card's runs
-    "card",  # at night
+    *("card", "notebooks"),  # at night
     *("unlearning", "same_bits", "viewer", "on_a_card", "docs", "submit", "audit"),
     *("search", "refusals", "report", "contributions", "contributions_of_sweeps", "without"),
-    *("reference", "notebooks", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),
+    *("reference", "paths", "drawings", "fedseit", "cli", "signals", "chosen_words"),
     *("lora", "alone_or_together"),
 )
 

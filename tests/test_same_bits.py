@@ -303,6 +303,8 @@ class TestOnRay:
         assert undisturbed.result_hash == found.result_hash
 
     def test_the_driver_killed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from mlflow import MlflowClient
+
         undisturbed = run(small_experiment(), tmp_path).result_hash
         # Set after Ray was started, so that only the driver's arguments can tell it.
         database = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -319,8 +321,6 @@ class TestOnRay:
         assert "continuing after round 5" in lines
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
-        from mlflow import MlflowClient
-
         client = MlflowClient(database)
         logged = client.get_metric_history(killed.manifest["mlflow_run"], "accuracy")
         assert [(p.step, p.value) for p in logged] == [

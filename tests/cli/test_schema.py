@@ -16,6 +16,8 @@ from fedsim.config.file import RawConfig
 from fedsim.errors import ExperimentError
 
 FOLDER = Path(fedsim.__file__).parents[1] / "experiments"
+schema = cache(experiment_schema)
+check = cache(lambda: jsonschema.Draft202012Validator(schema()))
 FILES = {str(path.relative_to(FOLDER)): path for path in sorted(FOLDER.rglob("*.yaml"))}
 
 SMALL: dict[str, Any] = {
@@ -25,10 +27,6 @@ SMALL: dict[str, Any] = {
     "method": {"name": "fedprox", "mu": 0.1},
     "train": {"rounds": 3, "optimizer": {"lr": 0.1}},
 }
-
-
-schema = cache(experiment_schema)
-check = cache(lambda: jsonschema.Draft202012Validator(schema()))
 
 
 def with_value(key: str, value: Any) -> dict[str, Any]:

@@ -94,19 +94,20 @@ def save(figure: Figure, path: Path, title: str = "", told: str = "") -> None:
         box = box.union(
             [box, line.get_window_extent().transformed(figure.dpi_scale_trans.inverted())]
         )
-    _save(figure, path, box, ". ".join(filter(None, (title, told.replace(r"\$", "$")))))
+    save_cropped(figure, path, ". ".join(filter(None, (title, told.replace(r"\$", "$")))), box)
 
 
-def save_cropped(figure: Figure, where: Path | IO[bytes]) -> None:
-    """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn."""
-    _save(figure, where, _drawn(figure), "")
+def save_cropped(
+    figure: Figure, where: Path | IO[bytes], alt: str = "", box: Bbox | None = None
+) -> None:
+    """Save in the format of the path's ending (PNG if it is no path), cropped to what is drawn.
 
-
-def _save(figure: Figure, where: Path | IO[bytes], box: Bbox, alt: str) -> None:
-    """Save what is in a box in inches, and a little around it."""
+    Args:
+        box: what is drawn, in inches, if it is known.
+    """
     import matplotlib as mpl
 
-    box = box.padded(0.1)
+    box = (_drawn(figure) if box is None else box).padded(0.1)
     ending = where.suffix[1:].lower() if isinstance(where, Path) else "png"
     about: dict[str, Any] = {
         "png": {"Software": None, **({"Description": alt} if alt else {})},
