@@ -5,13 +5,11 @@ YAML files, command-line overrides, grids, searches and Python all build an `Exp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -22,7 +20,7 @@ from fedsim.conditions.devices import Devices
 from fedsim.conditions.privacy import Privacy
 from fedsim.conditions.secure import SecureSettings
 from fedsim.config.arguments import checked
-from fedsim.config.file import RawConfig
+from fedsim.config.file import RawConfig, to_yaml
 from fedsim.config.registry import Config, Registry, importable_name, nearest, refuse_twice
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
@@ -471,19 +469,3 @@ def plain(content: Any, key: str = "") -> Any:
         return importable_name(content, key) if callable(content) else content
     except PydanticCustomError as error:
         raise ExperimentError(f"{key}: {error.message()}") from None
-
-
-def to_yaml(content: Mapping[str, Any]) -> str:
-    """Nested dicts as a file that reads as the same."""
-    return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes words that OmegaConf would read as numbers, and PyYAML would not ("1e5")."""
-
-
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)

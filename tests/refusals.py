@@ -33,7 +33,7 @@ from fedsim import Dataset, Experiment, run
 from fedsim.analysis.attacks import inversion, membership
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.conditions.devices import read_availability, read_capacities
-from fedsim.config.file import LOADER
+from fedsim.config.file import Loader
 from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
@@ -414,7 +414,7 @@ def evaluated(expression: str, **known: Any) -> Any:
 
 
 def parsed(text: str) -> Any:
-    return yaml.load(text, LOADER)
+    return yaml.load(text, Loader)
 
 
 def written() -> Iterator[Row]:

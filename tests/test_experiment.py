@@ -164,7 +164,7 @@ def test_yaml_and_back(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("word", ["1e5", "12E3", "${writer}", "???"])
-def test_words_that_omegaconf_reads_otherwise(word: str) -> None:
+def test_words_that_might_be_read_otherwise(word: str) -> None:
     partition = {"kind": "natural", "column": word}
     experiment = Experiment.from_dict({**BASE, "partition": partition})
     assert reread(experiment) == experiment

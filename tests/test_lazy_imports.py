@@ -10,7 +10,7 @@ import pytest
 
 import fedsim
 
-HEAVY = {"torch", "ray", "numpy", "pandas", "matplotlib", "sklearn", "omegaconf", "optuna"}
+HEAVY = {"torch", "ray", "numpy", "pandas", "matplotlib", "sklearn", "yaml", "optuna"}
 HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 

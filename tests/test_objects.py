@@ -18,11 +18,11 @@ from own_components import MultiLabel, Tagged
 
 from experiments import small_experiment
 from fedsim import Dataset, Experiment, grid, load, replay, resume, run, tune
-from fedsim.config.file import RawConfig
+from fedsim.config.file import RawConfig, to_yaml
 from fedsim.data import load_dataset
 from fedsim.data.dataset import Scaling
 from fedsim.errors import BadInput, DataError, ExperimentError
-from fedsim.experiment import plain, to_yaml
+from fedsim.experiment import plain
 from fedsim.methods.fedavg import FedAvg
 from fedsim.training import Train
 

@@ -26,6 +26,7 @@ from fedsim.analysis.replay import (
 )
 from fedsim.analysis.strips import MOST_ROUNDS, spread, strip_of
 from fedsim.config.arguments import checked
+from fedsim.config.file import Loader
 from fedsim.config.registry import first_line, nearest
 from fedsim.data import Dataset, load_dataset
 from fedsim.data.labels import picture_format
@@ -364,7 +365,7 @@ def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     given: Any = wanted
     if isinstance(wanted, str):
         try:
-            given = yaml.safe_load(wanted)
+            given = yaml.load(wanted, Loader)
         except yaml.YAMLError:
             given = None
     if isinstance(given, str):

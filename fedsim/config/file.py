@@ -10,19 +10,15 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from fedsim.config.registry import Config, paths_from
 from fedsim.errors import ExperimentError
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is not in every build
 Location = tuple[str, ...]  # of a key: its section, then the key within it
 S = TypeVar("S", bound=Config)
 
@@ -69,15 +65,11 @@ class RawConfig:
         path = Path(path)
         text = _text_of(path)
         try:
-            root = yaml.compose(text, Loader=LOADER)
-            if not isinstance(root, yaml.MappingNode | None):
-                raise ExperimentError(
-                    f"{path}: must be a mapping of sections, not a list or a word"
-                )
-            lines = _lines(root, str(path))
-            content = _content(text) if root is not None else {}
+            content, lines = _parsed(text, str(path))
         except _NOT_YAML as error:
             raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from None
+        if not isinstance(content, dict | None):
+            raise ExperimentError(f"{path}: must be a mapping of sections, not a list or a word")
 
         def where(location: Location) -> str:
             for end in range(len(location), 0, -1):
@@ -85,8 +77,7 @@ class RawConfig:
                     return f"{path}:{lines[location[:end]]}"
             return str(path)
 
-        sheet = cls(copy.deepcopy(content), where)
-        return sheet.overridden(overrides)
+        return cls(content or {}, where).overridden(overrides)
 
     def overridden(self, overrides: Sequence[str] | Mapping[str, Any]) -> RawConfig:
         """The sheet with overrides, `section.key=value` or values by `section.key`.
@@ -106,11 +97,8 @@ class RawConfig:
             if not re.fullmatch(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*", key):
                 raise ExperimentError(f"override '{override}': '{key}' is not a section.key")
             try:
-                _lines(yaml.compose(given, Loader=LOADER), f"override '{override}'")
-                value = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
-                for part in key.split("."):
-                    value = value[part]
-            except (*_NOT_YAML, KeyError, TypeError) as error:
+                value, _ = _parsed(given, f"override '{override}'")
+            except _NOT_YAML as error:
                 raise ExperimentError(f"override '{override}': {_in_one_line(error)}") from None
             sheet = sheet.changed({key: value}, f"override {override}")
         return sheet
@@ -175,10 +163,13 @@ class RawConfig:
 MOST_BYTES = 500_000  # of an experiment file; more is another kind of file
 MOST_NODES = 100_000  # keys and values, aliases expanded
 MOST_LEVELS = 50
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-# What PyYAML and OmegaConf raise; too many levels are a RecursionError, a number of thousands of
-# digits a ValueError.
-_NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError)
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = f"{_TAG}float"
+_NUMBERS = (f"{_TAG}int", _FLOAT)
+_KINDS = (*_NUMBERS, *(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")))
+# Too many levels are a RecursionError, a number of thousands of digits a ValueError, and
+# "!!bool maybe" a KeyError.
+_NOT_YAML = (yaml.YAMLError, ValueError, KeyError, RecursionError)
 
 
 def _text_of(path: Path) -> str:
@@ -195,10 +186,64 @@ def _text_of(path: Path) -> str:
         raise ExperimentError(f"{path}: cannot be read: {why}") from None
 
 
-@lru_cache(maxsize=128)  # the runs of a command are read several times, at 10 ms each
-def _content(text: str) -> Any:
-    # No interpolation: "${...}" is text like any other.
-    return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # it is not in every build
+    from yaml import SafeLoader  # type: ignore[assignment]
+
+
+class Loader(SafeLoader):
+    """Reads 1e5 and 1.5e3 as numbers, as YAML 1.2 does, and dates as words."""
+
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        tag: SafeLoader.yaml_constructors[tag] for tag in (*_KINDS, None)
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes words that the loader would read as numbers."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != f"{_TAG}timestamp"]
+    for first, found in SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind in (Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        _FLOAT,
+        re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def to_yaml(content: Mapping[str, Any]) -> str:
+    """Nested dicts as a file that reads as the same."""
+    return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False)
+
+
+def _parsed(text: str, where: str) -> tuple[Any, dict[Location, int]]:
+    """A YAML document, and the line of each of its keys."""
+    if len(text) > 10_000:  # fewer levels do not overflow the stack of the parser in C
+        level = 0
+        for event in yaml.parse(text, Loader):
+            level += isinstance(event, yaml.CollectionStartEvent)
+            level -= isinstance(event, yaml.CollectionEndEvent)
+            if level > 1000:
+                raise RecursionError
+    loader = Loader(text)
+    try:
+        root = loader.get_single_node()
+        lines = _lines(root, where)
+        return None if root is None else _unshared(loader.construct_document(root)), lines
+    finally:
+        loader.dispose()
+
+
+def _unshared(value: Any) -> Any:
+    """Lists and dicts that stand in one place each, which aliases of YAML need not."""
+    if isinstance(value, dict):
+        return {key: _unshared(part) for key, part in value.items()}
+    return [_unshared(part) for part in value] if isinstance(value, list) else value
 
 
 def _in_one_line(error: BaseException) -> str:
@@ -228,8 +273,15 @@ def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
         if len(path) > MOST_LEVELS:
             raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
         if isinstance(node, yaml.MappingNode):
+            keys = set()
             for key, value in node.value:
                 below = (*path, str(key.value))
+                problem = f"found duplicate key {key.value}" if below in keys else None
+                if key.tag == f"{_TAG}null":
+                    problem = "found an empty key"
+                if problem is not None:
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                keys.add(below)
                 lines[below] = key.start_mark.line + 1
                 stack += [(below, key), (below, value)]
         elif isinstance(node, yaml.SequenceNode):
@@ -296,9 +348,10 @@ def _explain(error: ValidationError, sheet: RawConfig, above: Location, content:
 def _keys(location: Sequence[str | int], content: Any) -> Iterator[str]:
     """The keys of a problem's location, in which a union also names its branch by a type."""
     for part in location:
-        given = range(len(content)) if isinstance(content, list) else content
-        if isinstance(given, Mapping | range) and part in given:
-            content = content[part]
+        given = dict(enumerate(content)) if isinstance(content, list) else content
+        given = {str(k): v for k, v in given.items()} if isinstance(given, Mapping) else {}
+        if str(part) in given:  # YAML reads the key "on" as true
+            content = given[str(part)]
         elif _TYPE.fullmatch(str(part)):
             continue
         yield str(part)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from fedsim.config.file import Loader
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.results import manifest as manifests
 from fedsim.results.folder import ResultsFolder, RunFolder, open_folder
@@ -71,7 +72,7 @@ def listed(path: Path, above: Path) -> Listed:
     try:
         folder = open_folder(path)
         # Reading it runs no code.
-        content = yaml.safe_load((folder.path / "experiment.yaml").read_bytes())
+        content = yaml.load((folder.path / "experiment.yaml").read_bytes(), Loader)
         facts = _of_run(folder, content) if folder.kind == "run" else _of_many(folder, content)
         created = folder.manifest.get("created", "")
         return Listed(place, folder.kind, folder.manifest["status"], created=created, **facts)

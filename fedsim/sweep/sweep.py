@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
-from fedsim.config.file import RawConfig
+from fedsim.config.file import RawConfig, to_yaml
 from fedsim.config.registry import Config, importing
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, RunError, RunFolderError
-from fedsim.experiment import Experiment, to_yaml
+from fedsim.experiment import Experiment
 from fedsim.results.folder import ResultsFolder, new_path
 from fedsim.results.sweeps import Sweep
 from fedsim.support import atomic

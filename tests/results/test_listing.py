@@ -12,7 +12,7 @@ from made import Cell, classification, made_grid
 
 from experiments import Say, small_experiment
 from fedsim import Run
-from fedsim.experiment import to_yaml
+from fedsim.config.file import to_yaml
 from fedsim.results.folder import SearchFolder
 from fedsim.results.listing import list_results
 
