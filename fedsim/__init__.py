@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedsim.results.run import Run
     from fedsim.results.sweeps import Grid, Search, load
     from fedsim.sweep.start import grid, resume, tune
-    from fedsim.viewer import View, view
+    from fedsim.viewer.view import View, view
 
 __all__ = [
     "Audit",
@@ -101,7 +101,7 @@ _MODULES = {
     "fedsim.results.run": ("Run",),
     "fedsim.results.sweeps": ("Grid", "Search", "load"),
     "fedsim.sweep.start": ("grid", "resume", "tune"),
-    "fedsim.viewer": ("View", "view"),
+    "fedsim.viewer.view": ("View", "view"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -305,7 +305,7 @@ def view_command(
     trust: Trust = False,
 ) -> None:
     """Look at runs in a browser: any model of any round, and why it decides as it does."""
-    from fedsim.viewer import view
+    from fedsim.viewer.view import view
 
     page = view(folder, port=port, trust=trust)
     try:

@@ -15,7 +15,13 @@ from fedsim.viewer.worker import Answer, Request
 
 _KEPT = 300  # answers
 _MOST_WAITING = 100
-_START = "import sys; from fedsim.viewer.worker import main; main(int(sys.argv[1]))"
+_START = """
+import gc, sys
+gc.disable()  # imports make many objects and no garbage
+from fedsim.viewer.worker import main
+gc.enable()
+main(int(sys.argv[1]))
+"""
 
 
 class Work:

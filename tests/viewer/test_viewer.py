@@ -41,8 +41,8 @@ from experiments import (
 )
 from fedsim import Run, explanations
 from fedsim.errors import BadInput
-from fedsim.viewer import View
 from fedsim.viewer.server import MOST_BYTES
+from fedsim.viewer.view import View
 from fedsim.viewer.work import Work
 from fedsim.viewer.worker import Request
 
