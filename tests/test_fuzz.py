@@ -181,6 +181,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"begun": begun, "finished": finished, "grid": grid}
 
 
+@pytest.mark.parametrize("name", ["labels", "rounds", "explanations"])
+def test_a_table_without_rows(folders: dict[str, Path], say: Say, name: str) -> None:
+    path = shutil.copytree(folders["finished"], Path(name))
+    pd.read_parquet(path / f"{name}.parquet")[:0].to_parquet(path / f"{name}.parquet")
+    known_checksums(path)
+    code, _, complaint = say("report", str(path))
+    assert code == 0 or "error: " in complaint
+
+
 @given(st.data())
 @settings(
     examples(8, by_night=70),

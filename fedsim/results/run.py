@@ -337,7 +337,7 @@ def _fault(name: str, frame: pd.DataFrame, metrics: Sequence[str]) -> str | None
         if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
             return f"column '{key}' has values that are no whole numbers"
     for key in words:
-        if not frame[key].map(lambda value: isinstance(value, str)).all():
+        if not all(isinstance(value, str) for value in frame[key]):
             return f"column '{key}' has values that are no words"
     if name == "labels" and frame["label"].dtype != "category":
         return "column 'label' does not say which labels there are"
