@@ -31,6 +31,8 @@ from fedsim.results.figures.look import Drawing
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
 
+gc.disable()  # until all is imported and collected
+
 # No test is timed: machines are busy, and schemas are built by the first example.
 settings.register_profile("day", deadline=None, max_examples=50)
 settings.register_profile("night", deadline=None, max_examples=500)
@@ -90,8 +92,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """What was imported and collected stays: the garbage collector need not look at it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -25,7 +25,7 @@ import ray
 import typer.main
 from hypothesis import settings
 
-from fedsim import Experiment, Run, grid, run
+from fedsim import Experiment, Run, grid, run, testing
 from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import CONFIG, environment
@@ -37,7 +37,6 @@ from fedsim.methods import methods
 from fedsim.simulate import Progress, initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.trials import SweepPlan
-from fedsim.testing import small_experiment as small_experiment
 
 Finish = Callable[..., Run]  # runs a small experiment with these sections to its end
 
@@ -148,6 +147,14 @@ def refusal(ask: Callable[[], object]) -> str:
 LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the second
 
 FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # data, where no test needs a good model
+
+WHOLE: dict[str, Any] = {"name": "digits"}  # data, where a test does
+
+
+def small_experiment(**sections: Any) -> Experiment:
+    """The small experiment of authors of components, on few data unless a test names others."""
+    return testing.small_experiment(**{"data": FEW, **sections})
+
 
 QUARTER: dict[str, Any] = {"name": "digits", "test_fraction": 0.75}  # a quarter to train on
 

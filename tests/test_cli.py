@@ -145,8 +145,8 @@ def test_a_terminal_gets_one_live_line(say: Say, monkeypatch: pytest.MonkeyPatch
 
 
 def test_data_prints_and_draws_who_holds_what(say: Say) -> None:
-    words = ("data", "small.yaml", "partition.clients=40", "partition.min_samples=5")
-    code, text, _ = say(*words, "partition.test_fraction=0.2")
+    words = ("data", "small.yaml", "data.subset=1437", "partition.clients=40")
+    code, text, _ = say(*words, "partition.min_samples=5", "partition.test_fraction=0.2")
     assert code == 0
     assert "… and 10 more clients" in text
     assert "40 clients, 1,437 of 1,437 training examples" in text

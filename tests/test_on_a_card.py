@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from trained import TRAINED, settings, trained
 
 from experiments import (
-    FEW,
     FOUR,
     KINDS,
     NETWORK_METHODS,
@@ -141,7 +140,7 @@ EXPLAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "trees": ({**KINDS["trees"], **FOR_ONE}, {"leaves", "tree_shap"}),
     "transformers": (
-        {**IMAGES, "data": FEW, "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2}},
+        {**IMAGES, "model": {"name": "vit", "dim": 8, "depth": 2, "heads": 2}},
         {"attention_rollout", "attn_lrp", "gradcam"},
     ),
     "tasks": ({}, {"tasks"}),  # whose documents have to be written first

@@ -23,7 +23,6 @@ from misbehaving_methods import HABITS
 from ray.cluster_utils import Cluster
 
 from experiments import (
-    FEW,
     FOUR,
     KINDS,
     NETWORK_METHODS,
@@ -71,7 +70,7 @@ def stored() -> None:
     np.savez(STORED, x=np.random.default_rng(0).random((40, 5)), y=np.arange(40) % 4)
 
 
-SCAFFOLD = with_method("scaffold", data=FEW, train={"participation": 0.7, "rounds": 3})
+SCAFFOLD = with_method("scaffold", train={"participation": 0.7, "rounds": 3})
 SAME: dict[str, dict[str, Any]] = {
     "stacks": SCAFFOLD,
     "noise of privacy": {**SCAFFOLD, "privacy": {"clip": 1, "noise_multiplier": 1}},
@@ -82,15 +81,15 @@ SAME: dict[str, dict[str, Any]] = {
     },
     "compressed": {**SCAFFOLD, "uplink": {"name": "topk"}, "downlink": {"name": "qsgd"}},
     "a reduction of one's own": {
-        **{"data": FEW, "method": {"name": "own_components:FedMedian"}, "train": {"rounds": 3}}
+        **{"method": {"name": "own_components:FedMedian"}, "train": {"rounds": 3}}
     },
     "masked": {
-        **{"data": FEW, "train": {"rounds": 3}},
+        **{"train": {"rounds": 3}},
         "secure_aggregation": {"dropout": 0.2, "threshold": 0.3},
     },
 }
 SAME["prediction sets"] = {
-    **with_method("ditto", data=FEW, train={"participation": 0.7, "rounds": 2}),
+    **with_method("ditto", train={"participation": 0.7, "rounds": 2}),
     "partition": {"test_fraction": 0.2},
     "model": {"name": "networks:regularised"},
     "evaluate": {"validation": 0.2, "clients": True, "conformal": {"kind": "adaptive"}},
@@ -123,7 +122,7 @@ SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
     "numbers": {**NUMBERS, "train": {"rounds": 2}},
     # By libraries that draw from the global generators.
     "explained by captum": {
-        **{"data": FEW, "method": {"name": "fedavg"}, "train": {"rounds": 2}},
+        **{"method": {"name": "fedavg"}, "train": {"rounds": 2}},
         "explain": {
             "explainers": [
                 *("gradient_shap", "deep_shap", {"name": "kernel_shap", "size": 2, "samples": 40}),
@@ -178,7 +177,6 @@ class TestOnRay:
         explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         common = with_method(
             name,
-            data=FEW,
             train={"participation": 0.5, "rounds": 4},
             explain=explain | EXPLAINED.get(name, {}),
         )

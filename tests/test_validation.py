@@ -12,7 +12,16 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import KINDS, NUMBERS, Finish, Say, federation, interrupted, small_experiment
+from experiments import (
+    KINDS,
+    NUMBERS,
+    WHOLE,
+    Finish,
+    Say,
+    federation,
+    interrupted,
+    small_experiment,
+)
 from fedsim import Run, replay, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.experiment import EarlyStopping
@@ -105,7 +114,7 @@ class TestRuns:
         assert "Validation accuracy" in page
 
     def test_the_summary_of_a_run_says_so(self, say: Say) -> None:
-        made = small_experiment(evaluate=EVALUATE, train={"rounds": 3})
+        made = small_experiment(data=WHOLE, evaluate=EVALUATE, train={"rounds": 3})
         Path("small.yaml").write_text(made.to_yaml())
         code, text, _ = say("run", "small.yaml")
         assert code == 0

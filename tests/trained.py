@@ -16,7 +16,6 @@ import pytest
 from torch import Tensor, nn
 
 from experiments import (
-    FEW,
     NETWORK_METHODS,
     TREE_METHODS,
     WITHOUT_GLOBAL,
@@ -85,7 +84,6 @@ def settings(name: str) -> dict[str, Any]:
         explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
     return with_method(
         method,
-        data=FEW,
         partition={"clients": 6, "test_fraction": 0.3, "min_samples": 4},
         train={"rounds": ROUNDS, "participation": 0.5},
         engine={"clients_per_step": 2},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 from sklearn.metrics import adjusted_rand_score, homogeneity_score
 
-from experiments import FEW, KINDS, Say, by_day, examples, ran
+from experiments import KINDS, Say, by_day, examples, ran
 from fedsim import Run, clusters
 from fedsim.analysis.clusters import LEVEL, _members, spectral
 
@@ -107,7 +107,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", by_day(OTHERS, ("documents", "trees")))
 def test_other_data_and_models(kind: str) -> None:
-    sections = dict(KINDS.get(kind, {"data": FEW, "method": {"name": kind}}))
+    sections = dict(KINDS.get(kind, {"method": {"name": kind}}))
     if kind == "documents":
         sections["data"] = {"name": "planted_reviews", "reviews": 60}
     done = ran(**sections, train={"rounds": 2})

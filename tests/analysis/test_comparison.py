@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments import FEW, Say, change_manifest, grid_in_process, refusal, small_experiment
+from experiments import Say, change_manifest, grid_in_process, refusal, small_experiment
 from fedsim import Comparison, Run, compare, load, run
 
 
@@ -22,7 +22,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(out: Path) -> dict[str, Run]:
     """The same experiment twice, with more rounds, and with another method."""
-    usual: dict[str, Any] = {"data": FEW, "train": {"rounds": 3}}
+    usual: dict[str, Any] = {"train": {"rounds": 3}}
     longer, prox = {"train": {"rounds": 4}}, {"method": {"name": "fedprox", "mu": 0.5}}
     changes: dict[str, Any] = {"once": {}, "again": {}, "longer": longer, "prox": prox}
     return {
@@ -84,7 +84,7 @@ def test_tables_and_environments_that_differ_are_found(runs: dict[str, Run], out
 
 
 def test_a_grid_stands_for_its_runs(runs: dict[str, Run], out: Path, say: Say) -> None:
-    content = small_experiment(data=FEW, train={"rounds": 1}).model_dump(mode="json")
+    content = small_experiment(train={"rounds": 1}).model_dump(mode="json")
     content["grid"] = {"axes": {"partition.alpha": [0.1, 1.0]}, "seeds": [0, 1]}
     grid = grid_in_process(content, out / "grid")
     compared = compare(grid)

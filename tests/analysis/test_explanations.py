@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments import FEW, KINDS, Say, ran, refusal, run_example, small_experiment
+from experiments import KINDS, Say, ran, refusal, run_example, small_experiment
 from fedsim import Experiment, Run, explanations, load
 from fedsim.analysis.attacks.audit import _explainers
 from fedsim.analysis.explanations import explainer_of
@@ -22,7 +22,7 @@ from fedsim.explain.pictures import canvas
 
 @pytest.fixture(scope="module")
 def done() -> Run:
-    return ran(data=FEW, train={"rounds": 2}, checkpoint={"every": 1})
+    return ran(train={"rounds": 2}, checkpoint={"every": 1})
 
 
 class TestExplanations:
@@ -138,7 +138,7 @@ class TestSettings:
     @pytest.fixture(scope="class")
     def explained(self) -> Run:
         named = [{"name": "occlusion", "size": 2}, {"name": "integrated_gradients", "steps": 3}]
-        return ran(data=FEW, train={"rounds": 1}, explain={"explainers": named, "inputs": 2})
+        return ran(train={"rounds": 1}, explain={"explainers": named, "inputs": 2})
 
     @pytest.mark.parametrize(
         ("asked", "expected"),

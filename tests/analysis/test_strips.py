@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import FEW, KINDS, Say, by_day, ran, refusal, with_method
+from experiments import KINDS, Say, by_day, ran, refusal, with_method
 from fedsim import Run, explanations, report
 from fedsim.analysis.replay import ModelSnapshot, client_models, replay
 from fedsim.analysis.strips import Strip
@@ -64,7 +64,7 @@ def test_cells_are_the_explanations_one_by_one(kind: str, tmp_path: Path) -> Non
     "method", by_day(["ditto", "fedbn", "fedavg_ft", "apfl", "ifca"], ("ditto", "ifca"))
 )
 def test_personal_models_do_not_change_the_rounds_after_them(method: str) -> None:
-    run = ran(**with_method(method, data=FEW, train={"rounds": 3}))
+    run = ran(**with_method(method, train={"rounds": 3}))
     found, again = {}, None
     for t in (1, 2, 3):
         found[t], again = client_models(run, [0, 2], t, of="personal", again=again)
@@ -100,7 +100,7 @@ def test_a_client_that_did_not_take_part(say: Say) -> None:
     assert "  model   round  predicted" in out
     assert [path.name for path in Path().glob("one*")] == ["one.png"]
     many = {"after": [*range(1, 14)]}
-    told = refusal(lambda: strip_of(ran(data=FEW, train={"rounds": 13}), **many))
+    told = refusal(lambda: strip_of(ran(train={"rounds": 13}), **many))
     assert told == "strip: at most 12 rounds, not 13"
 
 

@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 from experiments import (
-    FEW,
     NETWORK_METHODS,
+    WHOLE,
     Finish,
     by_day,
     federation,
@@ -118,14 +118,16 @@ TRAIN_ON |= {"hetlora"}  # whose server pads with zeros
 )
 def test_the_error_of_a_downlink_is_no_step(name: str, codec: str) -> None:
     """With learning switched off, the server stays where it is, whatever its optimiser."""
-    own = with_method(name, data=FEW, train={"rounds": 4, "optimizer": {"lr": 1e-9}})
+    own = with_method(name, train={"rounds": 4, "optimizer": {"lr": 1e-9}})
     first, *_, last = server_states(small_experiment(**own, downlink={"name": codec}))
     assert np.abs(last.weights - first.weights).max() < 1e-4  # int8 alone has 1e-3
 
 
 def test_error_feedback_that_would_grow(finish: Finish) -> None:
     """QSGD is scaled so that what it loses is less than what it is given; others are refused."""
-    done = finish(train={"rounds": 20}, uplink={"name": "qsgd", "error_feedback": True})
+    done = finish(
+        data=WHOLE, train={"rounds": 20}, uplink={"name": "qsgd", "error_feedback": True}
+    )
     assert done.rounds["accuracy"].iloc[-1] > 0.8
     message = r"uplink.error_feedback: name=test_compression:Doubles loses 1.0 times .* without"
     with pytest.raises(BadInput, match=message):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from experiments import (
-    FEW,
     NETWORK_METHODS,
+    WHOLE,
     Finish,
     by_day,
     federation,
@@ -36,7 +36,8 @@ from fedsim.results.report.results import results
 from fedsim.support.rng import keyed_rng
 
 SPREAD: dict[str, Any] = {"speed": {"median": 100, "sigma": 1}}
-TEN = {"kind": "iid", "clients": 10}
+IID = {"kind": "iid", "clients": 10}
+TEN: dict[str, Any] = {"data": WHOLE, "partition": IID}
 
 
 def fleet(clients: int = 10, seed: int = 0, **settings: Any) -> Fleet:
@@ -61,7 +62,7 @@ class TestTime:
 
     def test_of_a_run(self, finish: Finish) -> None:
         sections: dict[str, Any] = {
-            "partition": TEN,
+            **TEN,
             "train": {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 16},
         }
         devices = {**SPREAD, "download": 8, "upload": 4}
@@ -97,8 +98,8 @@ class TestSelection:
     def test_who_misses_the_deadline_is_left_out(self, finish: Finish) -> None:
         """As many as the formula says, of FedAvg, which neither trains nor sends more."""
         devices = {**SPREAD, "download": 8, "upload": 8, "deadline": 2.0}
-        done = finish(partition=TEN, train={"rounds": 2, "batch_size": 10}, devices=devices)
-        fed = federation(small_experiment(partition=TEN))
+        done = finish(**TEN, train={"rounds": 2, "batch_size": 10}, devices=devices)
+        fed = federation(small_experiment(**TEN))
         needed = (
             2 * 4 * fed.server.model.size / 1e6 + fed.server.num_samples / fleet(**SPREAD).speed
         )
@@ -185,9 +186,8 @@ class TestDeadlines:
     def test_every_method_keeps_them(self, finish: Finish, name: str, partial: bool) -> None:
         own = with_method(
             name,
-            data=FEW,
             train={"rounds": 4, "local_epochs": 3},
-            partition=TEN,
+            partition=IID,
             devices={**SLOW, "deadline": 0.7, "partial_work": partial},
         )
         if partial and name in OWN_LOOPS:
@@ -207,7 +207,7 @@ class TestDeadlines:
         """Also of clients that send nothing."""
         devices = {"speed": {"median": 100, "sigma": 1.5}, "deadline": 1.0, "partial_work": True}
         train = {"rounds": 1, "batch_size": 4, "local_epochs": 2}
-        done = finish(method={"name": name}, partition=TEN, train=train, devices=devices)
+        done = finish(method={"name": name}, **TEN, train=train, devices=devices)
         kept = done.clients[done.clients["steps"].notna()]
         full = 2 * np.ceil(kept["samples"] / 4)
         assert (kept["steps"] < full).any()
@@ -223,7 +223,7 @@ class TestDeadlines:
         for method, parts in (({"name": "fedrep", "head_epochs": 3}, 2), (own, 3)):
             done = finish(
                 method=method,
-                partition=TEN,
+                **TEN,
                 train={"rounds": 1, "local_epochs": 3, "batch_size": 4},
                 devices={**SLOW, "deadline": 1.5, "partial_work": True},
             )
@@ -256,15 +256,13 @@ class TestDeadlines:
     def test_shorter_messages_meet_them(
         self, finish: Finish, sections: dict[str, Any], devices: dict[str, float]
     ) -> None:
-        done = finish(partition=TEN, train={"rounds": 2}, devices=devices, **sections)
+        done = finish(**TEN, train={"rounds": 2}, devices=devices, **sections)
         assert (done.rounds["dropped"] == 0).all()
         with pytest.raises(BadInput, match="no client meets it"):
-            finish(partition=TEN, train={"rounds": 2}, devices=devices)
+            finish(**TEN, train={"rounds": 2}, devices=devices)
 
     def test_clusters_of_clients_train_at_the_same_time(self, finish: Finish) -> None:
-        done = finish(
-            method={"name": "ifca"}, partition=TEN, train={"rounds": 2}, devices=SLOW, data=FEW
-        )
+        done = finish(method={"name": "ifca"}, **TEN, train={"rounds": 2}, devices=SLOW)
         slowest = done.clients.groupby("round")["simulated_seconds"].max()
         assert (done.rounds["simulated_seconds"].to_numpy() <= 1.2 * slowest.to_numpy()).all()
 
@@ -280,16 +278,14 @@ class TestDeadlines:
     def test_a_round_that_nobody_finishes_changes_nothing(
         self, name: str, devices: dict[str, float]
     ) -> None:
-        made = small_experiment(
-            method={"name": name}, partition=TEN, train={"rounds": 2}, devices=devices
-        )
+        made = small_experiment(method={"name": name}, **TEN, train={"rounds": 2}, devices=devices)
         first, *others = server_states(made)
         for state in others:
             np.testing.assert_array_equal(state.weights, first.weights)
 
     def test_a_round_that_everybody_misses_lasts_to_its_deadline(self, finish: Finish) -> None:
         devices = {"dropout": 0.9999, "deadline": 500.0}
-        done = finish(partition=TEN, train={"rounds": 1}, devices=devices)
+        done = finish(**TEN, train={"rounds": 1}, devices=devices)
         assert done.rounds["simulated_seconds"][0] == 500
 
 
@@ -323,9 +319,7 @@ class TestTraces:
     ) -> None:
         path = tmp_path / "behaviour.json"
         path.write_text(json.dumps({"1": {"active": [70], "inactive": [900], "finish_time": 999}}))
-        done = finish(
-            partition=TEN, train={"rounds": 3}, devices={"availability_trace": str(path)}
-        )
+        done = finish(**TEN, train={"rounds": 3}, devices={"availability_trace": str(path)})
         assert done.rounds["simulated_seconds"][:2].tolist() == [60, 60]
         assert done.rounds["clients"].tolist() == [0, 0, 10]
 
@@ -343,7 +337,7 @@ class TestFedBuff:
         """Events one by one; a server without a heap and without kept models."""
         made = small_experiment(
             method={"name": "fedbuff", "buffer": 3, "server_lr": 0.5},
-            partition=TEN,
+            **TEN,
             train={"rounds": 5, "participation": 0.5},
             devices=SPREAD,
         )
@@ -377,7 +371,7 @@ class TestFedBuff:
         """With too few clients online updates wait for those of later rounds."""
         done = finish(
             method={"name": "fedbuff", "buffer": 4},
-            partition=TEN,
+            **TEN,
             train={"rounds": 12},
             devices={**SPREAD, "available": 0.3, "dropout": 0.1},
         )
@@ -397,7 +391,7 @@ class TestBesideMethods:
         """FedDisco's first call of a later round asks nobody."""
         train = {"rounds": 4}
         done = finish(
-            method={"name": "feddisco"}, partition=TEN, train=train, devices={"packet_error": 0.3}
+            method={"name": "feddisco"}, **TEN, train=train, devices={"packet_error": 0.3}
         )
         assert done.rounds["accuracy"].nunique() == 4
 
@@ -407,7 +401,7 @@ class TestBesideMethods:
             {"method": {"name": "local"}},
             {"method": {"name": "fedper"}},
             {
-                "partition": {**TEN, "test_fraction": 0.2},
+                "partition": {**IID, "test_fraction": 0.2},
                 "evaluate": {"clients": True},
                 "uplink": {"name": "float16"},
             },
@@ -417,12 +411,12 @@ class TestBesideMethods:
     def test_hardly_anybody_is_there(self, finish: Finish, sections: dict[str, Any]) -> None:
         """And nobody may have a model yet, or anything to send."""
         train = {"rounds": 3, "participation": 0.1}
-        done = finish(**{"partition": TEN, **sections}, train=train, devices={"available": 0.05})
+        done = finish(**{**TEN, **sections}, train=train, devices={"available": 0.05})
         assert len(done.rounds) == 3
 
     def test_dropped_clients_are_evaluated(self, finish: Finish) -> None:
         done = finish(
-            partition={**TEN, "test_fraction": 0.2},
+            partition={**IID, "test_fraction": 0.2},
             train={"rounds": 2},
             evaluate={"clients": True},
             devices={"dropout": 0.4},
@@ -433,14 +427,14 @@ class TestBesideMethods:
 
 
 def test_simulated_time_needs_devices() -> None:
-    fed = federation(small_experiment(partition=TEN))
+    fed = federation(small_experiment(**TEN))
     with pytest.raises(RunError, match="no section of the experiment simulates time; set devices"):
         fed.time.planned_seconds([0])
 
 
 def test_tables_and_figures_have_simulated_time(tmp_path: Path, say: Any) -> None:
     content = small_experiment(
-        partition=TEN, train={"rounds": 3}, devices={**SPREAD, "deadline": 9.0}
+        **TEN, train={"rounds": 3}, devices={**SPREAD, "deadline": 9.0}
     ).model_dump(mode="json")
     content["grid"] = {"axes": {"method.name": ["fedavg", "fedavgm"]}, "target": 0.2}
     found = load(grid_in_process(content, tmp_path))
@@ -460,7 +454,7 @@ def test_tables_and_figures_have_simulated_time(tmp_path: Path, say: Any) -> Non
 
 
 def test_a_run_says_how_long_it_would_have_taken(tmp_path: Path, say: Any) -> None:
-    made = small_experiment(partition=TEN, train={"rounds": 2}, devices={"speed": 0.5})
+    made = small_experiment(**TEN, train={"rounds": 2}, devices={"speed": 0.5})
     (tmp_path / "file.yaml").write_text(made.to_yaml())
     _, text, _ = say("run", "file.yaml")
     told = re.findall(r"simulated +(\d+) min (\d+) s, ([\d.]+) Wh", text)

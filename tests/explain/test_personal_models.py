@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments import Say, ran
+from experiments import WHOLE, Say, ran
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, replay
 
@@ -16,7 +16,7 @@ XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 
 def personal(**sections: Any) -> Run:
     method = {"name": "xpfl", "lam": 0, "xfed": XFED}
-    return ran(**{"method": method, "train": {"rounds": 3}, **sections})
+    return ran(**{"data": WHOLE, "method": method, "train": {"rounds": 3}, **sections})
 
 
 def mimicked(done: Run, client: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import FEW, Finish, by_day, federation, small_experiment, with_method
+from experiments import Finish, by_day, federation, small_experiment, with_method
 from fedsim import testing
 from fedsim.errors import ClientError, FedsimError
 
@@ -111,7 +111,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
         "downlink": {"name": "qsgd", "levels": 127},
     },
     "devices": {  # which learn how much a method computes and sends
-        **with_method("fedrep", data=FEW, partition={"clients": 20}),
+        **with_method("fedrep", partition={"clients": 20}),
         "devices": DEVICES,
     },
     "your own": {"conditions": [{"name": "test_condition:Remembers"}]},

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_components import CoordinateMedian
 
-from experiments import Finish, server_states, small_experiment
+from experiments import WHOLE, Finish, server_states, small_experiment
 from fedsim.conditions.adversaries.on_updates import SignFlip
 from fedsim.conditions.aggregators import aggregators
 from fedsim.conditions.noise import NoisyMean
@@ -234,7 +234,7 @@ class TestOwn:
     METHOD: ClassVar[dict[str, Any]] = {"name": "own_components:FedMedian"}
 
     def test_a_method_of_ten_lines_uses_it(self, finish: Finish) -> None:
-        done = finish(method=self.METHOD, partition={"kind": "iid", "clients": 7})
+        done = finish(data=WHOLE, method=self.METHOD, partition={"kind": "iid", "clients": 7})
         assert done.rounds["accuracy"].iloc[-1] > 0.8
 
     def test_it_is_the_median_of_what_clients_send(self) -> None:

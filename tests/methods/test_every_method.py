@@ -24,13 +24,13 @@ from trained import (
 )
 
 from experiments import (
-    FEW,
     LATE,
     MECHANISMS,
     NETWORK_METHODS,
     PARAMETERS,
     RESNET,
     TREE_METHODS,
+    WHOLE,
     WITHOUT_GLOBAL,
     Say,
     by_day,
@@ -249,7 +249,7 @@ class TestEveryMethod:
         train = {"rounds": 25 if name in SLOW else 11, "local_epochs": 2}
         # By itself, a client that holds few classes learns no others.
         least = 0.4 if name in WITHOUT_GLOBAL else 0.8
-        experiment = small_experiment(**with_method(name, train=train))
+        experiment = small_experiment(**with_method(name, data=WHOLE, train=train))
         assert learns(experiment, tmp_path, "accuracy", least)
 
     def test_batch_norm_statistics_are_averaged(self, name: str) -> None:
@@ -259,7 +259,7 @@ class TestEveryMethod:
             pytest.skip("the model has no layer for adapters")
         train: dict[str, Any] = {"participation": 0.5, "batch_size": 64}
         train |= {"rounds": 4 if name in LATE else 2, "optimizer": {"lr": 0.01}}
-        experiment = small_experiment(**with_method(name, data=FEW, model=RESNET, train=train))
+        experiment = small_experiment(**with_method(name, model=RESNET, train=train))
         fed = federation(experiment)
         P = fed.server.model.num_parameters
         assert 0 < P < fed.server.model.size

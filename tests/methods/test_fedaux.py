@@ -15,7 +15,7 @@ from scipy.special import expit, logit
 from test_fedftg import Cohort
 from torch import nn
 
-from experiments import Finish, federation, server_states, small_experiment
+from experiments import WHOLE, Finish, federation, server_states, small_experiment
 from fedsim import run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
@@ -112,6 +112,7 @@ class TestScores:
         """Features under w_0, however late a client comes."""
         experiment = small_experiment(
             method={**PLAIN, "epsilon": None},
+            data=WHOLE,
             partition=SHARE,
             train={"rounds": 3, "participation": 0.3, "local_epochs": 3},
         )
@@ -157,7 +158,10 @@ def test_the_student_follows_scored_teachers() -> None:
     """Every step written out, for a second round in which some clients are new."""
     method = {**PLAIN, "epochs": 2, "batch_size": 64, "lr": 0.01, "regression": "code"}
     experiment = small_experiment(
-        method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
+        method=method,
+        data=WHOLE,
+        partition=SHARE,
+        train={"rounds": 2, "participation": 0.5},
     )
     dataset, splits, _ = prepare(experiment)
     x = torch.tensor(dataset.x[splits.server])[rows()[1]]

@@ -11,7 +11,7 @@ from test_fedfed import Bytes
 from test_fedftg import Cohort
 from torch import nn
 
-from experiments import Finish, federation, interrupted, server_states, small_experiment
+from experiments import WHOLE, Finish, federation, interrupted, server_states, small_experiment
 from fedsim import resume
 from fedsim.errors import RunError, RunFolderError
 from fedsim.launch.prepare import prepare
@@ -27,6 +27,7 @@ class TestMathematics:
         server = {"steps": 7, "batch_size": 64, "lr": 0.01, "final_lr": 0.002, "clip_norm": 0.05}
         experiment = small_experiment(
             method={"name": "feddf", **server},
+            data=WHOLE,
             partition=SHARE,
             train={"rounds": 2, "participation": 0.5},
         )
@@ -63,7 +64,7 @@ class TestMathematics:
 
     def test_an_epoch_is_the_default_and_its_loss_is_on_record(self, finish: Finish) -> None:
         """Steps counted out come to the same as the epochs that they make up."""
-        common = {"partition": SHARE, "train": {"rounds": 2}}
+        common = {"data": WHOLE, "partition": SHARE, "train": {"rounds": 2}}
         by_default = finish(method={"name": "feddf"}, **common)
         by_count = finish(method={"name": "feddf", "steps": 3}, **common)  # 287 = 128 + 128 + 31
         assert by_default.result_hash == by_count.result_hash
@@ -72,6 +73,7 @@ class TestMathematics:
     def test_teachers_are_in_eval_mode(self) -> None:
         experiment = small_experiment(
             method={"name": "feddf"},
+            data=WHOLE,
             partition=SHARE,
             model={"name": "resnet8", "width": 2},
             train={"rounds": 1, "participation": 0.2, "optimizer": {"lr": 0.01}},

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import FEW, Finish, by_day
+from experiments import Finish, by_day
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, replay
 from fedsim.methods.hetlora import HetLoRA
@@ -25,7 +25,6 @@ R, INTO, OUT, HEAD = 4, (64, 24), (24, 12), 12 * 10 + 10
 
 def finished(finish: Finish, rounds: int = 3, lr: float = 0.1, **method: Any) -> Run:
     return finish(
-        data=FEW,
         model={"name": "mlp", "hidden": [24, 12]},
         adapters={"r": R, "alpha": 8},
         method={"name": "hetlora", **method},
@@ -145,7 +144,6 @@ def test_nobody_has_learnt_anything(finish: Finish) -> None:
 
 def test_clients_predict_with_the_ranks_that_they_have(finish: Finish) -> None:
     run = finish(
-        data=FEW,
         adapters={"r": 3},
         method={"name": "hetlora", "ranks": [1, 3]},
         partition={"test_fraction": 0.3, "min_samples": 4},

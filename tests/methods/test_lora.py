@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from experiments import (
-    FEW,
     LATE,
     NETWORK_METHODS,
     Finish,
@@ -41,7 +40,7 @@ BY_DAY = ("fedavg", "fedsa_lora", "flora", "hetlora")
 def finished(name: str, **sections: Any) -> Run:
     """A run that tests only read."""
     train = {"rounds": 2, "participation": 1.0, "optimizer": {"lr": 0.3}}
-    own = {"data": FEW, "model": MLP, "adapters": ADAPTERS, "train": train}
+    own = {"model": MLP, "adapters": ADAPTERS, "train": train}
     return ran(method={"name": name}, **{**own, **sections})
 
 
@@ -125,7 +124,7 @@ def test_final_weights_are_a_beginning(name: str) -> None:
 @pytest.mark.parametrize("name", by_day(["fedavg", *METHODS], BY_DAY))
 def test_a_network_without_adapters_lies_below_them(finish: Finish, name: str) -> None:
     plain = finished("fedavg", adapters=None)
-    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS}
+    sections: dict[str, Any] = {"model": MLP, "adapters": ADAPTERS}
     start = {"rounds": 1, "initial_weights": plain.path / "weights/final.safetensors"}
     method = {"name": name}
     _, _, spec = prepare(small_experiment(**sections, method=method, train=start))
@@ -148,7 +147,7 @@ def test_interrupted_and_resumed(finish: Finish, tmp_path: Path, name: str) -> N
     plain = finished("fedavg", adapters=None)
     train: dict[str, Any] = {"rounds": 4, "participation": 0.5}
     train["initial_weights"] = plain.path / "weights/final.safetensors"
-    sections: dict[str, Any] = {"data": FEW, "model": MLP, "adapters": ADAPTERS, "train": train}
+    sections: dict[str, Any] = {"model": MLP, "adapters": ADAPTERS, "train": train}
     sections |= {"method": {"name": name}, "checkpoint": {"every": 1}}
     folder = interrupted(small_experiment(**sections), tmp_path / "stopped", 2)
     done, whole = resume(folder, progress=False), finish(**sections)
@@ -162,7 +161,7 @@ def test_interrupted_and_resumed(finish: Finish, tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", by_day([name for name in NETWORK_METHODS if name not in METHODS]))
 def test_every_method_trains_adapters(finish: Finish, name: str) -> None:
     rounds = 4 if name in LATE else 2
-    sections = {"data": FEW, "adapters": ADAPTERS, "train": {"rounds": rounds}}
+    sections = {"adapters": ADAPTERS, "train": {"rounds": rounds}}
     given = {"model": MLP, **with_method(name, **sections)}
     if name == "fedxds":  # LRP, its usual attribution, has no rule for adapters
         given["method"] = {**given["method"], "attribution": {"name": "attn_lrp"}}
@@ -203,7 +202,7 @@ def test_what_a_model_freezes_stays_frozen(name: str) -> None:
 
 
 def test_networks_with_shared_layers_are_merged(finish: Finish, tmp_path: Path) -> None:
-    run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"}, data=FEW)
+    run = finish(model={"name": "networks:repeated"}, method={"name": "fedavg"})
     merge(run, tmp_path / "merged")
     load_weights(tmp_path / "merged" / "model.safetensors", networks.repeated((1, 8, 8), 10))
 
@@ -256,7 +255,7 @@ def test_other_sections_reach_adapters(sections: dict[str, Any]) -> None:
 def test_a_rank_above_that_of_a_layer_is_warned_of(finish: Finish) -> None:
     told = r"^adapters\.r=30: 'features\.1' \(24×64\) has no rank above 24, so that r=24 adapts it"
     with pytest.warns(FedsimWarning, match=told):
-        finish(adapters={"r": 30}, model=MLP, data=FEW, method={"name": "fedavg"})
+        finish(adapters={"r": 30}, model=MLP, method={"name": "fedavg"})
 
 
 def test_frozen_parts_count_for_each_process() -> None:

@@ -10,7 +10,7 @@ import torch
 from by_hand import EVEN, LITTLE, Batch, ByHand, close
 from torch import Tensor, nn
 
-from experiments import FEW, Finish, server_states, small_experiment
+from experiments import Finish, server_states, small_experiment
 from fedsim.errors import ExperimentError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.shared.personal import entries_of
@@ -109,7 +109,6 @@ class TestSharedParts:
     def test_scores_are_of_the_shared_part_now_and_ones_own(self, finish: Finish) -> None:
         """And of the initial one, of clients that have not been trained."""
         sections: dict[str, Any] = {
-            "data": FEW,
             "method": {"name": "fedper"},
             "partition": {"test_fraction": 0.1, "alpha": 0.3, "min_samples": 6},
             "train": {"rounds": 2, "participation": 0.3},
@@ -181,7 +180,7 @@ class TestAPFL:
 
     def test_alpha_is_on_record_and_stays_between_0_and_1(self, finish: Finish) -> None:
         train = {"rounds": 4, "optimizer": {"lr": 0.5}}
-        done = finish(data=FEW, method={"name": "apfl", "alpha": 0.95}, train=train)
+        done = finish(method={"name": "apfl", "alpha": 0.95}, train=train)
         alpha = done.clients["alpha"]
         assert (alpha[done.clients["round"] == 1] == 0.95).all()  # v_k = w: no slope yet
         assert alpha.between(0, 1).all()
@@ -252,7 +251,7 @@ def test_clients_are_tested_with_what_they_make_of_the_global_model(
     finish: Finish, method: dict[str, Any]
 ) -> None:
     """By one step, or by fine-tuning, which is no training of the federation's."""
-    sections: dict[str, Any] = {"method": method, "data": FEW, "train": {"rounds": 1}}
+    sections: dict[str, Any] = {"method": method, "train": {"rounds": 1}}
     sections |= {"partition": {"test_fraction": 0.3}, "evaluate": {"clients": True}}
     hand = ByHand(small_experiment(**sections))
     ((_, _, state, _),) = hand.rounds()

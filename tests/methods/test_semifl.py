@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from experiments import QUARTER, RESNET, Driven, Finish, small_experiment
+from experiments import QUARTER, RESNET, WHOLE, Driven, Finish, small_experiment
 from fedsim import Experiment
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
@@ -35,7 +35,7 @@ WITH_BATCH_NORM: dict[str, Any] = {
 def semifl(**sections: Any) -> Experiment:
     """A small SemiFL experiment with a server's share; `method` gives further parameters."""
     method = {"name": "semifl", **sections.pop("method", {})}
-    return small_experiment(**{"partition": SHARE, **sections}, method=method)
+    return small_experiment(**{"data": WHOLE, "partition": SHARE, **sections}, method=method)
 
 
 def federation(experiment: Experiment, relabel: Relabel | None = None) -> Federation:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import PARAMETERS, Finish, server_states, small_experiment
+from experiments import PARAMETERS, WHOLE, Finish, server_states, small_experiment
 from fedsim.analysis.replay import explain_run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.groups import group_parts
@@ -22,7 +22,7 @@ from fedsim.support.rng import keyed_rng
 from fedsim.training import logits
 
 WEIGHTS = 4 * PARAMETERS  # bytes of the small experiment's model
-EVEN: dict[str, Any] = {"partition": {"kind": "iid", "clients": 10}}
+EVEN: dict[str, Any] = {"data": WHOLE, "partition": {"kind": "iid", "clients": 10}}
 TABLE = {"name": "synthetic", "samples": 200, "test_samples": 20, "shape": [6], "classes": 3}
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as theirs
 
-from experiments import FEW, KINDS, Finish, Say, small_experiment
+from experiments import KINDS, Finish, Say, small_experiment
 from experiments import examples as few
 from fedsim import Run, predictions, run
 from fedsim.cli import runs
@@ -274,13 +274,13 @@ def test_a_function_that_fails_is_named(finish: Finish) -> None:
     metrics |= {"word": f"{must} 'good'", "vector": rf"{must} an array of shape \(\d+,\)"}
     for name, message in metrics.items():
         with pytest.raises(MethodError, match=rf"^metric own_metrics:{name}:? {message}$"):
-            finish(data=FEW, evaluate={"metrics": [f"own_metrics:{name}"]})
+            finish(evaluate={"metrics": [f"own_metrics:{name}"]})
 
 
 def test_a_score_that_is_nan_is_told_once(tmp_path: Path) -> None:
     lines: list[Progress] = []
     evaluate = {"metrics": ["own_metrics:undefined"]}
-    experiment = small_experiment(data=FEW, train={"rounds": 2}, evaluate=evaluate)
+    experiment = small_experiment(train={"rounds": 2}, evaluate=evaluate)
     run(experiment, tmp_path, progress=lines.append)
     told = [line for line in lines if isinstance(line, str) and "NaN" in line]
     assert told == ["warning: undefined is NaN"]
@@ -297,4 +297,4 @@ def test_regressions_know_nothing_of_them_unless_asked() -> None:
 def test_names_of_columns_are_reserved(finish: Finish, name: str) -> None:
     told = rf"^evaluate.metrics: own_metrics:{name}: the column name '{name}' is reserved; rename"
     with pytest.raises(ExperimentError, match=told):
-        finish(data=FEW, evaluate={"metrics": [f"own_metrics:{name}"]})
+        finish(evaluate={"metrics": [f"own_metrics:{name}"]})

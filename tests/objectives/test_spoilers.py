@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import FEW, Finish, Say
+from experiments import Finish, Say
 from fedsim.errors import FedsimError
 
 READ_ONLY = r"ValueError: .*read-only \(own_spoilers.py, line \d+\)"
@@ -19,7 +19,7 @@ READ_ONLY = r"ValueError: .*read-only \(own_spoilers.py, line \d+\)"
 def test_a_metric_that_writes_through_torch(finish: Finish) -> None:
     """Torch does not know of read-only arrays; the copy is the metric's own."""
     metrics = ["own_spoilers:through_torch", "own_spoilers:right", "macro_f1"]
-    rounds = finish(data=FEW, evaluate={"metrics": metrics}).rounds
+    rounds = finish(evaluate={"metrics": metrics}).rounds
     np.testing.assert_array_equal(rounds["right"], rounds["accuracy"])
     assert rounds["macro_f1"].iloc[-1] > 0.1
 
@@ -55,7 +55,7 @@ def test_a_metric_that_writes_through_torch(finish: Finish) -> None:
 )
 def test_other_code_that_writes(finish: Finish, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(FedsimError, match=message) as caught:
-        finish(**{"data": FEW, **sections})
+        finish(**{**sections})
     assert "\n" not in str(caught.value)
     assert "metrics" not in str(sections) or re.search(READ_ONLY, str(caught.value))
 
@@ -82,7 +82,7 @@ def test_an_explainer_that_writes_into_inputs(finish: Finish) -> None:
 
 
 def test_an_explainer_of_a_finished_run(finish: Finish, say: Say) -> None:
-    run = finish(data=FEW, train={"rounds": 1})
+    run = finish(train={"rounds": 1})
     code, _, complaints = say("explain", str(run.path), "--explainer", "own_spoilers:WritesData")
     assert code == 1
     assert "error: explainer own_spoilers:WritesData: ValueError: " in complaints

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, recall_score
 
-from experiments import FEW, change_manifest, ran
+from experiments import change_manifest, ran
 from fedsim import Run, predictions
 from fedsim.errors import BadInput
 from fedsim.results.figures.charts import draw_confusion
@@ -32,7 +32,6 @@ def finished(method: str, seed: int, metrics: Sequence[str] = METRICS) -> Run:
     return ran(
         seed=seed,
         method={"name": method},
-        data=FEW,
         partition={"kind": "iid", "clients": 4},
         train={"rounds": 2},
         evaluate={"metrics": metrics},

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments import FEW, Finish, federation, ran, small_experiment, with_method
+from experiments import Finish, federation, ran, small_experiment, with_method
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.launch.prepare import prepare
@@ -81,7 +81,7 @@ ODD = (
 
 def odd(part: str, **train: Any) -> dict[str, Any]:
     model = {"name": f"{__name__}:Odd", "part": part}
-    return {"data": FEW, "model": model, "train": {"rounds": 2, **train}}
+    return {"model": model, "train": {"rounds": 2, **train}}
 
 
 @pytest.mark.parametrize("part", ODD)

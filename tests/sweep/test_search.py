@@ -101,7 +101,7 @@ class TestOnRay:
             "instead: evaluate.validation=0.1 'search.objectives={validation_loss: min}'"
         )
         assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
-        assert re.search(r"lr=0.3: loss 0\.\d+ after round 6$", lines[2])
+        assert re.search(r"lr=0.3: loss \d\.\d+ after round 6$", lines[2])
         assert re.search(r"stopped early, loss \d\.\d+ after round 2$", lines[4])
         assert folder.manifest["status"] == "finished"
         best = Experiment.load(folder.path / "best.yaml")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from experiments import (
-    FEW,
     KINDS,
     Finish,
     federation,
@@ -81,7 +80,6 @@ def test_steps_are_those_of_the_paper(clip: float, z: float) -> None:
 def experiment() -> Experiment:
     train = {"rounds": 4, "participation": 0.5, "local_epochs": 2, "optimizer": {"lr": 2.0}}
     return small_experiment(
-        data=FEW,
         partition={"kind": "iid", "clients": 4},
         privacy={**PRIVACY, "noise_multiplier": 0.5},
         train=train,
@@ -148,9 +146,7 @@ def test_networks_beyond_vmap_take_one_example_after_another(z: float) -> None:
     torch.testing.assert_close(done.weights, expected.weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "sections", [{"data": FEW, "method": {"name": "scaffold"}}, KINDS["documents"]]
-)
+@pytest.mark.parametrize("sections", [{"method": {"name": "scaffold"}}, KINDS["documents"]])
 def test_other_methods_and_networks_that_draw(finish: Finish, sections: dict[str, Any]) -> None:
     done = finish(**sections, privacy=PRIVACY, train={"rounds": 2})
     assert done.clients["epsilon"].gt(0).all()

@@ -12,13 +12,12 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiments import FEW, Finish, federation, interrupted, small_experiment
+from experiments import Finish, federation, interrupted, small_experiment
 from fedsim import resume
 from fedsim.errors import BadInput
 from fedsim.results.folder import FINAL_WEIGHTS
 
 SECTIONS: dict[str, Any] = {
-    "data": FEW,
     "partition": {"kind": "iid", "clients": 4},
     "train": {"rounds": 2},
 }

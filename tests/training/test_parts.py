@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from experiments import (
-    FEW,
     LATE,
     NETWORK_METHODS,
+    WHOLE,
     Finish,
     by_day,
     federation,
@@ -129,7 +129,7 @@ def test_what_is_prepared_goes_with_its_examples(private: bool) -> None:
     "name", by_day(["fedavg", "perfedavg", "pfedme", "apfl", "fedsam", "mime_lite"], ["perfedavg"])
 )
 def test_batch_norm_gets_two_examples(finish: Finish, name: str) -> None:
-    sections: dict[str, Any] = {"data": FEW, "model": NORMALISED, "method": {"name": name}}
+    sections: dict[str, Any] = {"model": NORMALISED, "method": {"name": name}}
     done = finish(**sections, train={"rounds": 1, "accumulate": 16, "batch_size": 11})
     assert np.isfinite(done.rounds["loss"]).all()
 
@@ -137,4 +137,4 @@ def test_batch_norm_gets_two_examples(finish: Finish, name: str) -> None:
 def test_small_clients_can_be_skipped() -> None:
     partition = {"clients": 100, "alpha": 0.1, "min_samples": 1}
     skip = {"on_client_error": "skip"}
-    federation(small_experiment(model=NORMALISED, partition=partition, train=skip))
+    federation(small_experiment(data=WHOLE, model=NORMALISED, partition=partition, train=skip))

@@ -46,7 +46,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Little:
 def trained(method: dict[str, Any], rounds: int = 3, **sections: Any) -> Run:
     """Clients of methods that share do so by round 3."""
     sections["train"] = {"rounds": rounds, **sections.get("train", {})}
-    return ran(**{"data": FEW, "method": method, "model": MODEL, **sections})
+    return ran(**{"method": method, "model": MODEL, **sections})
 
 
 def noise(out: Path, rounds: int, epochs: int) -> Run:

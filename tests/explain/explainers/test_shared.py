@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import FEW, Say, ran, refusal
+from experiments import Say, ran, refusal
 from fedsim import Run
 from fedsim.analysis.replay import explain_run, replay
 from fedsim.explain.explainers.shared_images import SharedImagesExplainer
@@ -22,7 +22,7 @@ MODEL = {"name": "cnn", "channels": [4, 4]}
 
 
 def shared(**sections: Any) -> Run:
-    usual = {"data": FEW, "method": METHOD, "model": MODEL, "train": {"rounds": 3}}
+    usual = {"method": METHOD, "model": MODEL, "train": {"rounds": 3}}
     return ran(**{**usual, **sections})
 
 
