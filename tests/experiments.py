@@ -146,9 +146,9 @@ def refusal(ask: Callable[[], object]) -> str:
 
 LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the second
 
-FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # data, where no test needs a good model
+FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # for tests that need no good model
 
-WHOLE: dict[str, Any] = {"name": "digits"}  # data, where a test does
+WHOLE: dict[str, Any] = {"name": "digits"}  # for tests that need one
 
 
 def small_experiment(**sections: Any) -> Experiment:
@@ -209,7 +209,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "pfedme": {"method": {"name": "pfedme", "steps": 3}},
     # A threshold that some pseudo-labels pass after one round.
     "semifl": {
-        "method": {"name": "semifl", "threshold": 0.2},
+        "method": {"name": "semifl", "threshold": 0.12},
         "partition": {"server_fraction": 0.1},
     },
     "sse_agg": {"partition": {"server_fraction": 0.1}},
@@ -232,7 +232,7 @@ REVIEWS: dict[str, Any] = {
 READER = {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 5}
 CHOOSER = {"name": "rationale", "hidden": 4}
 KINDS: dict[str, dict[str, Any]] = {
-    "images": {"data": FEW},
+    "images": {},
     "table": {"data": TABLE, "partition": FOUR},
     "numbers": NUMBERS,
     "documents": {**REVIEWS, "model": READER},

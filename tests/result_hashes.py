@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments import NETWORK_METHODS, small_experiment, with_method
+from experiments import NETWORK_METHODS, with_method
 from fedsim import run
+from fedsim.testing import small_experiment
 
 TRAIN = {"rounds": 4, "participation": 0.5}
 WORDS = {"a": "one two three", "b": "four five six", "c": "one two four", "d": "three six"}

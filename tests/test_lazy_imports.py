@@ -16,7 +16,7 @@ HEAVY |= {"mlflow", "wandb", "tensorboardX"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """What a new process imports for all commands, for experiments, and to train and explain."""
+    """What a new process imports for all commands, for experiments, to explain, and to view."""
     program = """
 import sys
 import fedsim
@@ -30,6 +30,8 @@ explain = {"explainers": ["integrated_gradients"], "inputs": 2}
 experiment = small_experiment(model={"name": "cnn"}, train={"rounds": 1}, explain=explain)
 fedsim.run(experiment, sys.argv[1], progress=False)
 print(*sys.modules)
+import fedsim.viewer.worker
+print(*sys.modules)
 """
     command = [sys.executable, "-c", program, str(tmp_path_factory.mktemp("runs"))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -37,13 +39,14 @@ print(*sys.modules)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(loaded: list[set[str]]) -> None:
-    for_help, for_experiments, to_explain = loaded
+    for_help, for_experiments, to_explain, of_viewer = loaded
     assert "fedsim.cli.runs" in for_help
     assert not HEAVY & for_help
     assert "fedsim.data.sources.images" in for_experiments
     assert not {"torchvision", "sklearn", "PIL", "scipy"} & for_experiments
     # torch.autograd.grad imports sympy to compare shapes, for half a second of each process.
     assert not {"sklearn", "sympy"} & to_explain
+    assert "aiohttp" not in of_viewer
 
 
 def test_every_public_name_is_there() -> None:

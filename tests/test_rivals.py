@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments import small_experiment
+from experiments import WHOLE, small_experiment
 from fedsim.analysis.drifts import Adwin
 from fedsim.data import Dataset, partitions
 from fedsim.explain.calls import Calls, function, is_activation
@@ -148,7 +148,7 @@ def test_counts_are_those_of_flower_datasets(
     fields: dict[str, Any], name: str, arguments: tuple[Any, ...]
 ) -> None:
     theirs = getattr(pytest.importorskip("flwr_datasets.partitioner"), name)(*arguments)
-    digits = small_experiment().data.load()
+    digits = small_experiment(data=WHOLE).data.load()
     writer = np.arange(len(digits.y)) % 20
     data = Dataset.of(digits.x, digits.y, digits.test_x, digits.test_y, writer=writer)
     rows = {"row": np.arange(len(data.y)), "label": data.y, "writer": writer}

@@ -81,10 +81,11 @@ SAME: dict[str, dict[str, Any]] = {
     },
     "compressed": {**SCAFFOLD, "uplink": {"name": "topk"}, "downlink": {"name": "qsgd"}},
     "a reduction of one's own": {
-        **{"method": {"name": "own_components:FedMedian"}, "train": {"rounds": 3}}
+        "method": {"name": "own_components:FedMedian"},
+        "train": {"rounds": 3},
     },
     "masked": {
-        **{"train": {"rounds": 3}},
+        "train": {"rounds": 3},
         "secure_aggregation": {"dropout": 0.2, "threshold": 0.3},
     },
 }
@@ -122,7 +123,7 @@ SAME_BY_NIGHT: dict[str, dict[str, Any]] = {
     "numbers": {**NUMBERS, "train": {"rounds": 2}},
     # By libraries that draw from the global generators.
     "explained by captum": {
-        **{"method": {"name": "fedavg"}, "train": {"rounds": 2}},
+        "train": {"rounds": 2},
         "explain": {
             "explainers": [
                 *("gradient_shap", "deep_shap", {"name": "kernel_shap", "size": 2, "samples": 40}),

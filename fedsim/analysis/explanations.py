@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import ValidationError
 
 from fedsim.analysis.replay import (
@@ -26,11 +25,11 @@ from fedsim.analysis.replay import (
 )
 from fedsim.analysis.strips import MOST_ROUNDS, spread, strip_of
 from fedsim.config.arguments import checked
-from fedsim.config.file import Loader
+from fedsim.config.file import from_yaml
 from fedsim.config.registry import first_line, nearest
 from fedsim.data import Dataset, load_dataset
 from fedsim.data.labels import picture_format
-from fedsim.errors import BadInput, FedsimWarning
+from fedsim.errors import BadInput, ExperimentError, FedsimWarning
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.explainers import explainers
@@ -365,8 +364,8 @@ def _parsed(wanted: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     given: Any = wanted
     if isinstance(wanted, str):
         try:
-            given = yaml.load(wanted, Loader)
-        except yaml.YAMLError:
+            given = from_yaml(wanted)
+        except ExperimentError:
             given = None
     if isinstance(given, str):
         return given, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -167,9 +167,8 @@ _TAG = "tag:yaml.org,2002:"
 _FLOAT = f"{_TAG}float"
 _NUMBERS = (f"{_TAG}int", _FLOAT)
 _KINDS = (*_NUMBERS, *(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")))
-# Too many levels are a RecursionError, a number of thousands of digits a ValueError, and
-# "!!bool maybe" a KeyError.
-_NOT_YAML = (yaml.YAMLError, ValueError, KeyError, RecursionError)
+# A number of thousands of digits is a ValueError, and "!!bool maybe" a KeyError.
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError)
 
 
 def _text_of(path: Path) -> str:
@@ -211,7 +210,7 @@ Loader.yaml_implicit_resolvers = {
 for _kind in (Loader, _Dumper):
     _kind.add_implicit_resolver(
         _FLOAT,
-        re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
         list("-+0123456789"),
     )
 
@@ -221,15 +220,26 @@ def to_yaml(content: Mapping[str, Any]) -> str:
     return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False)
 
 
-def _parsed(text: str, where: str) -> tuple[Any, dict[Location, int]]:
+def from_yaml(text: str | bytes) -> Any:
+    """What a YAML document says.
+
+    Raises:
+        ExperimentError: it is none, or not of an experiment's kind.
+    """
+    try:
+        return _parsed(text, "YAML")[0]
+    except _NOT_YAML as error:
+        raise ExperimentError(f"not YAML: {_in_one_line(error)}") from None
+
+
+def _parsed(text: str | bytes, where: str) -> tuple[Any, dict[Location, int]]:
     """A YAML document, and the line of each of its keys."""
-    if len(text) > 10_000:  # fewer levels do not overflow the stack of the parser in C
-        level = 0
-        for event in yaml.parse(text, Loader):
-            level += isinstance(event, yaml.CollectionStartEvent)
-            level -= isinstance(event, yaml.CollectionEndEvent)
-            if level > 1000:
-                raise RecursionError
+    level = 0
+    for event in yaml.parse(text, Loader):  # building it recurses, in C, and may end the process
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        if level > MOST_LEVELS:
+            raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
     loader = Loader(text)
     try:
         root = loader.get_single_node()
@@ -247,8 +257,8 @@ def _unshared(value: Any) -> Any:
 
 
 def _in_one_line(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "too many levels"
+    if isinstance(error, LookupError):
+        return f"a value does not fit its tag: {error}"
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
@@ -259,33 +269,31 @@ def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
     """The line of each key of a YAML document, by its path.
 
     Raises:
+        yaml.MarkedYAMLError: a key stands twice, or is no word or number.
         ExperimentError: aliases make it too large, or it has numbers to base 60: YAML reads 1:30
             as 90, and nobody means that.
     """
     lines: dict[Location, int] = {}
-    stack: list[tuple[Location, yaml.Node]] = [] if root is None else [((), root)]
+    stack: list[tuple[Location, int, yaml.Node]] = [] if root is None else [((), 1, root)]
     visited = 0
     while stack:
-        path, node = stack.pop()
+        path, level, node = stack.pop()
         visited += 1
         if visited > MOST_NODES:
             raise ExperimentError(f"{where}: has more than {MOST_NODES:,} values")
-        if len(path) > MOST_LEVELS:
+        if level > MOST_LEVELS + 1:  # aliases make more of them
             raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
         if isinstance(node, yaml.MappingNode):
-            keys = set()
+            keys: set[str] = set()
             for key, value in node.value:
-                below = (*path, str(key.value))
-                problem = f"found duplicate key {key.value}" if below in keys else None
-                if key.tag == f"{_TAG}null":
-                    problem = "found an empty key"
-                if problem is not None:
+                if problem := _problem_of_key(key, keys):
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                keys.add(below)
+                keys.add(key.value)
+                below = (*path, key.value)
                 lines[below] = key.start_mark.line + 1
-                stack += [(below, key), (below, value)]
+                stack += [(below, level + 1, key), (below, level + 1, value)]
         elif isinstance(node, yaml.SequenceNode):
-            stack += [(path, part) for part in node.value]
+            stack += [(path, level + 1, part) for part in node.value]
         elif ":" in node.value and node.tag in _NUMBERS:
             name = ".".join(path) or "value"
             raise ExperimentError(
@@ -293,6 +301,15 @@ def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
                 "number, or put it in quotes"
             )
     return lines
+
+
+def _problem_of_key(key: yaml.Node, others: Collection[str]) -> str | None:
+    if not isinstance(key, yaml.ScalarNode):
+        return "found a key that is a list or a mapping"
+    if key.tag in (f"{_TAG}bool", f"{_TAG}null"):
+        kind = "nothing" if key.tag == f"{_TAG}null" else "true or false"
+        return f"YAML reads the key '{key.value}' as {kind}; put it in quotes"
+    return f"found duplicate key {key.value}" if key.value in others else None
 
 
 _MUST_BE = "must be "

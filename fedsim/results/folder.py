@@ -18,8 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
-
+from fedsim.config.file import from_yaml
 from fedsim.config.registry import importing
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
@@ -238,12 +237,13 @@ def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -
         content = path.read_bytes()
         if manifests.hash_of(content) == manifest["experiment_hash"]:
             return []
-        readable = isinstance(yaml.safe_load(content), dict)
+        readable = isinstance(from_yaml(content), dict)
         wrong = f"{path}: is damaged"
     except FileNotFoundError:
         readable, wrong = False, f"{path}: is missing"
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        readable, wrong = False, f"{path}: is damaged: {type(error).__name__}"
+    except (OSError, ExperimentError) as error:
+        why = type(error).__name__ if isinstance(error, OSError) else error
+        readable, wrong = False, f"{path}: is damaged: {why}"
     original = (manifest.get("experiment") or "").encode()
     if manifests.hash_of(original) != manifest["experiment_hash"]:
         original = b""

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from fedsim.config.file import Loader
+from fedsim.config.file import from_yaml
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.results import manifest as manifests
 from fedsim.results.folder import ResultsFolder, RunFolder, open_folder
@@ -72,11 +70,11 @@ def listed(path: Path, above: Path) -> Listed:
     try:
         folder = open_folder(path)
         # Reading it runs no code.
-        content = yaml.load((folder.path / "experiment.yaml").read_bytes(), Loader)
+        content = from_yaml((folder.path / "experiment.yaml").read_bytes())
         facts = _of_run(folder, content) if folder.kind == "run" else _of_many(folder, content)
         created = folder.manifest.get("created", "")
         return Listed(place, folder.kind, folder.manifest["status"], created=created, **facts)
-    except (FedsimError, OSError, yaml.YAMLError, AttributeError):  # files by other hands
+    except (FedsimError, OSError, AttributeError, TypeError):  # files by other hands
         return Listed(place, manifests.kind_of(path) or "", "damaged")
 
 

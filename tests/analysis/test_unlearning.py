@@ -44,7 +44,7 @@ from fedsim.analysis.unlearning.scores import Judge, auc
 from fedsim.errors import RunError
 
 # Batches of all examples, so that the order of the examples does not matter.
-WHOLE: dict[str, Any] = {
+BATCHES: dict[str, Any] = {
     "data": {"name": "digits", "subset": 0.2},
     "partition": {"kind": "dirichlet", "clients": 4, "alpha": 1.0},
     "model": {"name": "mlp", "hidden": [8]},
@@ -61,7 +61,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels
 
 
 def finished(**sections: Any) -> Run:
-    return ran(**{**WHOLE, **sections})
+    return ran(**{**BATCHES, **sections})
 
 
 @pytest.fixture(scope="module")
@@ -517,7 +517,7 @@ def test_who_never_took_part_and_who_is_left_out() -> None:
 
 
 def test_lost_checkpoints(tmp_path: Path) -> None:
-    whole = run(small_experiment(**WHOLE), tmp_path, progress=False)
+    whole = run(small_experiment(**BATCHES), tmp_path, progress=False)
     for file in (whole.path / "weights").glob("round*"):
         file.unlink()
     told = refusal(lambda: unlearn(fedsim.load(whole.path), "fed_eraser", 2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from experiments import small_experiment
+from experiments import WHOLE, small_experiment
 from fedsim import Run, run
 from fedsim.conditions.adversaries import Adversaries, attacks
 from fedsim.conditions.adversaries.on_updates import largest_z
@@ -109,22 +109,23 @@ def test_adversaries_hold_copies_with_flipped_labels(sections: dict[str, Any]) -
 class TestBackdoor:
     @pytest.fixture(scope="class")
     def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
-        attack = {"name": "backdoor", "target": 3, "size": 2, "fraction": 0.75}
+        attack = {"name": "backdoor", "target": 3, "size": 2, "fraction": 0.5}
         made = small_experiment(
+            data=WHOLE,
             partition=IID,
-            train={"rounds": 3},
+            train={"rounds": 8},
             adversaries={"share": 0.3, "attack": attack},
         )
         return run(made, tmp_path_factory.mktemp("backdoor"))
 
     def test_adversaries_paint_the_patch_and_name_the_target(self, done: Run) -> None:
-        plain, before, _ = prepare(small_experiment(partition=IID))
+        plain, before, _ = prepare(small_experiment(data=WHOLE, partition=IID))
         data, splits, _ = prepare(done.experiment)
         for k in splits.adversaries:
             x, y = data.x[splits.train[k]], data.y[splits.train[k]]
             dealt = before.train[k]
             painted = (x != plain.x[dealt]).any(axis=(1, 2, 3)) | (y != plain.y[dealt])
-            assert 0 < painted.sum() <= round(0.75 * len(dealt))
+            assert 0 < painted.sum() <= round(0.5 * len(dealt))
             assert (y[painted] == 3).all()
             # The fourth of ten squares along the edge of 8×8 pixels: right of the top row.
             assert (x[painted][:, :, 1:3, 6:] == 1).all()
@@ -143,7 +144,8 @@ class TestBackdoor:
         with torch.no_grad():
             predicted = network(torch.tensor(x)).argmax(dim=1)
         success = float((predicted == 3).double().mean())
-        assert 0 < success == done.rounds["backdoor_success"].iloc[-1]
+        assert 0 < success < 1
+        assert success == done.rounds["backdoor_success"].iloc[-1]
         assert "backdoor_success" in known_columns(data, splits, spec, False)
         shown = {metric["column"]: metric["best"] for metric in done.manifest["metrics"]}
         assert shown["backdoor_success"] == "min"
@@ -152,7 +154,7 @@ class TestBackdoor:
         there = done.manifest["adversaries"]
         assert len(there) == 3
         assert done.clients["adversary"].tolist() == done.clients["client"].isin(there).tolist()
-        assert done.rounds["adversaries"].tolist() == [3, 3, 3]
+        assert (done.rounds["adversaries"] == 3).all()
 
 
 def test_inputs_in_their_files_cannot_be_poisoned(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experiments import small_experiment
+from experiments import WHOLE, small_experiment
 from fedsim.data import ClientSplits, Dataset, Partition, Ragged, partitions
 from fedsim.data.dataset import Scaling
 from fedsim.data.labels import draw_labels, label_names, label_table
@@ -200,7 +200,7 @@ FLOWER_S = {  # of the digits, by seed: α, clients, least, and the first client
 @pytest.mark.parametrize("seed", FLOWER_S)
 def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(seed: int) -> None:
     alpha, clients, least, first = FLOWER_S[seed]
-    digits = small_experiment().data.load()
+    digits = small_experiment(data=WHOLE).data.load()
     partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=least)
     share, *_ = partition.split(digits, np.random.default_rng(seed))
     assert np.bincount(digits.y[share], minlength=10).tolist() == first

@@ -24,7 +24,7 @@ from fedsim.methods.fedaux import FedAUX
 from fedsim.methods.shared.auxiliary import augment, contrast, pretrain
 from fedsim.support.rng import keyed_rng, keyed_torch_rng
 
-SHARE = {"server_fraction": 0.2}  # 287 digits: 57 negatives, 230 to distil on
+SHARE = {"server_fraction": 0.2}  # of the whole digits 287: 57 negatives, 230 to distil on
 PLAIN = {"name": "fedaux", "pretrain_epochs": 0}
 TO_DISTIL = 230
 FLAT = {"name": "synthetic", "shape": [16]}

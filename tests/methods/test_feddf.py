@@ -18,7 +18,7 @@ from fedsim.launch.prepare import prepare
 from fedsim.methods.shared.auxiliary import draw_batches, ensemble
 from fedsim.support.rng import keyed_rng
 
-SHARE = {"server_fraction": 0.2}  # 287 digits
+SHARE = {"server_fraction": 0.2}  # of the whole digits 287
 
 
 class TestMathematics:

@@ -44,7 +44,7 @@ from fedsim.testing import check_method
 
 Sections = dict[str, Any]
 
-DIGITS: Sections = {"data": FEW}
+DIGITS: Sections = {}
 NUMBERS: Sections = {"data": {"name": "friedman", "samples": 200, "test_samples": 60}}
 TWO: Sections = {"data": {"name": "synthetic", "samples": 300, "shape": [10], "classes": 2}}
 KINDS = {"ten classes": DIGITS, "two classes": TWO, "a number": NUMBERS}

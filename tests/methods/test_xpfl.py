@@ -16,6 +16,7 @@ from torch import nn
 from experiments import (
     LITTLE_TEACHER,
     QUARTER,
+    WHOLE,
     Finish,
     federation,
     server_states,
@@ -46,9 +47,9 @@ def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any
     """The classifier is put beside P_k and taken out again, statistics of batch norm and all."""
     # In small batches batch norm makes much of how a step is rounded.
     train = {"rounds": 1, "batch_size": 128}
+    usual: dict[str, Any] = {"data": WHOLE, "model": model, "train": train}
     one, other = (
-        server_states(experiment(method={"lam": lam}, model=model, train=train))[1].weights
-        for lam in (1e-30, 0.0)
+        server_states(experiment(method={"lam": lam}, **usual))[1].weights for lam in (1e-30, 0.0)
     )
     np.testing.assert_allclose(one, other, atol=1e-6)
 

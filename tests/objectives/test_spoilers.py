@@ -55,7 +55,7 @@ def test_a_metric_that_writes_through_torch(finish: Finish) -> None:
 )
 def test_other_code_that_writes(finish: Finish, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(FedsimError, match=message) as caught:
-        finish(**{**sections})
+        finish(**sections)
     assert "\n" not in str(caught.value)
     assert "metrics" not in str(sections) or re.search(READ_ONLY, str(caught.value))
 
