@@ -77,7 +77,7 @@ def call(*words: str | Path, env: dict[str, str], code: int = 0) -> str:
         start_new_session=True,
     )
     try:
-        text, _ = process.communicate(timeout=300)
+        text, _ = process.communicate()
     except BaseException:
         os.killpg(process.pid, signal.SIGTERM)  # and the nodes that it started
         raise
@@ -136,10 +136,10 @@ class TestLaptop:
     def test_who_has_no_token_is_not_let_in(self, exports: dict[str, str]) -> None:
         url = exports["RAY_API_SERVER_ADDRESS"] + "/api/jobs/"
         with pytest.raises(HTTPError, match="401"):
-            urllib.request.urlopen(url, timeout=30)
+            urllib.request.urlopen(url)
         token = call("ray", "get-auth-token", env=environment(RAY_AUTH_MODE="token")).strip()
         asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-        assert urllib.request.urlopen(asked, timeout=30).status == 200
+        assert urllib.request.urlopen(asked).status == 200
 
     def test_gpus_are_let_go(self, exports: dict[str, str]) -> None:
         text = call(sys.executable, CLUSTER / "gpus.py", "0", env=environment(**exports))

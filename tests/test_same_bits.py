@@ -477,7 +477,7 @@ def test_the_whole_command_stopped_and_resumed(
             first.send_signal(how)
             break
     rest = first.stdout.read()
-    code = first.wait(timeout=60)
+    code = first.wait()
     (folder,) = (tmp_path / "small").iterdir()
     assert load(folder).manifest["status"] in ("running", "interrupted")
     if how == signal.SIGINT:

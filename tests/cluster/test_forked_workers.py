@@ -58,7 +58,6 @@ def test_a_forked_worker_is_as_its_command_says(server: str, tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     assert said.stderr == ""
     found = json.loads(said.stdout)

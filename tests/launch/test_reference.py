@@ -145,7 +145,7 @@ METHODS: dict[str, tuple[Sections, list[str]]] = {
     "ifca": (PERSONAL, ["client_", "personal_"]),
     "ffa_lora": ({}, ["", "client_"]),
     "fedex_lora": ({}, ["", "client_"]),
-    "semifl": ({}, [""]),  # of so few examples no client is confident
+    "semifl": ({}, ["", "client_"]),
     "xpfl": ({}, ["", "client_"]),
     "centralised": ({}, [""]),
 }
