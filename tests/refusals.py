@@ -24,7 +24,6 @@ import numpy as np
 import own_objects
 import pandas as pd
 import torch
-import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,7 +32,7 @@ from fedsim import Dataset, Experiment, run
 from fedsim.analysis.attacks import inversion, membership
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.conditions.devices import read_availability, read_capacities
-from fedsim.config.file import Loader
+from fedsim.config.file import from_yaml
 from fedsim.data import datasets, load_dataset, partitions, text
 from fedsim.data.sources import files
 from fedsim.data.sources.keel import read_keel
@@ -413,13 +412,9 @@ def evaluated(expression: str, **known: Any) -> Any:
     return eval(expression, {**globals(), **known})
 
 
-def parsed(text: str) -> Any:
-    return yaml.load(text, Loader)
-
-
 def written() -> Iterator[Row]:
     """The rows of refusals.yaml."""
-    table = parsed(Path(__file__).with_suffix(".yaml").read_text())
+    table = from_yaml(Path(__file__).with_suffix(".yaml").read_text())
     for number, line in enumerate(EXPERIMENT.splitlines(), 1):
         section = line.partition(":")[0]
         for value, said in table["values"].get(section, {}).items():
@@ -444,23 +439,23 @@ def written() -> Iterator[Row]:
             yield in_file(name, evaluated(content), f"{end}{said}")
     for section, contents in table["data"].items():
         for content, said in contents.items():
-            yield Row(partial(load, **parsed(section)), said, files=evaluated(content))
+            yield Row(partial(load, **from_yaml(section)), said, files=evaluated(content))
     for data, models in table["pairs"].items():
         for model, said in models.items():
-            yield Row(partial(reads, parsed(data), parsed(model)), said)
+            yield Row(partial(reads, from_yaml(data), from_yaml(model)), said)
     for sections, explainers in table["explainers"].items():
         for explainer, said in explainers.items():
-            explain = {"explainers": [parsed(explainer)], "inputs": 2}
+            explain = {"explainers": [from_yaml(explainer)], "inputs": 2}
             told = f"explain.explainers: {said}"
-            yield Row(partial(begin, **parsed(sections), explain=explain), told)
+            yield Row(partial(begin, **from_yaml(sections), explain=explain), told)
     for sections, lines in table["explained"].items():
         for keys, said in lines.items():
-            explain = {"explainers": ["random"], "inputs": 3, **parsed(keys)}
-            yield Row(partial(begin, **parsed(sections), explain=explain), said)
+            explain = {"explainers": ["random"], "inputs": 3, **from_yaml(keys)}
+            yield Row(partial(begin, **from_yaml(sections), explain=explain), said)
     for sections, changes in table["experiments"].items():
         for change, said in changes.items():
-            base = parsed(sections.replace("TESTS", str(Path(__file__).parent)))
-            given = extended(base, parsed(change))
+            base = from_yaml(sections.replace("TESTS", str(Path(__file__).parent)))
+            given = extended(base, from_yaml(change))
             yield Row(partial(begin, **given), said)
     for call, said in table["python"].items():
         yield Row(partial(evaluated, call), said)

@@ -191,7 +191,7 @@ except ImportError:  # it is not in every build
     from yaml import SafeLoader  # type: ignore[assignment]
 
 
-class Loader(SafeLoader):
+class _Loader(SafeLoader):
     """Reads 1e5 and 1.5e3 as numbers, as YAML 1.2 does, and dates as words."""
 
     yaml_constructors: ClassVar[dict[Any, Any]] = {
@@ -203,11 +203,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes words that the loader would read as numbers."""
 
 
-Loader.yaml_implicit_resolvers = {
+_Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if tag != f"{_TAG}timestamp"]
     for first, found in SafeLoader.yaml_implicit_resolvers.items()
 }
-for _kind in (Loader, _Dumper):
+for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         _FLOAT,
         re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
@@ -235,12 +235,12 @@ def from_yaml(text: str | bytes) -> Any:
 def _parsed(text: str | bytes, where: str) -> tuple[Any, dict[Location, int]]:
     """A YAML document, and the line of each of its keys."""
     level = 0
-    for event in yaml.parse(text, Loader):  # building it recurses, in C, and may end the process
+    for event in yaml.parse(text, _Loader):  # building it recurses, in C, and may end the process
         level += isinstance(event, yaml.CollectionStartEvent)
         level -= isinstance(event, yaml.CollectionEndEvent)
         if level > MOST_LEVELS:
             raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
-    loader = Loader(text)
+    loader = _Loader(text)
     try:
         root = loader.get_single_node()
         lines = _lines(root, where)
@@ -367,7 +367,7 @@ def _keys(location: Sequence[str | int], content: Any) -> Iterator[str]:
     for part in location:
         given = dict(enumerate(content)) if isinstance(content, list) else content
         given = {str(k): v for k, v in given.items()} if isinstance(given, Mapping) else {}
-        if str(part) in given:  # YAML reads the key "on" as true
+        if str(part) in given:  # keys of dicts from Python need not be words
             content = given[str(part)]
         elif _TYPE.fullmatch(str(part)):
             continue

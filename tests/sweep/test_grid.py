@@ -11,7 +11,7 @@ import pytest
 import yaml
 from commands import Command
 
-from experiments import Say, pickles, small_experiment
+from experiments import WHOLE, Say, pickles, small_experiment
 from fedsim import grid, load, resume, run
 from fedsim.config.file import RawConfig
 from fedsim.errors import ClusterError, RunFolderError
@@ -163,7 +163,8 @@ class TestOnRay:
 @pytest.mark.night  # by day a run is killed: tests/test_same_bits.py
 def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path, say: Say) -> None:
     axes = {"method": TWO_BY_TWO["axes"]["method"]}
-    whole = content({**TWO_BY_TWO, "axes": axes, "seeds": [0, 1], "target": 0.3})
+    of_two = {**TWO_BY_TWO, "axes": axes, "seeds": [0, 1], "target": 0.5}
+    whole = content(of_two, data=WHOLE)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
     # Undisturbed: each cell by itself, in this process.
     sweep = GridSweep(RawConfig(whole))

@@ -24,7 +24,7 @@ from matplotlib.image import imread
 from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler
 
-from experiments import Say, pickles, small_experiment
+from experiments import WHOLE, Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.cli import runs
 from fedsim.config.file import RawConfig
@@ -89,7 +89,7 @@ class TestOnRay:
             "asha": {"grace": 2, "reduction": 2},
         }
         lines: list[str] = []
-        whole = content(search, train={"rounds": 6, "local_epochs": 2})
+        whole = content(search, data=WHOLE, train={"rounds": 6, "local_epochs": 2})
         folder = tune(whole, out=tmp_path, progress=lines.append)
         trials = folder.trials
         assert list(trials["train.optimizer.lr"]) == [0.3, 0.0001, 0.0001]
@@ -101,7 +101,7 @@ class TestOnRay:
             "instead: evaluate.validation=0.1 'search.objectives={validation_loss: min}'"
         )
         assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
-        assert re.search(r"lr=0.3: loss \d\.\d+ after round 6$", lines[2])
+        assert re.search(r"lr=0.3: loss 0\.\d+ after round 6$", lines[2])
         assert re.search(r"stopped early, loss \d\.\d+ after round 2$", lines[4])
         assert folder.manifest["status"] == "finished"
         best = Experiment.load(folder.path / "best.yaml")
