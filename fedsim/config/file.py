@@ -186,9 +186,10 @@ def _text_of(path: Path) -> str:
 
 
 try:
+    from yaml import CSafeDumper as SafeDumper
     from yaml import CSafeLoader as SafeLoader
 except ImportError:  # it is not in every build
-    from yaml import SafeLoader  # type: ignore[assignment]
+    from yaml import SafeDumper, SafeLoader  # type: ignore[assignment]
 
 
 class _Loader(SafeLoader):
@@ -199,7 +200,7 @@ class _Loader(SafeLoader):
     }
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """Quotes words that the loader would read as numbers."""
 
 

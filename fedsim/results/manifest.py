@@ -249,12 +249,15 @@ def damage_of_copy(
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest of a folder, and its copy."""
+    written = content(manifest)
     for name in NAMES:
-        atomic.write(folder / name, content(manifest))
+        atomic.write(folder / name, written)
 
 
 def content(manifest: Mapping[str, Any]) -> bytes:
-    return _as_json({**manifest, "checksum": hash_of(_as_json(manifest))})
+    """A manifest as JSON, with the checksum of all above it as its last key."""
+    above = _as_json(manifest)
+    return above.removesuffix(b"\n}\n") + f',\n  "checksum": "{hash_of(above)}"\n}}\n'.encode()
 
 
 def hash_of(content: bytes) -> str:
