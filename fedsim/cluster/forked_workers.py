@@ -69,7 +69,7 @@ def fork_server(folder: str) -> Iterator[str]:
 def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until standard input is closed."""
     gc.disable()  # imports make no garbage
-    # Without Ray, whose random ids would be the same in all workers.
+    # Without Ray, which reads the environment of its worker when it is imported, and never again.
     importlib.import_module("fedsim.launch.run")  # and everything that runs need
     for module in NEEDED:
         with suppress(ImportError):  # if this version of Ray does without
