@@ -192,7 +192,7 @@ def test_a_table_without_rows(folders: dict[str, Path], say: Say, name: str) -> 
 
 @given(st.data())
 @settings(
-    examples(8, by_night=70),
+    examples(5, by_night=70),
     phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -343,7 +343,9 @@ NOT_FOR = {
 SHORT = {"fine_tune": {"rounds": 1}, "gradient_ascent": {"epochs": 1, "rounds": 1}}
 
 
-@pytest.mark.parametrize("method", by_day([*NETWORK_METHODS]))
+@pytest.mark.parametrize(
+    "method", by_day(NETWORK_METHODS, ("scaffold", "fedaux", "fedbuff", "ifca"))
+)
 @pytest.mark.filterwarnings("ignore")
 def test_every_method(method: str) -> None:
     data = {**FEW, "test_fraction": 0.05}

@@ -149,7 +149,7 @@ def test_epsilon_of_one_sum_is_a_bound_that_is_not_loose() -> None:
         assert exact <= found <= 1.2 * exact
 
 
-@examples(40)
+@examples(15, by_night=200)
 @given(
     st.lists(
         st.tuples(st.floats(-6, 0), st.integers(1, 3), st.integers(1, 5000)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import CHOOSER, KINDS, Say, ran
+from experiments import CHOOSER, KINDS, Say, by_day, ran
 from fedsim import Run, explanations
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.explainer import FeatureExplainer
@@ -56,6 +56,9 @@ OF_NETWORKS += ["captum", "deep_shap", "gradient_shap", "kernel_shap"]
 OF_TRANSFORMERS = ["attention_rollout", "attn_lrp", "gradcam"]
 OF_TABLES = ["shape_functions"]
 OWN = [f"{__name__}:{each.__name__}" for each in (Jitter, NoisyGradient)]
+EACH = [*OF_NETWORKS, *OF_TRANSFORMERS, *OF_TABLES, *OWN]
+# By day those that draw numbers, fit a model, cut inputs into parts, and look into a network.
+BY_DAY = ("sage", "tree", "occlusion", "captum", "attn_lrp", *OF_TABLES, *OWN)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def test_every_explainer_of_parts_is_here() -> None:
     assert known - of_others <= {*OF_NETWORKS, *OF_TRANSFORMERS, *OF_TABLES}
 
 
-@pytest.mark.parametrize("name", [*OF_NETWORKS, *OF_TRANSFORMERS, *OF_TABLES, *OWN])
+@pytest.mark.parametrize("name", by_day(EACH, BY_DAY))
 def test_scores_and_maps_of_an_input(
     name: str, snapshot: ModelSnapshot, of_transformer: ModelSnapshot, of_table: ModelSnapshot
 ) -> None:

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from experiments import examples
 from fedsim.explain.explainers.embedding import divergence, embed
 
 
@@ -67,7 +68,7 @@ def test_the_divergence_is_that_of_its_places(repeated: int, perplexity: float) 
     arrays(np.float32, (12, 2), elements=st.sampled_from([0, 1, -50])),
     st.sampled_from([1.5, 3.0, 3.6, 11.0]),
 )
-@settings(deadline=None)  # scikit-learn is imported in the first call
+@examples(15, by_night=500)
 def test_no_divergence_is_negative(x: np.ndarray, places: np.ndarray, perplexity: float) -> None:
     found = divergence(x, places, perplexity)
     assert found >= 0
