@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset, Source, datasets, load_dataset
 from fedsim.data.augment import weak
 from fedsim.data.dataset import fitted
-from fedsim.data.stored import AnyArray, equal
+from fedsim.data.stored import AnyArray, in_common, select
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, S
@@ -27,6 +27,7 @@ from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.training import usable
 
+MOST_IN_COMMON = 0.01  # of auxiliary inputs with clients; simple ones may recur by chance
 FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 
 PRETRAINING_LR = 1e-3  # of Adam
@@ -60,11 +61,14 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 f"method.auxiliary: inputs of shape {shape} do not fit the run's data, whose "
                 f"inputs have shape {dataset.shape}"
             )
-        if self.auxiliary is not None and equal(found.x, dataset.x):
-            raise ExperimentError(
-                "method.auxiliary: this is the clients' own training data; name another data "
-                "set, or leave it out and set partition.server_fraction above 0"
-            )
+        if self.auxiliary is not None:
+            rows = np.setdiff1d(np.arange(len(dataset.x)), splits.server)
+            own = in_common(found.x, select(dataset.x, rows))
+            if own > MOST_IN_COMMON * count:
+                raise ExperimentError(
+                    f"method.auxiliary: {own} of its {count} inputs are the clients' own; name "
+                    "another data set, or leave it out and set partition.server_fraction above 0"
+                )
         if count < FEWEST:
             raise ExperimentError(
                 f"method.name={self.name}: {count} auxiliary inputs are too few; {FEWEST} or more "
