@@ -61,7 +61,6 @@ class TestReadme:
     README = text_of(ROOT / "README.md")
     ELSEWHERE: ClassVar = {"AMD EPYC, AVX2": "0164a2bec87bf18d"}  # than where it was printed
 
-    @pytest.mark.night  # as is the README's run
     def test_the_quickstarts_hash_is_known(self) -> None:
         """So that a change of results is seen where processors round otherwise, too."""
         alike, processor = rounds_alike(), str(Arithmetic.of(torch.device("cpu")))

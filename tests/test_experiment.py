@@ -170,6 +170,11 @@ def test_words_that_might_be_read_otherwise(word: str) -> None:
     assert reread(experiment) == experiment
 
 
+def test_no_file_holds_half_a_character() -> None:
+    with pytest.raises(ExperimentError, match=r"'/x\\udcff.npz' is no Unicode text"):
+        small_experiment(data={"name": "npz", "path": "/x\udcff.npz"}).to_yaml()
+
+
 @pytest.mark.parametrize("name", ["1e5", "2024", "no", "null"])
 def test_a_name_is_a_name(name: str, say: Say) -> None:
     printed = say.printed("run", str(QUICKSTART), "--name", name, "--print-config")

@@ -47,7 +47,7 @@ TIMES = ["seconds", "explain_seconds"]
 
 with tempfile.TemporaryDirectory() as folder:
     FURTHER = [n for n in result_hashes.experiments(Path(folder)) if n not in NETWORK_METHODS]
-# By day methods that make tensors of their own at clients or at the server.
+# By day some that make tensors of their own at clients or at the server.
 BY_DAY = ("scaffold", "fedaux", "fedfed", "fedgen", "hist_trees")
 SMALLER = {**REVIEWS["data"], "reviews": 8, "fillers": 3, "length": 10}
 CHOSEN = {"fedweit, tasks", "fedseit, top_k", "openfl_xai, tsk", "scaffold, private"}

@@ -217,8 +217,15 @@ for _kind in (_Loader, _Dumper):
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
-    """Nested dicts as a file that reads as the same."""
-    return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False)
+    """Nested dicts as a file that reads as the same.
+
+    Raises:
+        ExperimentError: a word, such as the name of a file, is no Unicode text.
+    """
+    try:
+        return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False)
+    except UnicodeEncodeError as error:
+        raise ExperimentError(f"{error.object!a} is no Unicode text") from None
 
 
 def from_yaml(text: str | bytes) -> Any:

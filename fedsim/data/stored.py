@@ -108,17 +108,6 @@ def bounds(x: AnyArray) -> tuple[float, float]:
     return min(low), max(high)
 
 
-def in_common(a: AnyArray, b: AnyArray) -> int:
-    """How many inputs of `a` are also inputs of `b`, byte for byte."""
-    known = set(_hashes(b))
-    return sum(found in known for found in _hashes(a))
-
-
-def _hashes(x: AnyArray) -> Iterator[int]:
-    for part in x.chunks() if isinstance(x, StoredArray) else [x]:
-        yield from (hash(row.tobytes()) for row in part)
-
-
 class _Selected(StoredArray):
     """Some rows of other inputs."""
 

@@ -255,7 +255,7 @@ def write(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def content(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as JSON, with the checksum of all above it as its last key."""
+    """A manifest without checksum as JSON, and the checksum of all this as the last key."""
     above = _as_json(manifest)
     return above.removesuffix(b"\n}\n") + f',\n  "checksum": "{hash_of(above)}"\n}}\n'.encode()
 

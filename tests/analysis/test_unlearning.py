@@ -344,7 +344,7 @@ SHORT = {"fine_tune": {"rounds": 1}, "gradient_ascent": {"epochs": 1, "rounds": 
 
 
 @pytest.mark.parametrize(
-    "method", by_day(NETWORK_METHODS, ("scaffold", "fedaux", "fedbuff", "ifca"))
+    "method", by_day(NETWORK_METHODS, ("scaffold", "fedaux", "fedbuff", "fedfed", "ifca"))
 )
 @pytest.mark.filterwarnings("ignore")
 def test_every_method(method: str) -> None:

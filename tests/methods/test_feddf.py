@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 
 from experiments import WHOLE, Finish, federation, interrupted, server_states, small_experiment
 from fedsim import resume
-from fedsim.errors import RunError, RunFolderError
+from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.launch.prepare import prepare
 from fedsim.methods.shared.auxiliary import draw_batches, ensemble
 from fedsim.support.rng import keyed_rng
@@ -105,7 +106,37 @@ class TestMathematics:
             assert len(draw_batches(fed, torch.arange(9), 4, epochs=5, steps=8)) == 8
 
 
+def what_is_refused(**sections: Any) -> str:
+    try:
+        prepare(small_experiment(**sections))
+    except ExperimentError as error:
+        return str(error).partition(" are the")[0]
+    return ""
+
+
 class TestAuxiliaryInputs:
+    @pytest.mark.parametrize("own", [0, 1, 2])
+    def test_of_clients_are_one_in_a_hundred_at_most(self, tmp_path: Path, own: int) -> None:
+        partition = {"train_fraction": 0.5, "server_fraction": 0.1}
+        data, splits, _ = prepare(small_experiment(data=WHOLE, partition=partition))
+        held = splits.train.values
+        rows = [*held[:own], *np.setdiff1d(np.arange(len(data.x)), held)[own - 100 :]]
+        x, y = data.x[rows], data.y[rows]
+        np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        method = {"name": "feddf", "auxiliary": {"name": "npz", "path": f"{tmp_path}/a.npz"}}
+        told = what_is_refused(data=WHOLE, partition=partition, method=method)
+        assert told == ("method.auxiliary: 2 of its 100 inputs" if own == 2 else "")
+
+    @pytest.mark.parametrize("values", [2, 10**4])  # of which rows recur by chance, or do not
+    def test_rows_of_tables(self, tmp_path: Path, values: int) -> None:
+        numbers = np.random.default_rng(0).integers(values, size=(200, 3))
+        text = "\n".join(",".join(map(str, [*row, k % 2])) for k, row in enumerate(numbers))
+        (tmp_path / "t.csv").write_text(f"a,b,c,y\n{text}\n")
+        whole = {"name": "table", "path": str(tmp_path / "t.csv"), "label": "y", "scale": "minmax"}
+        method, data = {"name": "feddf", "auxiliary": whole}, {**whole, "subset": 0.3}
+        told = what_is_refused(data=data, partition={"min_samples": 1}, method=method)
+        assert told == ("method.auxiliary: 48 of its 160 inputs" if values > 2 else "")
+
     def test_a_run_is_not_resumed_on_others(self, tmp_path: Path) -> None:
         auxiliary = tmp_path / "auxiliary.npz"
 

@@ -89,7 +89,7 @@ class TestOnRay:
         trials = tune({**EVERYTHING, "search": SEARCH}, progress=False).trials
         assert list(trials["status"]) == ["finished"] * 2
 
-    @pytest.mark.parametrize("kind", by_day([Grid, Search], [Grid]))
+    @pytest.mark.parametrize("kind", by_day([Grid, Search], [Search]))
     def test_what_was_interrupted_goes_on_from_another_folder(
         self, here: Path, own_ray: None, kind: type[Grid | Search], monkeypatch: pytest.MonkeyPatch
     ) -> None:

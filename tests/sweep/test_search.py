@@ -115,7 +115,7 @@ class TestOnRay:
             archive.extractall(tmp_path / "elsewhere")
         assert insist_on_whole(tmp_path / "elsewhere" / folder.path.name) == 3
 
-    @pytest.mark.night  # by day its parts, and one objective
+    @pytest.mark.night  # by day one objective, and another folder
     def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
         self, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch, own_ray: None
     ) -> None:

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -193,6 +194,7 @@ class TestServer:
             "class It(FedAvg):\n    name: str = 'their_method:It'\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "their_method", raising=False)
         monkeypatch.setenv(
             "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         )
@@ -200,7 +202,7 @@ class TestServer:
             theirs.setenv("XDG_CONFIG_HOME", str(tmp_path / "their-home"))
             made = small_experiment(method={"name": "their_method:It"}, train={"rounds": 1})
             done = fedsim.run(made, tmp_path, progress=False)
-        marker.unlink(missing_ok=True)  # imported before, it is not again
+        marker.unlink()
         with closing(fedsim.view(done, trust=trust)) as shown:
             text = answered(shown.url)
         assert ("code of the folder's author" in said(text)) == (not trust)

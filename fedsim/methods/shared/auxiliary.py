@@ -8,6 +8,7 @@ Representations, ICML 2020 (SimCLR).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Generic
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset, Source, datasets, load_dataset
 from fedsim.data.augment import weak
 from fedsim.data.dataset import fitted
-from fedsim.data.stored import AnyArray, in_common, select
+from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, S
@@ -27,7 +28,7 @@ from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.training import usable
 
-MOST_IN_COMMON = 0.01  # of auxiliary inputs with clients; simple ones may recur by chance
+MOST_IN_COMMON = 0.01  # of auxiliary inputs, that clients train on, too
 FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 
 PRETRAINING_LR = 1e-3  # of Adam
@@ -40,7 +41,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
 
     Args:
         auxiliary: a data set (a `data` section) whose training inputs are used without their
-            labels; by default the inputs of the server's share (`partition.server_fraction`).
+            labels, and of which clients train on one in a hundred at most; by default the inputs
+            of the server's share (`partition.server_fraction`).
     """
 
     auxiliary: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)] | None = None
@@ -62,11 +64,14 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 f"inputs have shape {dataset.shape}"
             )
         if self.auxiliary is not None:
-            rows = np.setdiff1d(np.arange(len(dataset.x)), splits.server)
-            own = in_common(found.x, select(dataset.x, rows))
-            if own > MOST_IN_COMMON * count:
+            rows = np.concatenate([splits.train.values, splits.unlabelled.values])
+            own: Counter[int] = Counter(dataset.hashes(np.unique(rows)))
+            common = sum(each in own for each in found.hashes(np.arange(count)))
+            # Rows of a table with few values recur by chance, among the clients' own as well.
+            by_chance = 2 * sum(n for n in own.values() if n > 1) / max(1, own.total())
+            if common > max(1, count * max(MOST_IN_COMMON, by_chance)):
                 raise ExperimentError(
-                    f"method.auxiliary: {own} of its {count} inputs are the clients' own; name "
+                    f"method.auxiliary: {common} of its {count} inputs are the clients' own; name "
                     "another data set, or leave it out and set partition.server_fraction above 0"
                 )
         if count < FEWEST:
