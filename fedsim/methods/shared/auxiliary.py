@@ -28,7 +28,7 @@ from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.training import usable
 
-MOST_IN_COMMON = 0.01  # of auxiliary inputs, that clients train on, too
+MOST_IN_COMMON = 0.01  # largest share of auxiliary inputs that clients train on as well
 FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 
 PRETRAINING_LR = 1e-3  # of Adam
